@@ -88,7 +88,7 @@ def board(browser: Any, lab: Lab, path: Path) -> None:
     run_notebook(page, lab, "board.ipynb", seconds=200)
     page.locator("button.jupyter-button", has_text="launch").first.click()
     page.wait_for_selector("text=finished:", timeout=200_000)
-    page.wait_for_selector("text=Where the time goes")
+    page.wait_for_selector("text=Breakdown of device time")
     set_theme(page, "JupyterLab Dark")
     page.wait_for_timeout(1500)
     page.locator(".jp-OutputArea-output").last.screenshot(path=path)

@@ -245,7 +245,7 @@ def test_several_planners_side_by_side(profile, capsys):
     rows = (
         "time per minibatch",
         "throughput",
-        "gap to the bound",
+        "optimality gap",
         "fullest device",
         "sent per minibatch",
         "optimal → data-parallel",

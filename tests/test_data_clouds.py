@@ -533,7 +533,7 @@ def test_an_hdf5_file_that_another_process_has_open_is_read_or_named_so(tmp_path
     """It was called damaged, and to be fetched again."""
     data = np.random.default_rng(0).normal(size=(2, 8, 3))
     path = _hdf5(tmp_path / "a.h5", data=data)
-    for mode, options, outcome in (("r+", {}, None), ("w", {"libver": "latest"}, "another process has it open")):
+    for mode, options, outcome in (("r+", {}, None), ("w", {"libver": "latest"}, "another process is writing it")):
         code = f"import h5py\nfile = h5py.File({str(path)!r}, {mode!r}, **{options})\nprint(flush=True)\ninput()"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             try:

@@ -237,13 +237,13 @@ def test_what_was_slow_on_purpose_is_told_in_the_note_and_is_no_doubt():
     for before in (plain, doubtful):
         after = with_held_up(before, [note])
         text = after.layout.title.text
-        assert f"held up on purpose: {note}" in text and text.count("doubtful") == (before is doubtful)
+        assert f"injected delay: {note}" in text and text.count("doubtful") == (before is doubtful)
         assert after.layout.margin.t - (before.layout.margin.t or 64) == after.layout.height - before.layout.height
         assert with_held_up(after, [note]) is after and with_held_up(before, []) is before
     assert doubted(with_held_up(plain, [note]), ["x"]) == with_held_up(doubted(plain, ["x"]), [note])
     noted = finished(go.Figure(), "Bars", note=f"{'a long note ' * 8}· {note}", width=400)
     assert with_held_up(noted, [note]) is noted  # whatever line it is broken into
-    two_lines = finished(go.Figure(), "Bars", note="one\nheld up on purpose: two", width=400)
+    two_lines = finished(go.Figure(), "Bars", note="one\ninjected delay: two", width=400)
     one_line = with_held_up(finished(go.Figure(), "Bars", note="one", width=400), ["two"])
     assert one_line.layout.height == two_lines.layout.height and one_line.layout.margin == two_lines.layout.margin
     assert one_line.layout.title.y == two_lines.layout.title.y

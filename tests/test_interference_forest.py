@@ -54,9 +54,9 @@ def test_a_forest_comes_back_from_its_file(tmp_path, measured, forest):
 
 HOSTILE = {
     "format": ("sparsepipe-forest-0", "whose format is 'sparsepipe-forest-1'"),
-    "names": (["a", "a", "c"], "a feature is there twice"),
+    "names": (["a", "a", "c"], "a feature is listed twice"),
     "roots": ([5, 0], "expected to rise from 0"),
-    "feature": ([7] * 10, "expected as many of each"),
+    "feature": ([7] * 10, "expected equal counts"),
     "threshold": ("not numbers", "threshold is 'not numbers', expected a list"),
     "left": ({"a": 1}, "expected a list"),
     "value": ([[1.0]], "value[0] is [1.0], expected a number"),
@@ -76,8 +76,8 @@ def test_a_file_with_a_wrong_field_is_refused_in_one_line(tmp_path, forest, key)
     [
         ("left", 0, 0, "left child is not behind it"),  # round in circles
         ("right", 0, 10**9, "right child is not behind it"),
-        ("feature", 0, 3, "asks for a feature that is not there"),
-        ("feature", 0, -2, "asks for a feature that is not there"),
+        ("feature", 0, 3, "uses an unknown feature"),
+        ("feature", 0, -2, "uses an unknown feature"),
         ("feature", 0, True, "feature[0] is True"),
         ("feature", 0, 0.5, "feature[0] is 0.5"),
         ("value", 1, None, "value[1] is None"),

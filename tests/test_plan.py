@@ -53,7 +53,7 @@ def test_a_table_names_neighbouring_ranks_together():
 def test_a_plan_tells_of_forwards_that_it_asks_for_beyond_its_schedule():
     """The same stage had 41.6 MB under one planner and 28.2 MB under another, and nothing said why."""
     asked = replace(plan(), stages=(replace(plan().stages[0], warmup=3), plan().stages[1]))
-    told = "forwards before the first backward, as planned: 3 of stage 0; memory counts what they keep"
+    told = "warm-up forwards before the first backward: 3 of stage 0; memory includes their activations"
     assert str(asked).splitlines()[-1] == told and told in html(asked)
     assert "forwards" not in str(plan()) and "forwards" not in html(plan())
 

@@ -158,7 +158,7 @@ def test_stages_show_their_table_and_each_plans_period():
     shows(figure, table.memory_bytes / 1e6)
     shows(figure, table.period_seconds * 1e3)
     shows(figure, table.transfer_seconds[table.transfer_seconds > 0] * 1e3)
-    assert not [t for t in figure.data if t.name == "averaging over replicas"], "none of these averages"
+    assert not [t for t in figure.data if t.name == "gradient all-reduce over replicas"], "none of these averages"
     with raises("plan.no_estimate"):
         plots.stages(replace(plans[0], estimate=None))
 
@@ -250,7 +250,7 @@ def test_runs_of_one_name_are_a_mean_in_a_band(records):
     figure = plots.accuracy(*records, names=["pipeline", "pipeline"])
     shows(figure, table.mean() * 100)
     shows(figure, [*table.max() * 100, *table.min()[::-1] * 100])
-    assert "means of 2 runs" in figure.layout.title.text
+    assert "mean of 2 runs" in figure.layout.title.text
     named = plots.accuracy(*records, title="Accuracy by engine"), plots.throughput(*records, title="As predicted")
     assert "Accuracy by engine" in named[0].layout.title.text and "As predicted" in named[1].layout.title.text
     assert "Accuracy by epoch and by time" not in named[0].layout.title.text

@@ -44,7 +44,7 @@ def test_mixes_tell_the_gap_to_the_bound():
     assert table.gap.tolist()[:6] == pytest.approx([1 - 100 * (k + 1) / 800 for k in range(6)])
     figure = plots.mixes(POINTS)
     assert len(figure.layout.shapes) == 2 and "88%" in texts(figure) and "25%" in texts(figure)
-    assert "bound" in figure.layout.title.text and "optimum" not in figure.layout.title.text
+    assert "optimality gap" in figure.layout.title.text and "optimum" not in figure.layout.title.text
     bars, gaps = [t for t in figure.data if t.type == "bar"], figure.data[-1]
     assert set(gaps.x) == {x for bar in bars for x in bar.x} and all(800 < y < 820 for y in gaps.y), (
         "above the bound, none crosses"
@@ -61,7 +61,7 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
     replay = Point("optimal", "", 4, 590.0, "replayed", run="replay-1")
     figure = plots.scaling([*POINTS[:6], replay], here)
     names = [trace.name for trace in figure.data]
-    assert names[:6] == list(STRATEGIES) and "optimal, replayed by real processes" in names
+    assert names[:6] == list(STRATEGIES) and "optimal, emulated by real processes" in names
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert [bar.y[0] for bar in bars] == [50.0, 40.0]
     assert [bar.marker.pattern.shape for bar in bars] == ["-", ""], "simulated is hatched, measured solid"
@@ -69,7 +69,7 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
     assert set(table.run) == {"", "replay-1", "a-001"}
     titles = [note.text for note in figure.layout.annotations]
     assert titles[1].endswith("measured (solid)<br>optimal in 2 processes"), "and one device is one"
-    bound = next(trace for trace in figure.data if trace.name.startswith("proven bound"))
+    bound = next(trace for trace in figure.data if trace.name.startswith("provable upper bound"))
     assert bound.line.dash == "dot" and figure.layout.legend.itemwidth > 2 * 16, "seen beside the tick in its key"
 
 
@@ -142,7 +142,7 @@ def test_a_trace_says_in_the_notes_of_its_figures_what_held_its_ranks_up(tmp_pat
     measured = RunRecord.load(tmp_path / "run").trace()
     for told in (alone, together, measured, Trace.from_chrome(alone.to_chrome()), alone.between(0.0, 9.0)):
         for figure in (plots.timeline(told), plots.anatomy({"first": told, "second": told})):
-            assert figure.layout.title.text.count("held up on purpose: rank 0 is 4 times as slow") == 1
+            assert figure.layout.title.text.count("injected delay: rank 0 is 4 times as slow") == 1
     free = simulate(plans[0], profile, cluster, [1] * 3, stragglers=Stragglers())
     assert not free.facts and "held up" not in plots.timeline(free).layout.title.text
     assert plots.timeline(alone, note=given.note()).layout.title.text.count(given.note()) == 1

@@ -53,8 +53,8 @@ def test_seeds_are_a_mean_and_an_interval(outcomes):
     assert bar.y[0] == pytest.approx(sum(paces) / 3)
     assert bar.y[0] + bar.error_y.array[0] == pytest.approx(max(paces))
     assert bar.y[0] - bar.error_y.arrayminus[0] == pytest.approx(min(paces))
-    assert "thin lines: least to most of the seeds" in plots.waiting(several).layout.meta["notes"][0]
-    assert "thin lines" not in plots.waiting(several[:1]).layout.title.text
+    assert "whiskers: min–max over seeds" in plots.waiting(several).layout.meta["notes"][0]
+    assert "whiskers" not in plots.waiting(several[:1]).layout.title.text
     alone = plots.waiting(several[:1]).data[0]
     assert math.isnan(alone.error_y.array[0])
 
@@ -66,7 +66,7 @@ def test_no_bar_is_higher_than_its_line_of_who_waits_for_nobody(outcomes):
     several = [outcome(rule, told, seed=seed) for seed, told in enumerate(jitter) for rule in rules]
     figure = plots.waiting([*outcomes, *several])
     line, bars = figure.data[-1], [trace for trace in figure.data if trace.type == "bar" and trace.x[0] is not None]
-    assert line.name == "the same runs, had nobody waited for another"
+    assert line.name == "the same runs without synchronization stalls"
     pieces = [(line.x[k : k + 2], line.y[k]) for k in range(1, len(line.x), 3)]
     own = plots.waiting_table([*outcomes, *several]).groupby(["straggler", "rule"], sort=False).own_pace.mean()
     assert {round(y, 6) for _, y in pieces} <= {round(pace, 6) for pace in own}
@@ -158,9 +158,9 @@ def test_what_was_slow_on_purpose_is_no_doubt_of_a_run_and_told_by_every_figure_
     origin = Provenance.of(runs=trained)
     assert origin.held_up == ("rank 0 is 4 times as slow",) and not any("slow" in text for text in origin.warnings)
     assert Provenance.from_json(json.loads(json.dumps(origin.to_json()))).held_up == origin.held_up
-    assert not trained[0].warnings and "held up on purpose" in html(trained[0])
+    assert not trained[0].warnings and "injected delay" in html(trained[0])
     for figure in (plots.throughput(*trained), resting_on(finished(go.Figure(), "Where time went"), origin)):
-        assert "held up on purpose: rank 0 is 4 times as slow" in figure.layout.title.text
+        assert "injected delay: rank 0 is 4 times as slow" in figure.layout.title.text
 
 
 def test_a_run_of_several_pipelines_is_a_strategy_by_its_rule(trained):

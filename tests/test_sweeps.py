@@ -78,7 +78,7 @@ def test_the_picture_has_a_mark_for_each_and_the_edge():
     figure = plots.trade_off(shown, found.best, note="two cores")
     marks = [trace for trace in figure.data if trace.mode == "markers"]
     assert sum(len(trace.x) for trace in marks) == len(found.candidates)
-    assert figure.data[0].name == "best edge" and len(figure.data[0].x) == len(found.best)
+    assert figure.data[0].name == "Pareto front" and len(figure.data[0].x) == len(found.best)
     assert any(symbol.endswith("-open") for trace in marks for symbol in trace.marker.symbol)
     table = plots.trade_off_table(found.candidates, found.best)
     assert table.best.sum() == len(found.best) and table.samples_per_second.is_monotonic_decreasing

@@ -177,7 +177,7 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert details.rank.options == (0, 1) and details.end.widget.layout.display == ""
     assert {trace["name"] for trace in drawn(details.end.anatomy)["data"]} >= {"work", "other"}
     assert "measured" in drawn(details.end.timeline)["layout"]["title"]["text"]
-    assert details.end.culprit.value.startswith("Held up by: ")
+    assert details.end.culprit.value.startswith("Delayed by: ")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
     disturbed = board.jobs["pipeline"].record
     path = disturbed.folder / "metrics.jsonl"

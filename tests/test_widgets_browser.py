@@ -47,7 +47,7 @@ def explorer(lab_page, lab):
     lab_driver.run_cells(lab_page)
     for name in ("gpu", "within a node", "memory", "stages per device"):
         slider(lab_page, name).wait_for()
-    for name in ("pin as A", "pin cuts", "export"):
+    for name in ("set baseline A", "pin cuts", "export"):
         until(button(lab_page, name).is_enabled, f"the button {name}")
     lab_driver.settle(lab_page, PARTS)
     lab_page.wait_for_function(FITTED)
@@ -125,7 +125,7 @@ def test_stages_per_device_are_dragged(explorer):
     own = ", ".join(str(4 * lap) for lap in range(value))
     layers = re.compile(rf"{own} · gpu: conv0(, | … conv\d+ \(\d+ layers\), )")  # of one layer its name alone
     until(lambda: layers.match(names()[0]), "the stages of a device, with the layers of each")
-    explorer.wait_for_selector("text=not known")
+    explorer.wait_for_selector("text=unknown")
     until(button(explorer, "pin cuts").is_disabled, "no cuts to pin")
     code = explorer.locator(".sp-code pre")
     until(lambda: f"stages_per_device={value})" in code.text_content(), "them in the code")
@@ -198,7 +198,7 @@ def test_links_are_shown_as_given_and_typed_with_units(explorer):
         explorer.wait_for_function(f"() => document.querySelector('.sp-code pre').textContent.includes('Link({kept}')")
     typed(explorer, "within a node", "10 Gb/s", "25 MB/s")
     explorer.wait_for_selector("text=write GB/s for bytes or Gbit/s for bits")
-    typed(explorer, "its latency", "1 ms", "1 ms")
+    typed(explorer, "latency within a node", "1 ms", "1 ms")
     typed(explorer, "memory", "24 GiB", "25.77 GB")
     typed(explorer, "gpu", "12", "12")
     explorer.wait_for_function(f"() => ({RANKS})() === 12")
@@ -220,7 +220,7 @@ def test_refused_settings_grey_the_picture_and_leave_nothing_to_act_on(explorer,
     assert explorer.evaluate(looks, "opacity") == "1", "it is read as before"
     marked = "() => getComputedStyle(document.querySelector('.sp-part'), '::before').content"
     assert explorer.evaluate(marked) == '"old · "'
-    buttons = [button(explorer, name) for name in ("export", "pin as A", "pin cuts", "pin devices")]
+    buttons = [button(explorer, name) for name in ("export", "set baseline A", "pin cuts", "pin devices")]
     until(lambda: all(map(refuses, buttons)), lambda: f"{[*map(refuses, buttons)]}: whether each says why it is grey")
     until(explorer.locator(".sp-copy").is_disabled, "no code to copy")
     until(lambda: "Cluster" not in explorer.locator(".sp-code pre").text_content(), "no code to read")
@@ -236,7 +236,7 @@ def test_refused_settings_grey_the_picture_and_leave_nothing_to_act_on(explorer,
 def test_a_dragged_slider_and_a_click_at_once_act_on_what_the_slider_shows(explorer):
     """The page holds back the last moves while the kernel plans: a click would overtake them."""
     drag(explorer, slider(explorer, "gpu"), 80, steps=8)
-    button(explorer, "pin as A").click()
+    button(explorer, "set baseline A").click()
     same = explorer.get_by_text("the same layers on the same devices")
     until(
         lambda: same.count() and explorer.evaluate(RANKS) == number(explorer, "gpu") > 4,
@@ -328,7 +328,7 @@ BUSY = """() => window.jupyterapp.shell.currentWidget.sessionContext.session.ker
 def test_a_detached_job_is_found_again_after_a_restart_and_cancelled_while_a_cell_runs(page, lab):
     lab.write("again.ipynb", BOARD.format(epochs=10_000, runs="runs-b"))
     run_notebook(page, lab, "again.ipynb")
-    page.get_by_label("jobs outlive the kernel").check()
+    page.get_by_label("keep jobs running after the kernel stops").check()
     page.locator("button.jupyter-button", has_text="launch").click()
     page.wait_for_selector("text=/minibatch \\d+/")
     lab_driver.restart_kernel(page)

@@ -118,7 +118,7 @@ def test_a_mixed_node_is_not_split_by_type():
     assert [node.name for node in explorer.shown_cluster.nodes] == ["node of tv", "node of txp"]
     assert explorer.plan.estimate.period_seconds > before
     assert (
-        "Placed anew, one node per device type: node of tv: 2 × tv; node of txp: 2 × txp"
+        "Regrouped, one node per device type: node of tv: 2 × tv; node of txp: 2 × txp"
         in explorer.controls.devices.placed.value
     )
     assert "given: mixed: 2 × tv + 2 × txp" in explorer.controls.devices.placed.value
@@ -135,7 +135,7 @@ def test_counts_keep_devices_on_their_nodes_and_it_is_said():
     assert [[kind.name for kind in node.device_types] for node in placed] == [["tv", "txp"], ["txp"]]
     assert [node.link.bandwidth for node in placed] == [1e9, 2e9]
     assert "Placed on the nodes given: a: tv + txp; b: txp" in explorer.controls.devices.placed.value
-    assert "Fewer are taken from the last nodes first" in explorer.controls.devices.placed.value
+    assert "Removed devices come from the last nodes first" in explorer.controls.devices.placed.value
     explorer.controls.devices.counts["tv"].value = 4
     assert [len(node.device_types) for node in explorer.shown_cluster.nodes] == [2, 4]
     explorer.controls.devices.counts["tv"].value, explorer.controls.devices.counts["txp"].value = 2, 0

@@ -286,7 +286,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     assert shown == details.end.speeds.value and "not predicted" not in shown
     for name in ("pipeline 0, stage 0 computes", "pipeline 0, stage 1 computes", "pipeline 1, stage 2 computes"):
         assert name in shown
-    assert details.end.culprit.value.startswith("Held up by: ")
+    assert details.end.culprit.value.startswith("Delayed by: ")
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
     change.button.click()
     asked = commands.request(at_work)
     assert asked.command == commands.REPLAN and asked.reason == "other, from the launch board"
-    assert "pipeline is asked to go on under other" in change.told.value and board.messages.value == ""
+    assert "pipeline will switch to other" in change.told.value and board.messages.value == ""
     change.button.click()
     assert "is asked for a change already" in board.messages.value and "Traceback" not in board.messages.value
     commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
@@ -351,7 +351,7 @@ def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, a
         assert "The plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
     few.controls.plan.planner.value = "data-parallel"
     few.saver.apply_button.click()
-    assert few.messages.value == "" and "is asked to go on under data-parallel-1-stage-001" in few.saver.told.value
+    assert few.messages.value == "" and "will switch to data-parallel-1-stage-001" in few.saver.told.value
     assert commands.request(at_work).reason == "data-parallel-1-stage-001, from the launch board"
 
 

@@ -62,7 +62,7 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
     drawn = scene(explorer)
     assert drawn["period"] == best.estimate.period_seconds == pytest.approx(drawn["bound"])
     assert tile(explorer, "throughput") == f"{as_measured(16 / best.estimate.period_seconds)} samples/s"
-    assert tile(explorer, "gap to the bound") == "0%"
+    assert tile(explorer, "optimality gap") == "0%"
     assert tile(explorer, "over one device") == f"{0.36 / best.estimate.period_seconds:.2f} ×"
     assert drawn["ranks"] == sorted(best.ranks)
     assert [stage for _, _, stage in drawn["layers"]] == sorted(stage for _, _, stage in drawn["layers"])
@@ -75,7 +75,7 @@ def test_the_fullest_device_is_that_of_the_stage_that_needs_most_where_nothing_i
     explorer.controls.stages.move_cut(0, 1)
     most = max(part.memory_bytes for part in explorer.plan.estimate.stages)
     assert explorer.plan.estimate.stages[0].memory_bytes < most
-    assert tile(explorer, "fullest device") == scaled_bytes(most)
+    assert tile(explorer, "peak memory (worst device)") == scaled_bytes(most)
 
 
 def test_every_control_changes_the_plan_on_screen(explorer):
@@ -93,7 +93,7 @@ def test_every_control_changes_the_plan_on_screen(explorer):
     assert explorer.problem.size == pytest.approx(1000 * 2 / 4)
     explorer.controls.plan.planner.value = "data-parallel"
     assert len(explorer.plan.stages) == 1
-    assert "gap" not in tile(explorer, "gap to the bound") and tile(explorer, "gap to the bound") != "0%"
+    assert "gap" not in tile(explorer, "optimality gap") and tile(explorer, "optimality gap") != "0%"
     explorer.controls.devices.inside.value = 1e7
     assert explorer.shown_cluster.nodes[0].link.bandwidth == 1e7
     explorer.controls.plan.schedule.value = "1f1b"
@@ -193,7 +193,7 @@ def test_stages_are_added_and_taken_away(explorer):
     explorer.controls.stages.editor.less.click()
     assert len(explorer.plan.stages) == 1 and explorer.messages.value == ""
     explorer.controls.stages.editor.less.click()  # as the page sent it before the button was disabled
-    assert "There is one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
+    assert "at least one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
     explorer.controls.stages.pin_cuts.value = False
     assert explorer.messages.value == "" and len(explorer.plan.stages) == 1, "a traceback, of no stage"
 
@@ -207,7 +207,7 @@ def test_no_device_and_too_little_memory_are_said_in_words(explorer):
     assert explorer.messages.value == ""
     for slider in explorer.controls.devices.counts.values():
         slider.value = 0
-    assert "No device chosen" in explorer.messages.value
+    assert "No device selected" in explorer.messages.value
 
 
 def test_what_is_no_profile_or_cluster_is_refused_in_words(profile, cluster):
@@ -359,7 +359,7 @@ def test_a_device_has_the_work_and_memory_of_all_its_stages(interleaved):
     most = max(row["memory"] for row in rows)
     peaks = forecast(plan, interleaved.problem.profile, interleaved.shown_cluster, [1000] * 8).peak_bytes
     assert most == pytest.approx(max(peaks.values())), "the most that a device holds of both its stages at once"
-    assert tile(interleaved, "fullest device") == scaled_bytes(most)
+    assert tile(interleaved, "peak memory (worst device)") == scaled_bytes(most)
     assert sum(row["slowest"] for row in rows) == 1
     assert "set the pace: their layers take 180 ms per minibatch" in drawn["why"]
 
@@ -381,8 +381,8 @@ def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_
 def test_no_bound_is_claimed_for_interleaved_stages(interleaved):
     drawn = scene(interleaved)
     assert drawn["bound"] is None and interleaved.plan.estimate.gap is None
-    assert tile(interleaved, "lower bound") == "not known"
-    assert "gap to the bound" not in [what for what, _, _ in drawn["tiles"]]
+    assert tile(interleaved, "lower bound") == "unknown"
+    assert "optimality gap" not in [what for what, _, _ in drawn["tiles"]]
 
 
 def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
@@ -507,11 +507,11 @@ def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
     explorer.controls.plan.planner.value = "model-parallel"
     choice = explorer.controls.plan.stages_per_device
     explorer.controls.stages.pin_cuts.value = True
-    assert choice.slider.disabled and "What is pinned has one stage per device" in choice.note.value
+    assert choice.slider.disabled and "Pinned plans have one stage per device" in choice.note.value
     explorer.controls.stages.pin_cuts.value = False
     choice.slider.value = 2
     assert explorer.controls.stages.pin_cuts.disabled and explorer.controls.stages.pin_devices.disabled
-    assert "To pin cuts or devices, move it to 1" in choice.note.value and not choice.slider.disabled
+    assert "To pin cuts or devices, set it to 1" in choice.note.value and not choice.slider.disabled
     choice.slider.value = 1
     assert not explorer.controls.stages.pin_cuts.disabled and choice.note.value == ""
 
@@ -540,7 +540,7 @@ def test_a_device_whose_stages_do_not_fit_together_is_marked(interleaved):
     interleaved.controls.devices.memory.value = 3e7
     assert max(part.memory_bytes for part in parts) < 3e7
     assert any(row["memory"] > row["limit"] == 3e7 for row in scene(interleaved)["stages"])
-    assert tile(interleaved, "fullest device").endswith("of 30 MB")
+    assert tile(interleaved, "peak memory (worst device)").endswith("of 30 MB")
 
 
 @pytest.mark.parametrize("change", ["none", "flush", "vertical-sync", "scaled", "three"])

@@ -91,18 +91,18 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     assert tile(explorer, "as predicted, over data parallelism") == f"{over:.2f} ×"
     told = {what: told for what, _, told in scene(explorer)["tiles"]}
     assert "over data parallelism" not in told, "as if it were of what trains together with the straggler"
-    assert told["as predicted, over data parallelism"].startswith("Both as predicted, nobody slow")
-    assert tile(explorer, "gap to the bound") == shown.plan.summary().rpartition("gap ")[2]
+    assert told["as predicted, over data parallelism"].startswith("Predicted, no straggler")
+    assert tile(explorer, "optimality gap") == shown.plan.summary().rpartition("gap ")[2]
     count = ("--minibatches", len(shown.sizes))
     told = printed(capsys, "simulate", out, *given, *count, "--straggler", "slow:rank=0,factor=3")
     free = printed(capsys, "simulate", out, *given, *count)
     assert shown.forecast.sum_of_paces == told["sum_of_paces"]
     assert tile(explorer, "together") == f"{as_measured(told['sum_of_paces'])} samples/s"
-    assert tile(explorer, "while nobody is slow") == f"{as_measured(free['sum_of_paces'])} samples/s"
+    assert tile(explorer, "without the straggler") == f"{as_measured(free['sum_of_paces'])} samples/s"
     replication = told["replication"]
     assert tile(explorer, "group size") == f"{replication['mean_group_size']:.1f} pipelines"
     assert tile(explorer, "staleness") == f"{replication['mean_staleness']:.1f} updates"
-    slowed, paced = (tile(explorer, name).split()[0].replace(",", "") for name in ("together", "while nobody is slow"))
+    slowed, paced = (tile(explorer, name).split()[0].replace(",", "") for name in ("together", "without the straggler"))
     lost = Decimal(paced) - Decimal(slowed)  # of what a reader sees, so that it adds up
     assert f"the straggler costs {lost:,} of them" in explorer.view.waiting.told.value
     waited = max((one["waited_for_seconds"] for one in replication["pipelines"]), key=max)
@@ -219,11 +219,11 @@ def too_little_memory(explorer):
 @pytest.mark.parametrize(
     ("refuse", "told"),
     [
-        (no_pipeline_left, "5 pipelines on 4 devices: expected a device for each"),
+        (no_pipeline_left, "5 pipelines on 4 devices: expected at least one device each"),
         (quorum_of_more, "quorum"),
         (option_of_another_rule, "no option 'grace'"),
-        (straggler_of_no_rank, "rank 4 is not there; expected 0 to 3"),
-        (slow_pipeline_that_is_not_there, "pipeline 2 is not there; expected 0 to 1"),
+        (straggler_of_no_rank, "rank 4 does not exist; expected 0 to 3"),
+        (slow_pipeline_that_is_not_there, "pipeline 2 does not exist; expected 0 to 1"),
         (no_straggler, "no such kind"),
         (kill_that_ends_the_job, "take another rule"),
         (too_little_memory, "memory"),
@@ -250,15 +250,18 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing_to_act_on(explorer, refus
 
 def test_what_is_not_offered_for_several_pipelines_says_why(explorer):
     for button in (explorer.view.pin, explorer.controls.stages.pin_cuts, explorer.controls.stages.pin_devices):
-        assert button.disabled and "move pipelines to 1" in button.tooltip
+        assert button.disabled and "set pipelines to 1" in button.tooltip
     explorer.view.pin.click()  # in a cell
-    assert "move pipelines to 1" in explorer.messages.value and explorer.pinned is None
+    assert "set pipelines to 1" in explorer.messages.value and explorer.pinned is None
     explorer.controls.stages.pin_cuts.value = True
     assert not explorer.controls.stages.pin_cuts.value and explorer.controls.pipelines.picked is not None
     explorer.controls.pipelines.slider.value = 1
     assert not explorer.view.pin.disabled and not explorer.controls.stages.pin_cuts.disabled
     explorer.controls.stages.pin_cuts.value = True
-    assert explorer.controls.pipelines.slider.disabled and "of one pipeline" in explorer.controls.pipelines.note.value
+    assert (
+        explorer.controls.pipelines.slider.disabled
+        and "apply to one pipeline" in explorer.controls.pipelines.note.value
+    )
     explorer.controls.stages.pin_cuts.value = False
     assert not explorer.controls.pipelines.slider.disabled and explorer.controls.pipelines.note.value == ""
 
@@ -283,7 +286,7 @@ def test_a_rule_brings_its_own_options(explorer):
     for name in ("all-reduce", "local-sgd"):
         choice.rule.value = name
         assert choice.options.value == "" and RULES[name].summary[1:] in html.unescape(choice.about.value)
-        assert ("=none" in choice.about.value) == ("(none: left to the rule)" in choice.about.value)
+        assert ("=none" in choice.about.value) == ("(none: chosen by the scheme)" in choice.about.value)
         choice.options.value = "" if choice.options.disabled else "every=2"
         assert explorer.current().plan.replication.every == (1 if choice.options.disabled else 2)
 
@@ -304,7 +307,7 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     line = board.offered.lines["optimal-2-pipelines-002"]
     assert board.prepared(line.name) == (shown.plan, config) and line.widget in board.offered.widget.children
     assert f"{as_measured(shown.plan.minibatches_per_second * BATCH_SIZE)} samples/s" in line.promise.value
-    assert "pipeline 1: " in line.promise.value and "they average by partial-reduce" in line.promise.value
+    assert "pipeline 1: " in line.promise.value and "synchronized by partial-reduce" in line.promise.value
     board.settings.schedule.value = "1f1b-flush"
     counts = {one.num_microbatches for one in board.prepared(line.name)[0].pipelines}
     assert len(counts) == 1 and board.messages.value == "", "steps of all pipelines are alike"
@@ -337,7 +340,7 @@ def test_of_moves_in_a_row_the_last_is_planned_and_the_page_is_not_held_up(explo
         and explorer.view.drawing.stale.startswith("Planning 2 pipelines")
         and explorer.view.drawing.pending
     )
-    assert explorer.saver.save_button.disabled and "are being planned" in explorer.saver.save_button.tooltip
+    assert explorer.saver.save_button.disabled and "lanning the pipelines" in explorer.saver.save_button.tooltip
     for bandwidth in (2e8, 3e8, 4e8):  # while that is planned
         explorer.controls.devices.between.value = bandwidth
     assert explorer.view.drawing.scene == before

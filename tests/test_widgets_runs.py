@@ -133,7 +133,9 @@ def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path)
     table.listing.again.click()
     table.listing.marks.value = ("half-001",)
     table.compare.click()
-    assert "did not do two minibatches (running)" in table.messages.value and "Traceback" not in table.messages.value
+    assert (
+        "has fewer than two minibatches (running)" in table.messages.value and "Traceback" not in table.messages.value
+    )
     assert table.figures.widget.layout.display == "none"
     step = {"event": "step", "epoch": 0, "loss": 2.0, "samples": 4, "voxels": 10}
     rows = [step | {"seconds": 1.0 + k, "minibatch": k} for k in range(3)]
@@ -364,7 +366,7 @@ def test_phases_and_time_left():
     start = {"event": "start", "seconds": 1.0, "minibatches": 30, "epoch_minibatches": 10}
     assert phase([], plan, running=True) == (phase([], plan, running=True)[0], 0, 0)
     assert phase([], plan, running=True)[0].startswith("setting up")
-    assert phase([start], plan, running=True) == ("warming up: the first minibatch is on its way", 0, 30)
+    assert phase([start], plan, running=True) == ("warming up: computing the first minibatch", 0, 30)
     told = phase([start, step(0, 3.0)], plan, running=True)[0]
     assert told == "warming up, epoch 1 of 3, minibatch 1 of 30"
     first = [start, *(step(k, k + 1.0) for k in range(10))]
@@ -385,7 +387,7 @@ def test_the_log_of_a_rank_is_its_end(tmp_path):
     assert "no log yet" in log_of(tmp_path, 0)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text("")
-    assert "nothing to report" in log_of(tmp_path, 0)
+    assert "no warnings or errors" in log_of(tmp_path, 0)
     (tmp_path / "logs" / "rank0.log").write_text("".join(f"line <{k}>\n" for k in range(100)))
     text = log_of(tmp_path, 0)
     assert "line &lt;99&gt;" in text and "line &lt;10&gt;" not in text

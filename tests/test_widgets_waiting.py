@@ -54,8 +54,8 @@ def test_a_straggler_costs_all_reduce_more_than_a_rule_that_does_not_wait(explor
 
 
 def test_what_a_straggler_costs_is_the_difference_of_what_is_shown(explorer):
-    """ "390 together, 881 while nobody is slow: the straggler costs 492 of them", said the sentence."""
-    shown = r"</b>: (\S+) samples/s together, (\S+) while nobody is slow: the straggler costs (\S+) of them"
+    """ "390 together, 881 without the straggler: the straggler costs 492 of them", said the sentence."""
+    shown = r"</b>: (\S+) samples/s together, (\S+) without the straggler: the straggler costs (\S+) of them"
     for factor in (3, 11):
         explorer.controls.straggler.factor.value = factor
         pace, free, lost = (
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         picker.kind.value = kind
         shown, of = explorer.compared, explorer.waiting.stale
         number.value = 60
-        assert f"{what} is not there; expected 0 to {7 if kind == SLOW else 3}" in explorer.messages.value
+        assert f"{what} does not exist; expected 0 to {7 if kind == SLOW else 3}" in explorer.messages.value
         assert (
             explorer.compared is shown
             and "4 pipelines" in of.value
@@ -133,7 +133,8 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         assert explorer.exporter.button.disabled and "cannot be simulated" in explorer.exporter.button.tooltip
         explorer.exporter.button.click()
         assert (
-            f"{what} is not there" in explorer.messages.value and "nothing exported" in explorer.messages.value.lower()
+            f"{what} does not exist" in explorer.messages.value
+            and "nothing exported" in explorer.messages.value.lower()
         )
         number.value = 0
         assert explorer.messages.value == of.value == "" and not explorer.exporter.button.disabled

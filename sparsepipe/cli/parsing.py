@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..util.io.keywords import meant
-from ..views.words import OF_PLANS, OF_RUNS
+from ..views.glossary import definitions
 from . import emulate_verb, plan_file_verbs, trace_verbs, train_verbs
 from .arguments import GROUPS, OPTIONS
 from .options import Parser
@@ -42,14 +42,14 @@ FIRST_STEPS = (
 )
 _TIMES = ("work", "dependency", "imbalance", "averaging", "communication", "bubble")
 _SIMULATED = (*_TIMES[:3], "sizes", *_TIMES[3:])
-_PLAN_WORDS = ("stage", "time per minibatch", "lower bound", "gap to the bound", "averaging", "transfer")
+_PLAN_WORDS = ("stage", "time per minibatch", "lower bound", "optimality gap", "averaging", "transfer")
 
 # verb: the words of what it answers, which its help explains
 WORDS: Mapping[str, Mapping[str, str]] = {
-    "plan": {word: OF_PLANS[word] for word in _PLAN_WORDS},
-    "simulate": {word: OF_RUNS[word] for word in _SIMULATED},
-    "trace show": {word: OF_RUNS[word] for word in _TIMES[:-1]},
-    **dict.fromkeys(("runs list", "runs show", "runs compare"), {"samples/s": OF_RUNS["samples/s"]}),
+    "plan": definitions(*_PLAN_WORDS),
+    "simulate": definitions(*_SIMULATED),
+    "trace show": definitions(*_TIMES[:-1]),
+    **dict.fromkeys(("runs list", "runs show", "runs compare"), definitions("samples/s")),
 }
 _PLANNED = "work/plan.json -p work/profile.json -n 2"
 EXAMPLES: Mapping[str, tuple[str, ...]] = {

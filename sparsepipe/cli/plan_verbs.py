@@ -424,7 +424,7 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("over one device", lambda plan, e: _times(e.single_device_seconds, e.period_seconds)),
     ("over data parallelism", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
     ("lower bound", lambda plan, e: duration_or_none(e.lower_bound_seconds)),
-    ("gap to the bound", lambda plan, e: "–" if e.gap is None else gap_text(e.gap)),
+    ("optimality gap", lambda plan, e: "–" if e.gap is None else gap_text(e.gap)),
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
     ("slowest stage", _slowest),

@@ -1,4 +1,4 @@
-"""Data augmentation of point clouds: drawn anew for each sample and epoch, the same for the same seed."""
+"""Data augmentation of point clouds: drawn again for each sample and epoch, the same for the same seed."""
 
 import math
 from collections.abc import Mapping

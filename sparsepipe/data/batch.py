@@ -33,7 +33,7 @@ class PointBatch:
     `coordinates` int32 [N, 1+D], the sample index first; `features` float32 [N, C]. Rows of one sample stand together,
     samples in order, no voxel twice. `labels` int64 are classes from 0: one for each sample, [B], or with `per_voxel`
     one for each voxel, [N], IGNORED (-100, as torch's cross_entropy has it) where a voxel has no class.
-    Raises InputError where any of this does not hold.
+    Raises InputError if any of this does not hold.
     """
 
     coordinates: Tensor
@@ -90,7 +90,7 @@ class PointBatch:
             )
         if bool((index[1:] < index[:-1]).any()):
             raise InputError(
-                "batch.samples_scattered", "rows of one sample do not stand together; order the rows by sample index"
+                "batch.samples_scattered", "rows of one sample are not contiguous; order the rows by sample index"
             )
         empty = (torch.bincount(index, minlength=len(self)) == 0).nonzero().flatten().tolist()
         if empty:
@@ -146,7 +146,7 @@ class PointBatch:
         return collate([samples[index] for index in indices])
 
     def check_classes(self, num_classes: int) -> "PointBatch":
-        """Return self. Raises InputError where a label lies outside `num_classes`."""
+        """Return self. Raises InputError if a label lies outside `num_classes`."""
         if int(self.labels.max()) >= num_classes:
             raise InputError(
                 "batch.label_out_of_range",
@@ -159,10 +159,10 @@ class PointBatch:
 def collate(samples: Sequence[Sample]) -> PointBatch:
     """Put samples side by side into one minibatch, in order.
 
-    Raises InputError without samples, or where their widths differ.
+    Raises InputError without samples, or if their widths differ.
     """
     if not samples:
-        raise InputError("batch.no_samples", "a minibatch of no samples; expected at least one")
+        raise InputError("batch.no_samples", "an empty minibatch; expected at least one sample")
     for name, widths in (
         ("coordinates", {sample.coordinates.shape[1] for sample in samples}),
         ("features", {sample.features.shape[1] for sample in samples}),

@@ -33,10 +33,10 @@ _IN_USE_SECONDS = 24 * 3600.0  # to remove what an epoch is still to read would 
 class SampleCache:
     """A folder of safetensors files that several processes may fill at once; it may be removed at any time.
 
-    Entries appear whole or not at all. A damaged one counts as absent and is written anew, as is what is a link, a
+    Entries appear whole or not at all. A damaged one counts as absent and is written again, as is what is a link, a
     pipe or another user's file: others may be able to write to the folder. With a limit (bytes) the entries not used
-    for longest make room, but none that was used within a day. Where nothing more can be kept, that being so, a disk
-    full or the folder read-only, one warning says so and work goes on without.
+    for longest make room, but none that was used within a day. If nothing more can be kept, that being so, a disk
+    full or the folder read-only, one warning says so and work continues without.
     """
 
     def __init__(self, folder: Path | str, *, limit: int | None = None) -> None:
@@ -47,7 +47,7 @@ class SampleCache:
         self._patience = _TO_MAKE_SECONDS
 
     def load(self, key: str) -> dict[str, np.ndarray] | None:
-        """Return the arrays kept under `key`, None where there are none."""
+        """Return the arrays kept under `key`, None if there are none."""
         path = self._path(key)
         try:
             content = unsealed(read_whole(path, own=True, most=_MOST_ENTRY_BYTES))
@@ -80,7 +80,7 @@ class SampleCache:
     def alone(self, key: str) -> Iterator[None]:
         """Hold an entry for this process, for what is dear to make: others wait, then find it.
 
-        Nobody waits if nothing can be written, or for more than ten minutes: whoever holds it may be stopped.
+        No one waits if nothing can be written, or for more than ten minutes: whoever holds it may be stopped.
         """
         path = self._path(key).with_suffix(".lock")
         try:
@@ -99,7 +99,7 @@ class SampleCache:
                         path.unlink()
 
     def _waited_for(self, lock: int) -> bool:
-        """Wait for a lock; False if it cannot be had. A process that waited for one in vain waits for no other."""
+        """Wait for a lock; False if it is not available. A process that waited for one in vain waits for no other."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -114,7 +114,7 @@ class SampleCache:
                 return False
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether an entry of `num_bytes` may be written, after removing entries that were not used for long."""
+        """Return whether an entry of `num_bytes` may be written, after removing entries that were not used for long."""
         if self._limit is None:
             return True
         if self._left < num_bytes:
@@ -173,7 +173,7 @@ def sample_key(cache: SampleCache | None, files: Sequence[Path], facts: Mapping[
 def open_cache(given: Path | str | None) -> SampleCache | None:
     """Return the cache in the folder given, else in the one SPARSEPIPE_CACHE names, else in the user's own.
 
-    None where `off` is given or said there, and for a user without a home, as in some containers.
+    None if `off` is given or said there, and for a user without a home, as in some containers.
     """
     named = str(given or os.environ.get("SPARSEPIPE_CACHE") or "")
     if named == NO_CACHE:

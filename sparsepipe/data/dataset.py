@@ -137,7 +137,7 @@ class VoxelDataset:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """Each sample's class. Raises InputError where only voxels have classes."""
+        """Each sample's class. Raises InputError if only voxels have classes."""
         if not self.folder.classes:
             raise InputError(
                 "dataset.no_class_labels",
@@ -152,7 +152,7 @@ class VoxelDataset:
 
     @property
     def targets_are_labels(self) -> bool:
-        """Whether samples have classes as a whole, which need no reading."""
+        """Return whether samples have classes as a whole, which need no reading."""
         return self.task != SEGMENTATION
 
     @property
@@ -198,7 +198,7 @@ class VoxelDataset:
         }
 
     def look(self) -> None:
-        """Check that all files are there, without reading them. Raises InputError where one is empty or unreadable.
+        """Check that all files exist, without reading them. Raises InputError if one is empty or unreadable.
 
         What it costs is a question to the file system for each: a run does so before it begins.
         """
@@ -210,7 +210,7 @@ class VoxelDataset:
         return self._placed(self._drawn(file, self.folder.read(file), self.recipe.most_points), file).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
-        """Return one voxelized sample. Raises InputError that names the file where it cannot be read.
+        """Return one voxelized sample. Raises InputError that names the file if it cannot be read.
 
         `epoch` matters with an augmentation alone: then a sample is decided by seed, name and epoch.
         """
@@ -282,7 +282,7 @@ class VoxelDataset:
         return collate([self.placed(index, epoch=epoch) for index in indices])
 
     def placed(self, index: int, *, epoch: int = 0) -> Sample:
-        """Return a sample as `batch` has it. Raises InputError where it lies beyond the engine's reach."""
+        """Return a sample as `batch` has it. Raises InputError if it lies beyond the engine's reach."""
         sample, file = self.sample(index, epoch=epoch), self.files[index]
         placed = self._within_reach(sample)
         if placed is None:
@@ -290,7 +290,7 @@ class VoxelDataset:
         return placed
 
     def _within_reach(self, sample: Sample) -> Sample | None:
-        """Return a sample moved near the origin, None where the engine cannot hold it there."""
+        """Return a sample moved near the origin, None if the engine cannot hold it there."""
         placed = sample if self._steps is None else near_origin(sample, self._steps)
         return placed if self._reach is None or can_be_held(placed, self._reach) else None
 
@@ -443,7 +443,7 @@ class VoxelDataset:
 
     @cached_property
     def _shared_facts(self) -> dict[str, object]:
-        """What decides every sample of this split, beside its file."""
+        """What decides every sample of this split, in addition to its file."""
         augmented = self.recipe.augmentation is not None
         return {
             "what": "reservoir" if augmented else "voxels",

@@ -19,7 +19,7 @@ def make_digits(out: Path | str) -> Path:
     """Write 1437 clouds for training and 360 for testing below `out`, of 841 points each, and return it.
 
     A cloud is the surface x, y, ink over a grid four times as fine as the 8 x 8 pixels. The folder appears whole or not
-    at all, and is left as it is where another process was faster. Raises InputError where it cannot be written.
+    at all, and is left as it is where another process was faster. Raises InputError if it cannot be written.
     """
     import h5py  # here: a listing of data sets need not wait for them
     from sklearn.datasets import load_digits

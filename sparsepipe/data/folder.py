@@ -18,7 +18,7 @@ _MOST_FOLDERS = 200  # looked into beside each other, to find it
 def open_folder(path: Path | str) -> DataFolder:
     """List a data set in any layout of `layouts`, or one folder around it, as archives have.
 
-    Raises InputError where there is none or several, and for the first of what is wrong with its files.
+    Raises InputError if there is none or several, and for the first of what is wrong with its files.
     """
     folder = list_folder(path)
     if folder.faults:
@@ -29,7 +29,7 @@ def open_folder(path: Path | str) -> DataFolder:
 
 
 def list_folder(path: Path | str) -> DataFolder:
-    """List a data set with its `faults`, what is wrong with its files. Raises InputError where no sample is found."""
+    """List a data set with its `faults`, what is wrong with its files. Raises InputError if no sample is found."""
     given = expanded(path)
     if not given.is_dir():
         state = "is a file" if given.exists() else "no such folder"
@@ -106,7 +106,7 @@ def _counted(folder: DataFolder, key: Callable[[SampleFile], str]) -> list[tuple
 
 
 def _layout(root: Path) -> ModuleType | None:
-    """Return the layout that a folder is of. Raises InputError where it is of two: one would be dropped."""
+    """Return the layout that a folder is of. Raises InputError if it is of two: one would be dropped."""
     found = [layout for layout in LAYOUTS if layout.found(root)]
     if len(found) > 1 and not (hdf5 in found and hdf5.FILES in read_marker(root)):
         names = " and one of layout ".join(layout.__name__.rpartition(".")[2] for layout in found)

@@ -121,7 +121,7 @@ def check(
 
     What `engine` ("auto", "native" or "minkowski") cannot hold at this voxel size is a fault: a point far away.
     Without a `task` the samples are made for all that the data set allows. One is in memory at a time. `progress` is
-    told how far it is, in words. Raises InputError for a bad setting, and where the folder is no data set; what is
+    reported how far it is, in words. Raises InputError for a bad setting, and if the folder is no data set; what is
     wrong with files is in the report, each fault of them.
     """
     recipe = Recipe(voxel_size, num_points, 0, tuple(features))

@@ -28,7 +28,7 @@ _MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file to fetch, and its `path` inside the data set's folder; size and SHA-256 are None where not published.
+    """One file to fetch, and its `path` inside the data set's folder; size and SHA-256 are None if not published.
 
     `url` is an address, or a `package_address` for what only a package has.
     """
@@ -64,7 +64,7 @@ class Manifest:
 
 
 def manifests_folder() -> Path:
-    """Return the folder of the data sets' manifests: beside the package in a checkout, inside it once installed."""
+    """Return the folder of the data sets' manifests: alongside the package in a checkout, inside it once installed."""
     package = Path(__file__).resolve().parents[1]
     for root in (package.parent, package):
         if (root / "data_manifests" / "datasets").is_dir():
@@ -125,7 +125,7 @@ def _unknown(name: str, known: Sequence[str]) -> InputError:
 
 
 def shipped(text: str, folder: str, ending: str) -> Path:
-    """Return a file's path; where there is no such file, that of data_manifests/FOLDER which has this name.
+    """Return a file's path; if there is no such file, that of data_manifests/FOLDER which has this name.
 
     Raises InputError, which lists the names there are, for a name that is neither.
     """
@@ -257,7 +257,7 @@ def package_address(url: str) -> PackageAddress | None:
 
 
 def _address(url: object) -> SplitResult | None:
-    """Return the parts of a URL that can be asked for, None where it is none."""
+    """Return the parts of a URL that can be asked for, None if it is none."""
     if not (isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url):
         return None
     try:
@@ -276,7 +276,7 @@ def _is_file_name(name: object) -> bool:
 
 
 def _require_places(path: Path, files: tuple[RemoteFile, ...]) -> None:
-    """Raise InputError where two files would lie at one place, or one inside another."""
+    """Raise InputError if two files would lie at one place, or one inside another."""
     places = Counter(file.path for file in files)
     twice = [place for place, count in places.items() if count > 1]
     _require(not twice, path, f"path {shown(twice[:1])} is there twice, expected each file once")

@@ -9,7 +9,7 @@ def sizes(num_samples: int, batch_size: int, *, last: str = KEEP) -> tuple[int, 
     """Return how many samples each minibatch of an epoch has: known from these numbers alone.
 
     All have `batch_size` but the last, which has what is left. `last` says what becomes of it: it is kept; merged,
-    where it has a single sample, into the one before; or dropped, unless it is the only one. A minibatch of one sample
+    if it has a single sample, into the one before; or dropped, unless it is the only one. A minibatch of one sample
     may have one voxel left in a coarse layer, over which batch norm cannot normalise; of two samples two are left.
     """
     if last not in LAST_MINIBATCH:

@@ -9,7 +9,7 @@ from ..util.text.counting import number_of
 
 
 def look_at(files: Iterable[Path], split: str) -> None:
-    """Raise InputError where a file is empty or cannot be read, without reading any."""
+    """Raise InputError if a file is empty or cannot be read, without reading any."""
     bad = []
     for path in dict.fromkeys(files):
         try:

@@ -54,7 +54,7 @@ def within_reach(coordinates: Tensor, limit: int) -> Tensor:
 
 
 def check_within(coordinates: Tensor, limit: int) -> None:
-    """Raise InputError where coordinates [N, 1 + D] lie beyond `limit`."""
+    """Raise InputError if coordinates [N, 1 + D] lie beyond `limit`."""
     if len(coordinates) and not _fits(coordinates, limit):
         low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 1:]))
         raise InputError(
@@ -79,7 +79,7 @@ def near_origin(sample: Sample, steps: Sequence[int]) -> Sample:
 
 
 def can_be_held(sample: Sample, limit: int) -> bool:
-    """Whether an engine that reaches as far as `limit` can hold a sample, wherever it lies."""
+    """Return whether an engine that reaches as far as `limit` can hold a sample, wherever it lies."""
     if _fits(rows := torch.nn.functional.pad(sample.coordinates, (1, 0)), limit):
         return True
     return _fits(within_reach(rows, limit), limit)

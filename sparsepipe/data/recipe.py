@@ -76,14 +76,14 @@ class Recipe:
         return None if self.num_points == ALL else self.num_points  # type: ignore[return-value]  # a number is left
 
     def facts(self) -> dict[str, object]:
-        """Return the settings, ready for JSON, with the points of a mesh where no number was asked for."""
+        """Return the settings, ready for JSON, with the points of a mesh if no number was asked for."""
         meshes = {"mesh_points": MESH_POINTS} if self.most_points is None else {}
         return asdict(self) | {"features": list(self.features), **meshes}
 
     def measured(self, cloud: Cloud, path: Path, reading: Reading) -> Cloud:
         """Return the points of which all these features were measured.
 
-        Raises InputError that names the file where some lack one and it is not declared that they are left out.
+        Raises InputError that names the file if some lack one and it is not declared that they are left out.
         """
         wanted = [column for name in self.features for column in FEATURES[name]]
         places = _places(cloud.names, wanted)
@@ -97,7 +97,7 @@ class Recipe:
         return cloud.take(measured)
 
     def voxel_features(self, cloud: Cloud, index: np.ndarray, num_voxels: int) -> np.ndarray:
-        """Return each voxel's features, float32 [V, C]. Raises InputError where the cloud lacks one of them."""
+        """Return each voxel's features, float32 [V, C]. Raises InputError if the cloud lacks one of them."""
         columns = [self._columns(cloud, name, index, num_voxels) for name in self.features]
         return np.concatenate(columns, axis=1)
 

@@ -28,10 +28,11 @@ def make_shapes(
 ) -> Path:
     """Write `num_train` and `num_test` shapes of each family below `out`, marked as synthetic in dataset.json.
 
-    NAME.seg beside NAME.off holds the part of each face, so that parts can be segmented as well as shapes classified.
+    NAME.seg alongside NAME.off holds the part of each face, so that parts can be segmented as well as shapes
+    classified.
 
     The same arguments give the same bytes; a shape depends on the seed and its name alone. The folder appears whole or
-    not at all. Where it is there already, made by the same arguments, it is left as it is.
+    not at all. If it is there already, made by the same arguments, it is left as it is.
     Raises InputError for an unknown family, a bad number, or a folder that holds something else.
     """
     names = tuple(sorted(FAMILIES)) if families is None else tuple(families)

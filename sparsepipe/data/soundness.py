@@ -27,9 +27,9 @@ def check_split(
 ) -> None:
     """Raise InputError for the first sample of a split that a run would refuse, naming its file and point.
 
-    What it costs is bounded. A split of more than 256 MiB is not read, which `tell` is told; a run then refuses such a
-    sample when it reads it, in the same words. What was read is in the cache for the run, and a split without a fault
-    is not read again while its files and these settings stay.
+    What it costs is bounded. A split of more than 256 MiB is not read, which `tell` receives; a run then refuses
+    such a sample when it reads it, in the same words. What was read is in the cache for the run, and a split without a
+    fault is not read again while its files and these settings stay.
     """
     files = folder.split(split)
     paths = dict.fromkeys(path for file in files for path in (file.path, *file.companions))

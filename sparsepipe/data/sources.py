@@ -23,7 +23,7 @@ def user_cache() -> Path:
 def find(source: str | Path) -> Path:
     """Return the folder of a data set given by path or by its manifest's name; one that is made here is made now.
 
-    Raises InputError where it is neither, where no network learns from what the manifest tells of, and where no data
+    Raises InputError if it is neither, if no network learns from what the manifest describes, and if no data
     folder holds it yet.
     """
     path = expanded(source)
@@ -34,9 +34,9 @@ def find(source: str | Path) -> Path:
 
 
 def found(source: str) -> Path | None:
-    """Return the folder of a data set as `find` does, None where it would be made: nothing is made.
+    """Return the folder of a data set as `find` does, None if it would be made: nothing is made.
 
-    Raises InputError, as `find` and what opens its folder do, where there is no such data set.
+    Raises InputError, as `find` and what opens its folder do, if there is no such data set.
     """
     path = expanded(source)
     if path.exists():
@@ -51,7 +51,7 @@ def found(source: str) -> Path | None:
 
 
 def _known(name: str) -> tuple[Manifest, Path | None]:
-    """The manifest of a data set, and its folder in a data folder; None where it can be made there."""
+    """The manifest of a data set, and its folder in a data folder; None if it can be made there."""
     manifest = get_learned(name)
     place = place_of(manifest)
     if place is None and not manifest.generator:
@@ -65,7 +65,7 @@ def _known(name: str) -> tuple[Manifest, Path | None]:
 
 
 def place_of(manifest: Manifest) -> Path | None:
-    """Return the first folder among the data folders that bears a data set's name, None where there is none."""
+    """Return the first folder among the data folders that bears a data set's name, None if there is none."""
     places = (folder / name for folder in data_folders() for name in (manifest.name, manifest.folder))
     return next((place for place in places if place.is_dir()), None)
 

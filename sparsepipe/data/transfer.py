@@ -30,9 +30,9 @@ _BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTT
 def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
     """Return `folder`/`file.path`, downloaded and verified; what is there and verifies is not fetched again.
 
-    Bytes gather in a file ending in .part, from whose end a later try goes on where the server can. A connection that
-    breaks is tried again. Raises InputError where it stays broken (the .part stays for next time), where size or
-    SHA-256 differ, or where more than 8 GiB come of a file whose manifest states no size (nothing stays).
+    Bytes gather in a file ending in .part, from whose end a later try continues where the server can. A connection that
+    breaks is tried again. Raises InputError if it stays broken (the .part stays for next time), where size or
+    SHA-256 differ, or if more than 8 GiB come of a file whose manifest states no size (nothing stays).
     """
     path = folder / file.path
     part = path.with_name(f"{path.name}.part")
@@ -52,11 +52,11 @@ def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -
             part.replace(path)
             return path
         vain = 0 if _size(part) > start else vain + 1
-    raise InputError("download.failed", f"{file.url}: cannot be downloaded ({failure}); try again, what came is kept")
+    raise InputError("download.failed", f"{file.url}: cannot be downloaded ({failure}); try again (resumes)")
 
 
 def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None) -> str | None:
-    """Fetch what is missing after `start` bytes. Return what went wrong, None where the end was reached."""
+    """Fetch what is missing after `start` bytes. Return what went wrong, None if the end was reached."""
     request = urllib.request.Request(file.url)
     web = request.type in ("http", "https")
     if start and web:
@@ -109,7 +109,7 @@ def _reason(error: Exception) -> str:
 
 
 def _continues(response: Any, start: int) -> bool:
-    """Return whether the server goes on from `start`; one that cannot sends everything again."""
+    """Return whether the server continues from `start`; one that cannot sends everything again."""
     return (
         start > 0 and response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
     )
@@ -127,9 +127,9 @@ def _most(file: RemoteFile) -> int:
 
 
 def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
-    """Return whether the file is what its manifest says. A resumed one that is not is dropped, to be fetched anew.
+    """Return whether the file is what its manifest says. A resumed one that is not is dropped, to be fetched again.
 
-    Raises InputError, with both sides' numbers, where it was fetched in one go.
+    Raises InputError, with both sides' numbers, if it was fetched in one go.
     """
     size = _size(part)
     found = sha256(part) if size == file.num_bytes or file.num_bytes is None else None

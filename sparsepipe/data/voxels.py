@@ -32,7 +32,7 @@ class OutOfReach(InputError):
 def unit_cube(points: np.ndarray) -> np.ndarray:
     """Move and scale a cloud so that it starts at 0 and its longest side is 1: float64 [P, D]. Proportions stay.
 
-    Raises InputError where there is no point, a coordinate is not finite, or all points coincide.
+    Raises InputError if there is no point, a coordinate is not finite, or all points coincide.
     """
     points = _checked(points)
     low, extent = cube_of(points)
@@ -80,7 +80,7 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
     Two things differ, so that a cloud gives the same voxels wherever it was moved by whole voxels. A point within
     float64's rounding of a voxel's side counts as on it: 0.15 / 0.05 and 448000.15 / 0.05 both are whole. A cloud too
     far away for int32 is moved by a whole number of voxels that every usual tensor stride divides.
-    Raises InputError also where its extent is beyond int32, and for coordinates that were rounded to float32 at a place
+    Raises InputError also if its extent is beyond int32, and for coordinates that were rounded to float32 at a place
     where that is coarser than a voxel.
     """
     cells, _ = metric_cells(points, voxel_size)
@@ -127,7 +127,7 @@ def too_far(points: np.ndarray, voxel_size: float, what: str) -> OutOfReach:
 
 
 def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:
-    """Return points measured in voxels, float64 [P, D]; infinite where the quotient is too large for a float64."""
+    """Return points measured in voxels, float64 [P, D]; infinite if the quotient is too large for a float64."""
     given_number(voxel_size, "voxel size")
     if not (math.isfinite(voxel_size) and voxel_size > 0):
         raise InputError(
@@ -138,7 +138,7 @@ def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:
 
 
 def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
-    """Raise InputError where an axis was rounded to float32 more coarsely than the voxels.
+    """Raise InputError if an axis was rounded to float32 more coarsely than the voxels.
 
     Told by its values: all are float32's, and some are odd multiples of float32's step at the largest of them.
     """
@@ -157,7 +157,7 @@ def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
 
 
 def majority(labels: np.ndarray, index: np.ndarray, num_voxels: int) -> np.ndarray:
-    """Return the commonest label [P] in each voxel: int64 [V]; of several the smallest, IGNORED where no point has one.
+    """Return the commonest label [P] in each voxel: int64 [V]; of several the smallest, IGNORED if no point has one.
 
     `index` [P] says which voxel each point lies in.
     """

@@ -69,7 +69,7 @@ ENGINES: dict[str, Callable[[], "Engine"]] = {
 def engine(name: str) -> "Engine":
     """Return an engine by name; "auto" says which it is, and why.
 
-    It is native where that has machine code for the processor; else minkowski, which is then the faster one, where it
+    It is native where that has machine code for the processor; else minkowski, which is then the faster one, if it
     imports; else native.
 
     Raises InputError for an unknown name, and for an engine that does not import.

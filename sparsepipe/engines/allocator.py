@@ -19,7 +19,7 @@ _ROOM_BYTES = _KEPT_BYTES - 2 * _LARGEST_BYTES  # for them, at the heap's end: l
 def keep_freed_memory() -> bool:
     """Tell glibc's malloc, once a process, to keep freed memory; return whether it is there and did.
 
-    A training step allocates and frees all its gradients and activations; to fault their pages in anew takes about a
+    A training step allocates and frees all its gradients and activations; to fault their pages in again takes about a
     twentieth of it. The heap gets room at its end, which costs nothing until it is used, for tensors too large to be
     kept otherwise: VGG16's widest layer takes 1.6 times as long where each of its gradients is faulted in. The price is
     memory: holes between what is kept, some 80 MB in a stage of a dense VGG16.
@@ -54,7 +54,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def allocated_bytes(device: torch.device) -> Callable[[], int]:
-    """Return what tells the bytes in use now: of a GPU's tensors, or of this process's heap; 0 where neither tells."""
+    """Return what shows the bytes in use now: of a GPU's tensors, or of this process's heap; 0 if neither says."""
     if device.type == "cuda":
         return lambda: torch.cuda.memory_allocated(device)
     told = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None

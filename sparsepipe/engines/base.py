@@ -90,7 +90,9 @@ class Engine(Protocol):
         ...
 
     def keeps_unseen(self, row: LayerRow) -> bool:
-        """Whether a layer keeps for its backward what autograd does not know of: its inputs, and what it made."""
+        """Return whether a layer keeps for its backward what autograd does not know of: its inputs, and what it
+        made.
+        """
         ...
 
     def warm_up(

@@ -83,7 +83,7 @@ def launch(
     `point_offsets` [samples + 1] says; see `data.to_points`. The middle of a voxel is at `origin` [samples, 3] +
     (`coordinates` + 0.5) * `edge` [samples], in the file's own units. The summary has samples/s, and minibatches'
     latencies (mean, median, p95). Of several pipelines the first computes them, on its own devices.
-    `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
+    `resume` continues from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
     run = resolve(config)
@@ -122,7 +122,7 @@ def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
     if plan.replication is None:
         raise InputError(
             "replication.one_pipeline",
-            f"replication {chosen.name} averages between pipelines, and this plan has one; plan several "
+            f"replication {chosen.name} averages pipeline replicas, but this plan has one; plan several "
             "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out",
         )
     return replace(plan, replication=chosen)
@@ -132,7 +132,7 @@ def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
 def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
     """Return the job of a run on this machine that was launched with `detach=True`, or by another process.
 
-    Raises InputError where the folder holds no run.
+    Raises InputError if the folder holds no run.
     """
     return _launcher(launcher).attach(run_dir)
 

@@ -29,7 +29,7 @@ class Job(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether its processes are alive."""
+        """Return whether its processes are alive."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Job(Protocol):
     def wait(self, timeout: float | None = None, on_row: Callable[[MetricsRow], None] | None = None) -> MetricsRow:
         """Wait for the end and return the run's summary; `on_row` is called with each new row meanwhile.
 
-        Raises RunFailed in one line (which rank, what it met, where its traceback is), InputError where the user's
+        Raises RunFailed in one line (which rank, what it met, where its traceback is), InputError if the user's
         input was at fault, and TimeoutError after `timeout` seconds. Interrupting the wait leaves the job alone.
         """
         ...
@@ -70,8 +70,8 @@ class Job(Protocol):
     def stop(self) -> None:
         """Ask the run to end soon with a checkpoint, at a minibatch that its ranks agree on, and return at once.
 
-        `wait` for its end: the summary says after how many minibatches it was; resuming goes on as if it never had
-        ended. A run that is about to finish may do so first. Raises InputError where it cannot be asked.
+        `wait` for its end: the summary says after how many minibatches it was; resuming continues as if it never had
+        ended. A run that is about to finish may do so first. Raises InputError if it cannot be asked.
         """
         ...
 
@@ -84,24 +84,24 @@ class Job(Protocol):
         first minibatch under the plan or, without `wait`, None at once. Of several pipelines those whose plans differ
         change theirs, each by itself, while the others train; on one machine.
 
-        The memory that it needs is estimated by the profile that the run was launched with; a warning says where
-        nothing tells. Raises InputError where the plan
+        The memory that it needs is estimated by the profile that the run was launched with; a warning says if
+        nothing tells. Raises InputError if the plan
         cannot be this job's or its devices', another change is under way, or a rank cannot prepare it: then the job
-        goes on as before.
+        continues as before.
         """
         ...
 
     def cancel(self) -> None:
         """End the job within a second. Its record and checkpoints stay.
 
-        Raises InputError or RunFailed, within ten seconds, where it cannot be ended: another process holds its lock, or
+        Raises InputError or RunFailed, within ten seconds, if it cannot be ended: another process holds its lock, or
         its supervisor does not answer.
         """
         ...
 
 
 class Asked(TypedDict, total=False):
-    """What every launcher is asked for beside the plan and the settings, and hands on to what prepares the run."""
+    """Options of every launcher in addition to the plan and the settings."""
 
     run_dir: Required[Path | str]
     resume: bool  # go on from the newest checkpoint there
@@ -127,10 +127,10 @@ class Launcher(Protocol):
     ) -> Job:
         """Start a process for each rank of `plan` and return at once; `options` are this launcher's own.
 
-        Raises InputError, before anything is started, for what cannot run, and RunFailed where the machine refuses.
+        Raises InputError, before anything is started, for what cannot run, and RunFailed if the machine refuses.
         """
         ...
 
     def attach(self, run_dir: Path | str) -> Job:
-        """Return the job of a run that another process launched. Raises InputError where the folder holds no run."""
+        """Return the job of a run that another process launched. Raises InputError if the folder holds no run."""
         ...

@@ -117,7 +117,7 @@ class FollowedJob:
         if not self._ended:
             raise RunFailed(
                 "run.guard_silent",
-                f"{self.record.folder}: still there {_TO_END:g} s after it was asked to end; its guard does not answer",
+                f"{self.record.folder}: still running {_TO_END:g} s after the stop request; no response",
             )
 
     def _result(self) -> MetricsRow:

@@ -33,16 +33,16 @@ class Handle(Protocol):
     def stop(self) -> None:
         """Ask the supervisor to end the job; harmless when it has ended.
 
-        Raises InputError where the supervisor is another user's.
+        Raises InputError if the supervisor is another user's.
         """
         ...
 
     def last_words(self) -> dict[str, Any] | None:
-        """Return the status that could not be written to the run's folder, where it was told in another way."""
+        """Return the status that could not be written to the run's folder, if it was reported in another way."""
         ...
 
     def let_go(self) -> None:
-        """Close what is open. The supervisor must have ended, or be meant to go on alone."""
+        """Close what is open. The supervisor must have ended, or be meant to continue alone."""
         ...
 
 
@@ -146,8 +146,8 @@ class AttachedProcess:
         pass
 
     def _listens(self, pid: int) -> bool:
-        """Whether the guard, process `pid`, has a handler for the signal that ends the job; or has written a status,
-        on systems that do not tell.
+        """Return whether the guard, process `pid`, has a handler for the signal that ends the job; or has written a
+        status, on systems that do not tell.
         """
         try:
             told = Path(f"/proc/{pid}/status").read_text()
@@ -181,7 +181,9 @@ class AttachedProcess:
 
 
 def _is_guard(pid: int, folder: Path) -> bool:
-    """Whether process `pid` is the supervisor of the run in `folder`, and not another process with the same id."""
+    """Return whether process `pid` is the supervisor of the run in `folder`, and not another process with the same
+    id.
+    """
     if Path("/proc/self").exists():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -33,7 +33,7 @@ def first_pipeline(plan: Plan, cluster: Cluster | None) -> tuple[Plan, Cluster |
 def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:
     """Return the folder of a checkpoint: of a run's folder its newest one.
 
-    Raises InputError where there is none, or it is of another network.
+    Raises InputError if there is none, or it is of another network.
     """
     # Here: it brings torch, for which nobody else who launches need wait.
     from ..runtime.training_state import checkpoint
@@ -52,6 +52,6 @@ def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:
 
 
 def run_of(given: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint, or the folder itself, is of; None where it stands alone."""
+    """Return the folder of the run that a checkpoint, or the folder itself, is of; None if it stands alone."""
     folder = given.resolve()
     return next((one for one in (folder, folder.parent.parent) if (one / "plan.json").exists()), None)

@@ -21,9 +21,9 @@ _TO_LOOK = 0.5  # seconds that whoever looks whether it is held may have it, on 
 
 
 def hold(folder: Path) -> int:
-    """Lock a run's folder, creating it where needed; return the file descriptor that holds the lock.
+    """Lock a run's folder, creating it if needed; return the file descriptor that holds the lock.
 
-    Raises InputError where a run is at work in it, somebody else holds the lock, the folder cannot be made, or its disk
+    Raises InputError if a run is at work in it, somebody else holds the lock, the folder cannot be made, or its disk
     has no locks.
     """
     try:
@@ -52,10 +52,10 @@ def hold(folder: Path) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a run is alive in the folder, or about to start.
+    """Return whether a run is alive in the folder, or about to start.
 
     If the lock is another user's and cannot be opened, or its disk has no locks, the supervisor process is looked for
-    instead. Raises OSError where neither can be found out at this moment, as with too many files open.
+    instead. Raises OSError if neither can be found out at this moment, as with too many files open.
     """
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY | _FLAGS)
@@ -74,7 +74,7 @@ def is_held(folder: Path) -> bool:
 
 
 def held_by(folder: Path) -> str | None:
-    """Return a sentence naming the other processes that hold the lock; None where none is known, or it is this one."""
+    """Return a sentence naming the other processes that hold the lock; None if none is known, or it is this one."""
     holders = [pid for pid in _holders(folder) if pid != os.getpid()]
     if not holders:
         return None
@@ -83,7 +83,7 @@ def held_by(folder: Path) -> str | None:
 
 
 def guard_of(folder: Path) -> int | None:
-    """Return the process id of the supervisor that is at work in the folder, None where none is found."""
+    """Return the process id of the supervisor that is at work in the folder, None if none is found."""
     own = os.fsencode(folder.resolve())
     for pid in _processes():
         words = _words(pid)

@@ -1,7 +1,7 @@
-"""What memory a plan needs of a job, whoever made the plan: looked at before the job begins, or goes on, under it.
+"""What memory a plan needs of a job, whoever made the plan: looked at before the job begins, or continues, under it.
 
 It is what the planners' cost model expects of the job's own minibatches (planning/run_estimate.py), by the profile that
-the job is held against. A running job without one believes a plan its own estimate; where it has none, nothing tells.
+the job is compared with. A running job without one believes a plan its own estimate; if it has none, nothing tells.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ _NOTHING_TELLS = "whether there is memory for the plan could not be told beforeh
 
 
 class MemoryNeed(NamedTuple):
-    """Bytes of a rank at each of a plan's places, None where nothing tells; then `doubt` says so in a line."""
+    """Bytes of a rank at each of a plan's places, None if nothing tells; then `doubt` says so in a line."""
 
     by_place: tuple[float, ...] | None
     doubt: str = ""
@@ -35,9 +35,9 @@ def check_at_launch(
     here: bool,
     forward_only: bool = False,
 ) -> None:
-    """Raise InputError where a device, or this machine, has less memory than the plan needs.
+    """Raise InputError if a device, or this machine, has less memory than the plan needs.
 
-    `resumes`: the folder of the run that goes on, which keeps the profile and the cluster that it was launched with.
+    `resumes`: the folder of the run that continues, which keeps the profile and the cluster that it was launched with.
     `here`: all ranks are on this machine. Without a profile of such minibatches nothing is looked at.
     """
     if profile is None and resumes is not None:
@@ -60,7 +60,7 @@ def check_at_launch(
 def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     """Return what the job at work in a folder would need under a plan.
 
-    Raises InputError where a device of the cluster that it was launched for has less.
+    Raises InputError if a device of the cluster that it was launched for has less.
     """
     if not config.workload.trains:
         return MemoryNeed(None)  # it holds nothing
@@ -82,18 +82,18 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
 
 
 def kept_devices(folder: Path) -> tuple[Profile, Cluster] | tuple[None, None]:
-    """Return the profile and the cluster that the run in a folder is held against, where it was launched with both.
+    """Return the profile and the cluster that the run in a folder is compared with, if it was launched with both.
 
-    Raises InputError where they cannot be read.
+    Raises InputError if they cannot be read.
     """
     kept = folder / "profile.json", folder / "cluster.toml"
     return (Profile.load(kept[0]), Cluster.load(kept[1])) if all(path.exists() for path in kept) else (None, None)
 
 
 def _expected(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster | None, *, forward_only: bool) -> Plan:
-    """Return the plan with the estimate that holds for a run; on like devices where none are told.
+    """Return the plan with the estimate that holds for a run; on like devices where none are reported.
 
-    Raises InputError where the profile does not tell.
+    Raises InputError if the profile does not tell.
     """
     from ..planning.run_estimate import estimated_for_run  # here: no launch without a profile waits for planners
 
@@ -109,7 +109,7 @@ def _expected(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster 
 
 
 def _beyond_devices(plan: Plan, cluster: Cluster | None) -> str:
-    """Return what the planners say of a plan that does not fit into its devices' memory; empty where it does."""
+    """Return what the planners say of a plan that does not fit into its devices' memory; empty if it does."""
     if cluster is None or max(plan.ranks) >= len(cluster.devices):
         return ""
     from ..planning.doubts import beyond_memory

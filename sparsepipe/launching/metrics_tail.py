@@ -15,9 +15,9 @@ _BYTES_AT_ONCE = 2**22  # so that a long record is not in memory as a whole
 class Tail:
     """Reads whole rows as they come, by the file's name: of another file put in its place it reads what is new in it.
 
-    A run that resumes replaces its metrics by those it keeps, up to a row "resume", and goes on behind it. A file that
-    was cut short is read from its beginning. Lines that are no rows are passed over and counted; a file that cannot be
-    read now, or is none, has no new rows.
+    A run that resumes replaces its metrics by those it keeps, up to a row "resume", and continues behind it. A file
+    that was cut short is read from its beginning. Lines that are no rows are passed over and counted; a file that
+    cannot be read now, or is none, has no new rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +96,7 @@ class Tail:
 
 
 def _last_resume(descriptor: int) -> int:
-    """Return where the last row "resume" starts; 0 where there is none."""
+    """Return where the last row "resume" starts; 0 if there is none."""
     found = place = 0
     while data := os.pread(descriptor, _BYTES_AT_ONCE, place):
         whole = data.rfind(b"\n") + 1 or len(data)
@@ -110,7 +110,7 @@ def _last_resume(descriptor: int) -> int:
 
 
 def row_of(line: bytes) -> dict[str, Any] | None:
-    """Return the row of a line, None where it is no row of metrics."""
+    """Return the row of a line, None if it is no row of metrics."""
     try:
         row = json.loads(line)
         return METRICS(row, "row") if isinstance(row, dict) and "event" in row else None

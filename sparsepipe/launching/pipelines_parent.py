@@ -1,6 +1,6 @@
 """The parent process of several pipelines, on one machine or over hosts: it starts a launcher for each.
 
-A launcher that is killed is started again where that is allowed. The run fails when all pipelines have, and at once
+A launcher that is killed is started again if that is allowed. The run fails when all pipelines have, and at once
 where what the user gave keeps one of them from beginning.
 """
 
@@ -33,7 +33,7 @@ class Coordinating(Protocol):
     """The coordinator of all pipelines, wherever it is."""
 
     def look(self) -> None:
-        """See that it goes on."""
+        """See that it continues."""
         ...
 
     def tell_gone(self, pipeline: int, attempt: int | None = None) -> None:
@@ -86,7 +86,7 @@ class _Launcher:
 
 
 class Parent:
-    """Starts a launcher a pipeline beside their coordination, and waits for the end of all."""
+    """Starts a launcher a pipeline alongside their coordination, and waits for the end of all."""
 
     def __init__(self, record: RunRecord, plan: Plan, coordination: Coordinating, launchers: Launchers) -> None:
         self.folder, self.record, self.plan = record.folder, record, plan
@@ -156,7 +156,9 @@ class Parent:
 
     @property
     def _refused(self) -> bool:
-        """Whether a pipeline could not begin with what the user gave: the others are not left to train without it."""
+        """Return whether a pipeline could not begin with what the user gave: the others are not left to train without
+        it.
+        """
         return any(launcher.refused for launcher in self.launchers)
 
     def _has_joined(self, pipeline: int) -> bool:
@@ -199,13 +201,13 @@ class Parent:
         return [f"pipeline {one.pipeline}: {one.status.get('reason', one.status['state'])}" for one in self._failed]
 
     def _went_on_without(self, status: Mapping[str, Any]) -> list[str]:
-        """A line for each pipeline that the others went on without, where the run has come to its end."""
+        """A line for each pipeline that the others continued without, where the run has come to its end."""
         if "exit_code" in status:
             return []
         return [f"{reason}; the others went on without it" for reason in self._reasons]
 
     def _status(self) -> dict[str, Any]:
-        """How the whole run stands: it failed where no pipeline came to its end."""
+        """How the whole run stands: it failed if no pipeline came to its end."""
         failed, reasons = self._failed, self._reasons
         if len(failed) == len(self.launchers) or self._refused:
             cause = max(failed, key=lambda one: one.code == _INPUT)
@@ -235,7 +237,7 @@ def awaiting(folder: Path, hosts: str, *, attempt: int) -> Iterator[None]:
 
 
 def _lost_by(launcher: _Launcher) -> int | None:
-    """Return the attempt of a pipeline that lost the host it waits for; None where it waits for none."""
+    """Return the attempt of a pipeline that lost the host it waits for; None if it waits for none."""
     with suppress(OSError, ValueError):
         found = read_status(launcher.folder).get(_LOST_BY)
         return found if isinstance(found, int) else None

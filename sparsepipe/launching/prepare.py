@@ -83,11 +83,11 @@ def prepare(
     Several pipelines have a record each within that of the whole run, with a lock.
     `forward_only`: the checkpoint, or the run, whose weights to compute outputs with; nothing is trained.
     `elsewhere`: workers are on other hosts, which know how many threads each has, and whose memory is their own.
-    Raises InputError where the plan cannot run, for want of memory too, or the folder is another run's.
+    Raises InputError if the plan cannot run, for want of memory too, or the folder is another run's.
     """
     if forward_only is not None:
         if resume:
-            text = "{forward_only} computes outputs anew: leave out {resume}, or {forward_only}"
+            text = "{forward_only} recomputes all outputs: leave out {resume}, or {forward_only}"
             raise InputError("resume.forward_only", text, setting={"forward_only": None, "resume": None})
         run = replace(run, config=inference_config(run.config))
     folder = expanded(run_dir).resolve()
@@ -150,8 +150,8 @@ def _composition(
 ) -> ResolvedRun:
     """Return a run with the settings `composition` and `batch_size`: decided once, by the plan that a run begins with.
 
-    `resumes`: the folder of the run that goes on. `here`: the data are on this machine, and sizes of samples are read.
-    Raises InputError for a budget without a profile, and for samples that no budget holds.
+    `resumes`: the folder of the run that continues. `here`: the data are on this machine, and sizes of samples are
+    read. Raises InputError for a budget without a profile, and for samples that no budget holds.
     """
     config = run.config
     if Composition.decided(config) is not None:
@@ -215,7 +215,8 @@ def _composition(
 def _for_workers(run: ResolvedRun, processes: int) -> ResolvedRun:
     """Return a run with the settings that workers get: functions of the user's own so that all find them from anywhere.
 
-    Raises InputError for a function that is not there, and for stragglers that are malformed or none of the processes.
+    Raises InputError for a function that does not exist, and for stragglers that are malformed or none of the
+    processes.
     """
     config = run.config
     if not config.workload.trains:
@@ -231,7 +232,7 @@ def _for_workers(run: ResolvedRun, processes: int) -> ResolvedRun:
 def _check_pipeline(
     plan: Plan, k: int, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None, processes: int
 ) -> None:
-    """Raise InputError where pipeline `k` cannot run.
+    """Raise InputError if pipeline `k` cannot run.
 
     `processes`: of the whole job, of which the plan of one pipeline may leave out some.
     """
@@ -299,10 +300,10 @@ def _written(
 
 
 def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
-    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
+    """Give a record the plan and the settings that its run continues with; what it followed so far stays readable.
 
     Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
-    worker would go on with from its newest checkpoint.
+    worker would continue with from its newest checkpoint.
     """
     # Here: they bring torch, for which nobody else who launches need wait.
     from ..runtime.training_state import checkpoint
@@ -345,7 +346,7 @@ def _facts(plan: Plan, run: ResolvedRun) -> dict[str, Any]:
 
 
 def check_here(run: ResolvedRun) -> None:
-    """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
+    """Raise InputError if workers on this machine would find no such device or data: see `_check_data`."""
     if not run.workload.trains:
         return
     if run.config.device != "cpu":
@@ -356,7 +357,7 @@ def check_here(run: ResolvedRun) -> None:
 
 
 def _check_data(run: ResolvedRun) -> None:
-    """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
+    """Raise InputError if workers on this machine would find no data of that name, or none for the other settings.
 
     Point clouds are read, once for the same data and settings. A function of the user's own is called, and data that
     are made when they are first opened are made, only where such a setting is given.

@@ -1,4 +1,4 @@
-"""Ask a running job to go on under another plan: what can be said against it here is said before anything is asked."""
+"""Ask a running job to switch to another plan: what can be said against it here is said before anything is asked."""
 
 import time
 from collections.abc import Callable
@@ -26,8 +26,8 @@ _LOOK_SECONDS = 0.02  # between two looks for the answer
 
 
 class Requested(NamedTuple):
-    """A plan that a job was asked to go on under: the token that `replanned` waits with, and what could not be told of
-    the plan beforehand, in a line; empty where all could. Of several pipelines there is a token for each that changes,
+    """A plan that a job was asked to switch to: the token that `replanned` waits with, and what could not be notified
+    of the plan beforehand, in a line; empty if all could. Of several pipelines there is a token for each that changes,
     such as "0:1f2e3d4c,2:5b6a7988".
     """
 
@@ -38,10 +38,10 @@ class Requested(NamedTuple):
 def request_replan(
     run_dir: Path | str, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None
 ) -> Requested:
-    """Ask the job in `run_dir` to go on under `plan`, and return at once what `replanned` waits with.
+    """Ask the job in `run_dir` to switch to `plan`, and return at once what `replanned` waits with.
 
-    Its processes stay: each prepares the plan while it trains, then layers change hands between two minibatches. Where
-    a rank cannot do that the job goes on as before. `reason` and `predicted_gain_seconds` are for the record. The
+    Its processes stay: each prepares the plan while it trains, then layers change hands between two minibatches. If
+    a rank cannot do that the job continues as before. `reason` and `predicted_gain_seconds` are for the record. The
     memory that the plan needs is estimated by the profile that the run was launched with, whoever made the plan.
     Raises InputError for a run that is not at work, or of a version before, a plan that is not one for its network, its
     ranks, its settings or its memory, one that it follows already, and while another change is under way.
@@ -105,7 +105,7 @@ def _request_of_several(
 def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -> int:
     """Wait until a job is under the plan that it was asked for; return the first minibatch under it.
 
-    `running` says whether the job is. Raises InputError where it goes on under its old plan, with the reason, or ended.
+    `running` says whether the job is. Raises InputError if it switches to its old plan, with the reason, or ended.
     """
     folder = expanded(run_dir).resolve()
     if ":" in token:
@@ -128,7 +128,7 @@ def _replanned(folder: Path, token: str, *, running: Callable[[], bool]) -> int:
         if (minibatch := commands.taken_plan(folder, token)) is not None:
             return minibatch
         if (reason := commands.refused_plan(folder, token)) is not None:
-            raise InputError("replan.refused", f"{folder}: goes on under its old plan: {reason}")
+            raise InputError("replan.refused", f"{folder}: keeps its old plan: {reason}")
         if not alive:
             raise InputError(
                 "replan.run_ended", f"{folder}: the run ended before it came under the plan that it was asked for"
@@ -155,7 +155,7 @@ def check_running(record: RunRecord) -> None:
 def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
     """Return what memory pipeline `k` would need under its plan of `whole`, with ranks as among all.
 
-    Raises InputError for one that it cannot go on under beside the others.
+    Raises InputError for one that it cannot switch to compared with the others.
     """
     own, config, folder = whole.local(k), RunConfig.from_json(record.config), record.pipelines[k].folder
     try:
@@ -172,7 +172,7 @@ def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
 
 
 def _checked_plan(record: RunRecord, plan: Plan) -> MemoryNeed:
-    """Return what memory the job would need under a plan. Raises InputError for one that it cannot go on under."""
+    """Return what memory the job would need under a plan. Raises InputError for one that it cannot switch to."""
     before, config = record.plan, RunConfig.from_json(record.config)
     ranks = range(count := num_processes(record.folder, before))
     if not set(plan.ranks) <= set(ranks):

@@ -1,4 +1,4 @@
-"""What changes when a run resumes under other settings: impossible ends are refused, changed rates are told."""
+"""What changes when a run resumes under other settings: impossible ends are refused, changed rates are reported."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..util.text.numbers import as_given
 
 
 def check_end(found: Checkpoint, config: RunConfig) -> None:
-    """Raise InputError where the settings end the run before the minibatch that its newest checkpoint has reached."""
+    """Raise InputError if the settings end the run before the minibatch that its newest checkpoint has reached."""
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         return
@@ -27,16 +27,16 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
         raise InputError(
             "resume.ends_before",
             f"{{{name}}} would end the run after minibatch {total}, but {found.folder} has trained {done} "
-            f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or train anew in "
+            f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or retrain in "
             "another folder",
             setting={name: getattr(config, name)},
         )
 
 
 def go_on_from_checkpoint(folder: Path) -> None:
-    """Say what the run goes on from: a checkpoint, or nothing, where its metrics begin anew.
+    """Say what the run continues from: a checkpoint, or nothing, if its metrics begin again.
 
-    It is the newest one whose minibatches the metrics here all tell of; where there is none, the newest one. Raises
+    It is the newest one whose minibatches the metrics here all tell of; if there is none, the newest one. Raises
     InputError for a checkpoint that does not say what an epoch is.
     """
     chosen: dict[str, Any] | None = None
@@ -55,7 +55,7 @@ def go_on_from_checkpoint(folder: Path) -> None:
 
 
 def check_left(found: Checkpoint, config: RunConfig) -> None:
-    """Raise InputError where what a checkpoint says is done does not belong to a run of several under these settings.
+    """Raise InputError if what a checkpoint says is done does not belong to a run of several under these settings.
 
     Asked before the record changes: the coordinator would refuse it as well.
     """
@@ -69,13 +69,13 @@ def check_left(found: Checkpoint, config: RunConfig) -> None:
 def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
     """What a checkpoint says is done, and what is left of begun epochs, as far as the settings ask for it.
 
-    Where the run was to end within an epoch, the rest of that epoch is left, too.
+    If the run was to end within an epoch, the rest of that epoch is left, too.
     """
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         raise InputError(
             "resume.no_epoch",
-            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder",
+            f"{found.folder}: does not say how many minibatches an epoch has; retrain in another folder",
         )
     left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
     total = config.total_minibatches(per_epoch)
@@ -87,7 +87,9 @@ def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
 
 
 def nothing_left(folder: Path, config: RunConfig) -> bool:
-    """Whether a run that resumes from the newest checkpoint in `folder` has trained all that its settings ask for."""
+    """Return whether a run that resumes from the newest checkpoint in `folder` has trained all that its settings ask
+    for.
+    """
     found = latest(folder)
     per_epoch = epoch_minibatches(found) if found else None
     return found is not None and per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches
@@ -96,7 +98,7 @@ def nothing_left(folder: Path, config: RunConfig) -> bool:
 def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) -> Iterator[str]:
     """Yield warnings, a line each, for a run in `folder` that resumes from the checkpoint `found`.
 
-    Raises InputError where nothing is left to train, and no record of what was.
+    Raises InputError if nothing is left to train, and no record of what was.
     """
     per_epoch = epoch_minibatches(found)
     metrics = folder / "metrics.jsonl"
@@ -115,7 +117,7 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
 
 
 def epoch_minibatches(found: Checkpoint) -> int | None:
-    """Return the minibatches of an epoch as a checkpoint counts them; None where it is too old to say."""
+    """Return the minibatches of an epoch as a checkpoint counts them; None if it is too old to say."""
     if (count := found.manifest.get("epoch_minibatches")) is not None:
         return int(count)
     samples, batch_size = (found.manifest.get(name) for name in ("samples", "batch_size"))

@@ -16,7 +16,7 @@ def folders(runs: Path, name: str) -> list[Path]:
 
 
 def new_folder(runs: Path, name: str) -> Path:
-    """A folder that is not there yet: NAME-004 after NAME-003."""
+    """A folder that does not exist yet: NAME-004 after NAME-003."""
     number = max((number for number, _ in _numbered(runs, name)), default=0) + 1
     return runs / f"{_plain(name)}-{number:03d}"
 

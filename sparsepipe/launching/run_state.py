@@ -7,7 +7,7 @@ from .supervisor import GOING_ON
 
 
 def is_alive(record: RunRecord) -> bool:
-    """Whether a run is alive, by its status where that can be read, and by its supervisor."""
+    """Return whether a run is alive, by its status where that can be read, and by its supervisor."""
     try:
         ended = record.status["state"] not in GOING_ON
     except DamagedRecord:
@@ -16,9 +16,9 @@ def is_alive(record: RunRecord) -> bool:
 
 
 def state_of(record: RunRecord) -> str:
-    """The state of a run; "killed" where its status says that it goes on but its supervisor is gone.
+    """The state of a run; "killed" where its status says that it continues but its supervisor is gone.
 
-    Raises DamagedRecord where its status cannot be read.
+    Raises DamagedRecord if its status cannot be read.
     """
     state = str(record.status["state"])
     return "killed" if state in GOING_ON and not is_alive(record) else state

@@ -30,15 +30,15 @@ def sbatch_script(
 ) -> str:
     """Return the script that runs `sparsepipe` with these words in a job: on as many hosts as `cluster`, else on one.
 
-    `gpus`: a GPU for each rank. Raises InputError where the cluster's hosts are not alike, for those of a job are, and
-    where it has fewer devices than the plan has ranks.
+    `gpus`: a GPU for each rank. Raises InputError if the cluster's hosts are not identical, for those of a job are, and
+    if it has fewer devices than the plan has ranks.
     """
     counts = [len(node.device_types) for node in cluster.nodes] if cluster else [num_ranks]
     if len(set(counts)) > 1:
         raise InputError(
             "slurm.heterogeneous_hosts",
-            f"hosts of {' and '.join(map(str, sorted(set(counts))))} devices: the hosts of a Slurm job are alike; give "
-            "--cluster a file of such hosts",
+            f"hosts of {' and '.join(map(str, sorted(set(counts))))} devices: the hosts of a Slurm job must be "
+            "identical; give --cluster a file of such hosts",
         )
     if cluster and sum(counts) < num_ranks:
         raise InputError(
@@ -66,7 +66,7 @@ def sbatch_script(
 
 
 def submit(script: str) -> str:
-    """Give a script to sbatch and return the job's number. Raises InputError in one line where that fails."""
+    """Give a script to sbatch and return the job's number. Raises InputError in one line if that fails."""
     if shutil.which("sbatch") is None:
         raise InputError(
             "slurm.no_sbatch",

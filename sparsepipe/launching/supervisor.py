@@ -12,7 +12,7 @@ messages the supervisor is called the run's guard.
         parent ──pipe──► supervisor ──named pipe──► launcher, worker 0, worker 1 …     each ends when its writer is gone
 
 Its current directory is the run's folder, so that it writes there even where the folder was moved, and does not make
-the folder again where it was removed. How the job ended is written to status.json or, where that cannot be written, in
+the folder again if it was removed. How the job ended is written to status.json or, if that cannot be written, in
 a line on standard output.
 """
 
@@ -142,14 +142,14 @@ class Supervisor:
 
 
 def _pipelines() -> list[Path]:
-    """The folders of a run's pipelines, where it has several, from within the run's folder."""
+    """The folders of a run's pipelines, if it has several, from within the run's folder."""
     return sorted(Path("pipelines").glob("*/"))
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
     """Return the content of status.json; `{"state": "started"}` before it is written.
 
-    Raises OSError where it cannot be read at this moment, ValueError where it is no status.
+    Raises OSError if it cannot be read at this moment, ValueError if it is no status.
     """
     try:
         descriptor = os.open(run_dir / STATUS, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
@@ -169,7 +169,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
 
 
 def tell_status(run_dir: Path, **status: object) -> None:
-    """Write status.json, whole; where that cannot be done, say it in a line on standard output."""
+    """Write status.json, whole; if that cannot be done, say it in a line on standard output."""
     _tell(run_dir, status, lambda written: written.replace(run_dir / STATUS))
 
 
@@ -190,7 +190,7 @@ def tell_begun(run_dir: Path, **status: object) -> None:
 
 
 def _tell(run_dir: Path, status: Mapping[str, object], put: Callable[[Path], object]) -> None:
-    """Write a status beside status.json, and `put` it in its place."""
+    """Write a status alongside status.json, and `put` it in its place."""
     document = {**status, "time": time.time()}
     temporary = run_dir / f".{STATUS}.{secrets.token_hex(4)}"
     try:
@@ -214,12 +214,14 @@ def say_status(status: Mapping[str, object]) -> None:
 
 
 def gone(run_dir: Path) -> str:
-    """The reason that is told for a run whose folder was removed while it ran."""
+    """The reason that is reported for a run whose folder was removed while it ran."""
     return f"the run folder is gone: {run_dir} was moved or removed while the run was at work"
 
 
 def is_gone(run_dir: Path, opened: Path) -> bool:
-    """Whether `run_dir` is not the folder any more that was `opened` (a path that leads to it wherever it is)."""
+    """Return whether `run_dir` is not the folder any more that was `opened` (a path that leads to it wherever it
+    is).
+    """
     try:
         return not run_dir.samefile(opened)
     except (FileNotFoundError, NotADirectoryError):
@@ -239,7 +241,7 @@ def _clear(run_dir: Path) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """The last line of a log, to be put behind what it explains; nothing where there is none."""
+    """The last line of a log, to be put behind what it explains; nothing if there is none."""
     try:
         with log.open("rb") as handle:
             handle.seek(max(0, log.stat().st_size - _LOG_BYTES))

@@ -13,7 +13,7 @@ change that is to be found, and the beginning of a change where the sum was last
 the probability ratio test", Ann. Math. Statist. 36, 1965: each step is clipped, which is best against a share of
 outliers of any size; here it also says that no fewer than six minibatches make a lasting change, however slow they are.
 D. Siegmund, "Sequential Analysis", 1985, section II.6: the threshold for a mean distance between false alarms. The
-noise is told by the median of |x[i] − x[i−1]|, which a change of level moves no more than an outlier does.
+noise is measured by the median of |x[i] − x[i−1]|, which a change of level moves no more than an outlier does.
 """
 
 import math
@@ -57,7 +57,7 @@ class _Sum:
     values: list[float] = field(default_factory=list)
 
     def add(self, step: float, value: float, *, most: float) -> bool:
-        """Take a step; return whether the sum is at `most`, where it stays."""
+        """Take a step; return whether the sum is at `most`, if it stays."""
         self.total = max(0.0, min(self.total + step, most))
         if self.total:
             self.values.append(value)
@@ -90,18 +90,18 @@ class ChangePoint:
 
     @property
     def learning(self) -> bool:
-        """Whether there are too few values yet, since the beginning or since `restart`, to say anything."""
+        """Return whether there are too few values yet, since the beginning or since `restart`, to say anything."""
         return len(self._sorted) < LEARNED
 
     def restart(self) -> None:
-        """Learn the reference level anew, as another quantity is measured from now on; a jump of it is a change."""
+        """Learn the reference level again, as another quantity is measured from now on; a jump of it is a change."""
         self._sorted, self._sums, self._outliers, self._last = [], _sums(), 0, None
         self.to_pass_over = PASSED_OVER
 
     def add(self, value: float) -> Change | None:
         """Take the next log ratio; return the change that it proves, if it does.
 
-        Where the first reference is not what was expected, or one after `restart` not what it was before, that is a
+        If the first reference is not what was expected, or one after `restart` not what it was before, that is a
         change which began with its first value.
         """
         self.count += 1
@@ -158,7 +158,7 @@ class ChangePoint:
         return _EXPONENT * (self.noise * uncertain) ** 2 / (2 * _ALLOWANCE)
 
     def _differs(self, one: _Sum) -> bool:
-        """Whether most values since the sum was 0 are off: a sum may be high for a few that are far off."""
+        """Return whether most values since the sum was 0 are off: a sum may be high for a few that are far off."""
         return abs(median(one.values) - self.level) > _ALLOWANCE
 
     def _changed(self, one: _Sum) -> Change:

@@ -1,4 +1,4 @@
-"""Decide whether a running job changes its plan: what a change gains over what is left, beside what it costs.
+"""Decide whether a running job changes its plan: what a change gains over what is left, compared with what it costs.
 
 Everything is asked of the devices as they are now (`Factors.scaled`): the planner for plans, the simulator for their
 paces. A change must gain more than it costs by a margin, and make each minibatch faster by a share that measurements
@@ -57,7 +57,7 @@ class Decision:
         return sum(move.num_bytes for move in self.moves)
 
     def to_json(self) -> dict[str, Any]:
-        """What a row of a record holds; the plan is kept beside it."""
+        """What a row of a record holds; the plan is kept next to it."""
         return {
             "changes": self.changes,
             "predicted_gain_seconds": self.gain_seconds,
@@ -166,7 +166,7 @@ class _Looked:
         return enough, self.gain - self.cost.seconds if enough else self.least - self.needed
 
     def told(self, minibatches_left: int) -> str:
-        """What is expected, and, in brackets, how sure that is and what the simulator says, where that is not it."""
+        """What is expected, and, in brackets, how sure that is and what the simulator says, if that is not it."""
         text = (
             f"{faster_or_slower(self.share)}: gains {self.gain:.2f} s over {number_of(minibatches_left, 'minibatch')}, "
         )
@@ -206,7 +206,7 @@ def _all_candidates(
 
 
 def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:
-    """Return other plans for the devices as they are now, each once: the optimal one, stages cut anew, the known."""
+    """Return other plans for the devices as they are now, each once: the optimal one, stages cut again, the known."""
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
     recompute = any(stage.recompute for stage in plan.stages)
@@ -228,7 +228,7 @@ def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]
 
 
 def _same_devices(plan: Plan, problem: Problem) -> Plan:
-    """The same number of devices of each kind in each stage, cut anew."""
+    """The same number of devices of each kind in each stage, cut again."""
     classes = device_classes(problem.cluster)
     groups = [tuple(sum(rank in one.ranks for rank in stage.ranks) for one in classes) for stage in plan.stages]
     return replace(with_groups(problem, groups), planner="cut anew")  # nobody set it by hand

@@ -48,9 +48,9 @@ class Watch:
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, simulated: bool = False) -> None:
-        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and nobody's waits are there.
+        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and no one's waits exist.
 
-        Raises InputError where the plan is not one for the profile's network and the cluster's devices.
+        Raises InputError if the plan is not one for the profile's network and the cluster's devices.
         """
         self.profile, self.cluster = profile, cluster
         self.alarms: list[Alarm] = []
@@ -65,7 +65,7 @@ class Watch:
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
         """Go on under another plan of the same network, from a minibatch on; what is known of the devices stays.
 
-        Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learned anew.
+        Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learned again.
         """
         expected, before = Expected(self.profile, self.cluster, plan), self._era(first_minibatch).expected.plan
         others = {rank for rank in plan.ranks if _layers(plan, rank) != _layers(before, rank)}
@@ -105,7 +105,7 @@ class Watch:
         """What devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
 
         First: each rank nearer to what it was then, by twice the standard error of what was measured. Second: each as
-        its newest minibatches have it beside its profile. Lasting changes leave aside by how much profiles are off,
+        its newest minibatches have it against its profile. Lasting changes leave aside by how much profiles are off,
         which is right where that belongs to the rank's layers, and wrong where it belongs to the rank.
         """
         now, series = self.factors, [self.ranks.get(device.rank) for device in self.cluster.devices]
@@ -136,7 +136,7 @@ class Watch:
         return known
 
     def _look_left_out(self, found: LeftOut) -> Alarm | None:
-        """Put a time beside the first under this plan, when the rank was as slow as it was known to be before.
+        """Put a time alongside the first under this plan, when the rank was as slow as it was known to be before.
 
         Of a rank that was never seen at work nothing is known: its times tell nothing.
         """
@@ -152,7 +152,7 @@ class Watch:
         return series.add(found.minibatch, found.seconds, expected, unnoticed=0.0, seconds=found.end)
 
     def _look(self, found: Found, seconds: float) -> Alarm | None:
-        """Put a time beside the expected one."""
+        """Put a time compared with the expected one."""
         if isinstance(found, LeftOut):
             return self._look_left_out(found)
         era = self._era(found.minibatch)
@@ -197,7 +197,7 @@ def factors_of(cluster: Cluster, ranks: Mapping[int, Series], links: Mapping[Pai
 
 
 def _from_start(ranks: Mapping[int, Series]) -> dict[int, float]:
-    """By how much ranks are slower than the quickest ever since they began, where that is much and is sure."""
+    """By how much ranks are slower than the quickest ever since they began, if that is much and is sure."""
     if not ranks:
         return {}
     known = min(one.count for one in ranks.values())

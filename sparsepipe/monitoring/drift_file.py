@@ -17,8 +17,8 @@ NAME = "drift.jsonl"
 class DriftFile:
     """The drift.jsonl of a run, to which the first who opens it adds rows as long as it lives; others add none.
 
-    An alarm that is there already, of somebody who followed the run before, is not added again. Where a disk is full,
-    or the folder not one's own, the run goes on without.
+    An alarm that is there already, of somebody who followed the run before, is not added again. If a disk is full,
+    or the folder not one's own, the run continues without.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -31,7 +31,7 @@ class Expected:
     """The times of one plan's minibatches, by their sizes: each size is worked out once."""
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
-        """Raises InputError where the plan is not one for the profile's network and the cluster's devices."""
+        """Raises InputError if the plan is not one for the profile's network and the cluster's devices."""
         plan.check(profile.graph, cluster)
         self.profile, self.cluster, self.plan = profile, cluster, plan
         self._of_sizes: dict[float, OfSize] = {}

@@ -27,7 +27,7 @@ class Factors:
     """Devices and links as they are now: 1 is what the profile and the cluster say, 2 is twice as long.
 
     `ranks[r]` is of the device with rank r in the cluster. `links` holds pairs of ranks, the lower one first; a pair
-    that is not there is as the cluster says. Raises InputError for factors outside 0.01 to a million.
+    that does not exist is as the cluster says. Raises InputError for factors outside 0.01 to a million.
     """
 
     ranks: tuple[float, ...]
@@ -54,7 +54,7 @@ class Factors:
 
     @property
     def changed(self) -> bool:
-        """Whether any device or link is not as expected."""
+        """Return whether any device or link is not as expected."""
         return any(factor != 1 for factor in (*self.ranks, *self.links.values()))
 
     def link(self, a: int, b: int) -> float:
@@ -65,9 +65,9 @@ class Factors:
         """Return a profile and a cluster of the devices as they are now, for planners and the simulator.
 
         A rank whose factor is not 1 becomes a device of a type of its own, such as "cpu ×1.8": its costs are its type's
-        times the factor (to two decimals, so that ranks alike stay one type), its memory stays. A cluster knows one
+        times the factor (to two decimals, so that identical ranks stay one type), its memory stays. A cluster knows one
         link inside each node and one between nodes: each takes as many times as long as the slowest pair of ranks that
-        shares it. Raises InputError where there are not as many factors as devices, or a type was not profiled.
+        shares it. Raises InputError if there are not as many factors as devices, or a type was not profiled.
         """
         if len(self.ranks) != len(cluster.devices):
             raise InputError(
@@ -147,7 +147,7 @@ def _type_now(kind: str, factor: float) -> tuple[str, float]:
 def _with_slower(profile: Profile, slower: Mapping[tuple[str, float], str]) -> Profile:
     """Add device types to a profile: `slower` says of each name and factor of which type's costs it is a multiple.
 
-    Where the numbers come from stays what it was.
+    If the numbers come from stays what it was.
     """
     costs, rates, overheads = dict(profile.costs), dict(profile.update_rates), dict(profile.step_overheads)
     for (name, factor), kind in slower.items():

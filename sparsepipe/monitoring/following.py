@@ -44,15 +44,15 @@ _STEPS = 20  # the newest so many tell how long a minibatch takes now
 
 
 def check_replan(name: str | None, plan: Plan, profile: Profile | None, cluster: Cluster | None) -> None:
-    """Raise InputError where a run could not change its plan by itself, before it is launched."""
+    """Raise InputError if a run could not change its plan by itself, before it is launched."""
     if name is None:
         return
     variant(name)
     if profile is None or cluster is None:
         raise InputError(
             "replan.no_profile",
-            "{replan} needs the profile that the plan was made for, and the devices; give {profile}, and {cluster} "
-            "where they are not alike",
+            "{replan} needs the profile of the plan and its devices; give {profile}, and {cluster} for heterogeneous "
+            "devices",
             setting={"replan": name, "profile": ..., "cluster": ...},
         )
     plan.check(profile.graph, cluster)
@@ -68,8 +68,8 @@ def _watch(record: RunRecord, plan: Plan, profile: Profile, cluster: Cluster) ->
 class Following:
     """Watches a job until it ends, and changes its plan as a variant says, of each pipeline by itself.
 
-    The job is asked by `Job.replan`, and goes on as before where it refuses. Whatever happens here ends no job: `fault`
-    tells what ended the watching before the job; `threads` end with it. What was decided is in the run's
+    The job is asked by `Job.replan`, and continues as before where it refuses. Whatever happens here ends no job:
+    `fault` shows what ended the watching before the job; `threads` end with it. What was decided is in the run's
     decisions.jsonl too, or in that of each pipeline.
 
     >>> with Following(job, "live") as following:
@@ -88,7 +88,7 @@ class Following:
         predict: Callable[[int], LayerFactors | None] | None = None,
         predictor: Predictor | None = None,
     ) -> None:
-        """Profile and cluster are those that the run was launched with, where they are not given.
+        """Profile and cluster are those that the run was launched with, if they are not given.
 
         `tell` is called with a line for each decision. What variants ask of a rank's layers `predict` answers, or a
         `predictor` of this machine. Raises InputError for a job that cannot be followed.
@@ -126,7 +126,7 @@ class Following:
 
     @property
     def fault(self) -> str:
-        """What ended the watching before the job; empty where nothing did."""
+        """What ended the watching before the job; empty if nothing did."""
         return "; ".join(filter(None, (own.fault for own in self._pipelines)))
 
     @property
@@ -144,7 +144,7 @@ class Following:
         return plan
 
     def close(self) -> None:
-        """Stop watching. The job goes on."""
+        """Stop watching. The job continues."""
         self._over.set()
         for thread in self.threads:
             thread.join()
@@ -170,7 +170,7 @@ class FollowedPipeline:
         predict: Callable[[int], LayerFactors | None] | None,
         predictor: Predictor | None,
     ) -> None:
-        """`over` is set when nobody wants it any more."""
+        """`over` is set when no one wants it any more."""
         self.whole, self.fault, self._k = job.record.plan, "", k
         record, plan = job.record.pipelines[k], self.whole.local(k)
         # The devices that a job of so many processes has.
@@ -259,12 +259,12 @@ class FollowedPipeline:
             self._change(decision)
 
     def _pace(self) -> float | None:
-        """What a minibatch takes now; None where too few were seen under this plan."""
+        """What a minibatch takes now; None if too few were seen under this plan."""
         seconds, count = (self._ends[-1] - self._ends[0], len(self._ends) - 1) if self._ends else (0.0, 0)
         return seconds / count if seconds > 0 and count >= _STEPS // 2 else None
 
     def _take(self, row: Mapping[str, Any]) -> None:
-        """Take what a row of metrics tells of how far the run is."""
+        """Take the run's progress from a row of metrics."""
         if row["event"] == "start" and "epoch_minibatches" in row:
             self._total = self._config.total_minibatches(row["epoch_minibatches"])
             if self._taken:
@@ -277,7 +277,7 @@ class FollowedPipeline:
             self._changed_by_others(row["minibatch"])
 
     def _changed_by_others(self, first: int) -> None:
-        """Somebody, as at the launch board, had the job go on under another plan from minibatch `first` on."""
+        """Somebody, as at the launch board, had the job switch to another plan from minibatch `first` on."""
         self._known.add(first)
         plan = next((plan for begins, plan in self._record.plans if begins == first), None)
         if plan is not None:
@@ -302,7 +302,7 @@ class FollowedPipeline:
         self._say(f"from minibatch {first} on: {decision.plan.summary()}")
 
     def _ask(self, plan: Plan, *, reason: str, predicted_gain_seconds: float) -> int:
-        """Have this pipeline go on under a plan; return the first minibatch under it. Raises InputError."""
+        """Have this pipeline switch to a plan; return the first minibatch under it. Raises InputError."""
         if not self.whole.members:
             first = self._job.replan(plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
             assert first is not None, "it was waited for"

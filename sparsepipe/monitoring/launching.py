@@ -42,28 +42,28 @@ def launch(
     - `run_dir`: the folder of the record; `config`: the training's settings, in a `RunConfig`
     - `replan`: this process follows the run and changes its plan where devices change, for which it needs `profile` and
       `cluster`. Each of several pipelines changes by its own devices while the others train on, and keeps its ranks.
-      "never" goes on as before; "epoch", "measured" and "predicted" cut anew with DynPipe's planner, at ends of epochs,
-      by the ratio measured of a disturbed stage, or by what a predictor says of each layer; "live" takes the best plan
-      for the devices as they are now. None: nobody follows the run
+      "never" continues as before; "epoch", "measured" and "predicted" cut again with DynPipe's planner, at ends of
+      epochs, by the ratio measured of a disturbed stage, or by what a predictor says of each layer; "live" takes the
+      best plan for the devices as they are now. None: no one follows the run
     - `profile`, `cluster`: what the plan was made for; a resumed run's record has them. With a profile the run says
       which rank or link takes longer than that; a cluster names the hosts, in the order of the ranks
     - `tell`: called with a line of text for each decision
     - `predictor`: for "predicted", which needs one, and "epoch": learned on this machine, or on hosts like those of the
-      run (`Predictor.load`). Where a host's metrics are not those that it learned from, that is told by `tell`, and the
-      plan is followed no longer
+      run (`Predictor.load`). If a host's metrics are not those that it learned from, that is reported by `tell`, and
+      the plan is followed no longer
     - `predict`: in its place, a function: rank → for each layer, how many times as long as alone; None: not known yet
 
     All else is `given` to `launching.launch`:
 
     - `launcher`: "local" (the default, on this machine), "ssh" (the cluster's hosts) or "ray" (nodes of Ray)
-    - `resume=True`: go on from the newest checkpoint in `run_dir`, under the same plan or another
+    - `resume=True`: continue from the newest checkpoint in `run_dir`, under the same plan or another
     - `detach=True`: the job outlives this process, and `attach` finds it again; not with `replan`
     - `forward_only`: a checkpoint's path, or a run's folder: nothing is trained, outputs for the validation split are
-      written to predictions.npz; of several pipelines the first computes them, which `tell` is told
+      written to predictions.npz; of several pipelines the first computes them, which `tell` receives
     - `replication`: of several pipelines, the rule by which they average, with its options: "all-reduce",
       "partial-reduce:wait=0.1" (seconds), "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum"; that of the plan unless
       given
-    - `stragglers`: what holds ranks up on purpose, several separated by semicolons, durations in seconds:
+    - `stragglers`: what delays ranks on purpose, several separated by semicolons, durations in seconds:
       "jitter:p=0.1,seconds=0.05", "slow:rank=1,factor=4", "stop:rank=1,at=50,seconds=20", "trace:FILE",
       "kill:rank=2,at=80" (`at`: a minibatch)
     - `campaign`: names the runs that this one is made to be compared with

@@ -64,7 +64,7 @@ def moves_between(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> 
     """What changes hands: each layer that a rank of `new` has and did not have travels once for that rank.
 
     It comes from the rank among those that had it that has least to send so far, from the rank's own node if it can.
-    What nobody had before (a layer without a holder) does not travel.
+    What no one had before (a layer without a holder) does not travel.
     """
     had, holders = _held(plan), defaultdict[str, list[int]](list)
     for rank, layers in had.items():
@@ -136,7 +136,8 @@ def cost_of(before: Pace, after: Pace, *, transfer_seconds: float, other_seconds
 def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:
     """Return `new` with like devices exchanged such that the fewest bytes change hands.
 
-    Devices are alike that have a type and a node in common. Exact for one stage per device; others stay as they are.
+    Devices are identical that have a type and a node in common. Exact for one stage per device; others stay as they
+    are.
     """
     from scipy.optimize import linear_sum_assignment  # here, as few commands ask for it
 

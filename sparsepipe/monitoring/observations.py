@@ -137,7 +137,7 @@ class Ports:
         self._free: dict[Hashable, float] = {}  # port → when its last transfer ended
 
     def seconds(self, one: Transfer, expected: float) -> float:
-        """Return the seconds; at the most so many, and as expected for its ports, of one that nobody waited for."""
+        """Return the seconds; at the most so many, and as expected for its ports, of one that no one waited for."""
         both = ports(self._cluster, one.rank, one.peer, forward=one.forwards)
         begin = max([one.start, *(self._free.get(port, one.start) for port in both)])
         end = one.end if one.waited else min(one.end, begin + expected)

@@ -1,4 +1,4 @@
-"""The drift of a run, by its record: of one that is over, and of one that goes on."""
+"""The drift of a run, by its record: of one that is over, and of one that continues."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +23,9 @@ Told = TypeVar("Told", Alarm, Standing)
 
 
 class Watches:
-    """Watches the ranks and links of a run: a watch for each pipeline, which is held against its own plan.
+    """Watches the ranks and links of a run: a watch for each pipeline, which is compared with its own plan.
 
-    Pipelines have minibatches of their own, so that nobody need be as far as the others; their ranks and links have
+    Pipelines have minibatches of their own, so that no one need be as far as the others; their ranks and links have
     their numbers among those of all. Links between pipelines, over which they average, are not watched; what a transfer
     waits for another pipeline's at a port that both use counts as its own link's time.
     """
@@ -34,7 +34,7 @@ class Watches:
         """`cluster`: the devices of all. `first_minibatch`: of several, spans of those before it, under another plan,
         are left out.
 
-        Raises InputError where the plan is not one for the profile's network and the cluster's devices.
+        Raises InputError if the plan is not one for the profile's network and the cluster's devices.
         """
         plan.check(profile.graph, cluster)
         self.cluster, self.alarms = cluster, list[Alarm]()
@@ -64,7 +64,7 @@ class Watches:
     def factors(self) -> Factors:
         """Every device and link as it is now, as `Watch.factors` has them.
 
-        A rank that was slow from the beginning on is one beside the quickest of all pipelines.
+        A rank that was slow from the beginning on is one compared with the quickest of all pipelines.
         """
         ranks = {rank: series for watch in self.watches for rank, series in watch.ranks.items()}
         links = {pair: series for watch in self.watches for pair, series in watch.links.items()}
@@ -92,9 +92,9 @@ class Watches:
 def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watches:
     """Return what became of a run's ranks and links, from its trace: `alarms`, `standings`, `factors`.
 
-    Profile and cluster are those that the run was launched with, where they are not given. Of several pipelines each is
-    held against its own plan, and ranks have their numbers among those of all. Raises InputError in one line where
-    there are none, and for a run that nothing can be told of; DamagedRecord names the file and the row of what is
+    Profile and cluster are those that the run was launched with, if they are not given. Of several pipelines each is
+    compared with its own plan, and ranks have their numbers among those of all. Raises InputError in one line if
+    there are none, and for a run that nothing can be notified of; DamagedRecord names the file and the row of what is
     damaged.
     """
     profile, cluster = devices_of(record, profile, cluster)
@@ -104,7 +104,7 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
     if not any(spans) or not any(rows):
         raise InputError(
             "run.no_trace",
-            f"{record.folder}: has no trace and no steps yet; drift is told of minibatches that are done",
+            f"{record.folder}: has no trace and no steps yet; drift needs completed minibatches; try again later",
         )
     if not any(sizes):
         raise InputError(
@@ -123,27 +123,27 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
 
 
 def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | None) -> tuple[Profile, Cluster]:
-    """Return the profile and the cluster given, or those in the run's folder. Raises InputError where none are."""
+    """Return the profile and the cluster given, or those in the run's folder. Raises InputError if none are."""
     kept = record.folder / "profile.json", record.folder / "cluster.toml"
     if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
         raise InputError(
             "run.no_profile",
-            f"{record.folder}: does not say which profile and cluster it is held against, as a run launched without "
-            "them; give {profile} and {cluster}",
+            f"{record.folder}: names no profile and cluster to compare with (launched without them); "
+            "give {profile} and {cluster}",
             setting={"profile": ..., "cluster": ...},
         )
     return profile or Profile.load(kept[0]), cluster or Cluster.load(kept[1])
 
 
 class Follower:
-    """Follows the drift of a run that goes on: call `look` every second or so, and once more when it has ended.
+    """Follows the drift of a run that continues: call `look` every second or so, and once more when it has ended.
 
     What it finds goes to the run's drift.jsonl, by one process at a time: whoever follows it first. Lines of the run's
     files that are damaged are passed over.
     """
 
     def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
-        """Raises InputError as `drift_of` does where nothing can be told of such a run."""
+        """Raises InputError as `drift_of` does if nothing can be notified of such a run."""
         profile, cluster = devices_of(record, profile, cluster)
         self.record = record
         self._followed = len(_plans(record))
@@ -171,9 +171,9 @@ class Follower:
 
 
 def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
-    """The plans that a run follows, each with its first minibatch, 0 where nobody wrote it down.
+    """The plans that a run follows, each with its first minibatch, 0 if no one wrote it down.
 
-    Where pipelines had other ranks or another rule, or other numbers, before it was resumed: those since.
+    If pipelines had other ranks or another rule, or other numbers, before it was resumed: those since.
     """
     plans: list[tuple[int, Plan]] = []
     for first, plan in record.plans:

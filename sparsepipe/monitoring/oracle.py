@@ -30,7 +30,7 @@ class Stretch:
 def stretches(stragglers: Stragglers, num_ranks: int, num_minibatches: int) -> tuple[Stretch, ...]:
     """How slow each rank is, over a run; what delays it whatever it does (a stop, jitter) does not count.
 
-    Where it changes more often than 64 times, the run is cut into as many equal stretches, with means.
+    If it changes more often than 64 times, the run is cut into as many equal stretches, with means.
     """
     slow = np.array(
         [

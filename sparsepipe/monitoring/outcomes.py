@@ -45,10 +45,10 @@ class MeasuredPace:
 
 
 class Paces:
-    """Takes a run's spans and sizes, and tells the pace of any of its newest minibatches."""
+    """Takes a run's spans and sizes, and shows the pace of any of its newest minibatches."""
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
-        """Raises InputError where the plan is not one for the profile's network and the cluster's devices."""
+        """Raises InputError if the plan is not one for the profile's network and the cluster's devices."""
         self._expected = Expected(profile, cluster, plan)
         self._ends: dict[int, float] = {}  # of minibatches' last backward in the first stage
         self._sizes: dict[int, float] = {}
@@ -64,7 +64,7 @@ class Paces:
                 del kept[number]
 
     def of(self, first: int, past: int, *, unit: int) -> MeasuredPace | None:
-        """The pace of minibatches `first` to `past` − 1, in rounds of `unit`; None where too few of them are known."""
+        """The pace of minibatches `first` to `past` − 1, in rounds of `unit`; None if too few of them are known."""
         self._expected.learn(size for number in range(first, past) if (size := self._sizes.get(number)) is not None)
         rounds = [self._round(range(begin, begin + unit)) for begin in range(first, past - unit + 1, unit)]
         ratios = sorted(
@@ -79,7 +79,7 @@ class Paces:
         return MeasuredPace(fmean(kept), stdev(kept) / math.sqrt(len(kept)))
 
     def _round(self, numbers: range) -> tuple[float, float] | None:
-        """When a round ended, and the seconds that one device would take for it; None where that is not known."""
+        """When a round ended, and the seconds that one device would take for it; None if that is not known."""
         if not all(number in self._ends and number in self._sizes for number in numbers):
             return None
         seconds = sum(sum(self._expected.of(self._sizes[number]).work.values()) for number in numbers)
@@ -165,8 +165,8 @@ class Outcomes:
     ) -> Outcome | None:
         """Take what a run did up to `minibatch`; return the outcome that is known by now, if one is.
 
-        Where devices change again before a plan was seen at work, nobody knows what it would have given. What changes
-        while ranks learn their new layers is the plan's doing, unless one rank becomes much slower beside the others
+        If devices change again before a plan was seen at work, no one knows what it would have given. What changes
+        while ranks learn their new layers is the plan's doing, unless one rank becomes slower than the others by more
         than profiles are off: then somebody came, or went, at that moment.
         """
         self._paces.take(spans, sizes)
@@ -187,7 +187,7 @@ class Outcomes:
         self._plan, self._since = plan, _filled(plan, first_minibatch)
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """The run follows another plan from `first_minibatch` on, whose gain nobody predicted."""
+        """The run follows another plan from `first_minibatch` on, whose gain no one predicted."""
         ranks = self._factors.ranks
         self._remember(self._plan, self._pace(self._plan, self._since, first_minibatch), first_minibatch, ranks)
         self._open = self._last = None
@@ -195,12 +195,12 @@ class Outcomes:
 
     @property
     def judging(self) -> bool:
-        """Whether the gain of the newest change is not measured yet."""
+        """Return whether the gain of the newest change is not measured yet."""
         return self._open is not None
 
     @property
     def _costs_time(self) -> bool:
-        """Whether the present plan was measured to be slower than the one before."""
+        """Return whether the present plan was measured to be slower than the one before."""
         return self._last is not None and self.told[-1].measured < 0
 
     def trust(self, minibatch: int) -> float:
@@ -219,9 +219,9 @@ class Outcomes:
     def believed(self, plan: Plan, share: float, minibatch: int) -> float:
         """The share by which a minibatch is expected to be shorter under `plan`, where the simulator predicts `share`.
 
-        What a plan took on devices like these counts more than what a simulator says, as far as it is sure; where the
-        simulator says that it is no shorter, only if the present plan was seen to cost time. Else devices may be alike
-        and a machine's pace not: who went back for that was as often slower as faster.
+        What a plan took on devices like these counts more than what a simulator says, as far as it is sure; if the
+        simulator says that it is no shorter, only if the present plan was seen to cost time. Else devices may be in the
+        same way and a machine's pace not: who went back for that was as often slower as faster.
         """
         known = self._known_of(plan, minibatch)
         now = self._pace(self._plan, self._since, minibatch)
@@ -235,7 +235,9 @@ class Outcomes:
         return next((one for one in reversed(self._known) if self._fits(one, plan, minibatch)), None)
 
     def _fits(self, one: _Known, plan: Plan, minibatch: int) -> bool:
-        """Whether that is known of `plan` on devices like these; what slows all of them by as much does not count."""
+        """Return whether that is known of `plan` on devices like these; what slows all of them by as much does not
+        count.
+        """
         alike = _apart(one.ranks, self._factors.ranks) <= _ALIKE
         return one.stages == _stages(plan) and minibatch - one.at < _FORGOTTEN and alike
 
@@ -295,7 +297,7 @@ class Outcomes:
 
 
 def _apart(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    """How far apart ranks are by one of both beside the other: 1 where all of them differ by the same factor."""
+    """How far apart ranks are by one of both alongside the other: 1 where all of them differ by the same factor."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     return max(ratios) / min(ratios)
 

@@ -17,7 +17,7 @@ _ANY_GPU = 0  # NVML's first: before a run's ranks have told which are theirs, a
 def check_predictor(
     replan: str | None, predictor: Predictor | None, *, needed: bool, device: str = "cpu", here: bool = True
 ) -> None:
-    """Raise InputError where a variant lacks a predictor, has no use for one, or has one from other metrics.
+    """Raise InputError if a variant lacks a predictor, has no use for one, or has one from other metrics.
 
     `needed`: whether the run's layers really compute, so that variants that ask a predictor cannot do without.
     `device`: that the run computes on, "cpu", "cuda" or "cuda:1"; on GPUs the metrics are theirs, too. `here`: the
@@ -60,7 +60,7 @@ class Predictions:
     def __init__(
         self, predictor: Predictor, run_dir: Path, profile: Profile, cluster: Cluster, *, device: str = "cpu"
     ) -> None:
-        """`device`: that the run computes on. Raises OSError where nothing can be asked for in the run's folder."""
+        """`device`: that the run computes on. Raises OSError if nothing can be asked for in the run's folder."""
         self._predictor, self._logs = predictor, run_dir / "logs"
         self._profile, self._cluster = profile, cluster
         self._watches = RankWatches(self._logs, on_gpus=device != "cpu")
@@ -70,7 +70,7 @@ class Predictions:
     def look(self) -> None:
         """Take a reading of each rank, if the last is two seconds old.
 
-        Raises InputError where what a host says of a rank is not what the predictor learned from, or is damaged.
+        Raises InputError if what a host says of a rank is not what the predictor learned from, or is damaged.
         """
         ranks = [device.rank for device in self._cluster.devices]
         if self._watches.look(ranks):
@@ -80,9 +80,9 @@ class Predictions:
                 self._check(rank, metrics)
 
     def of(self, rank: int) -> LayerFactors | None:
-        """How many times as long as alone each layer is expected to take on a rank; None where it was not read yet.
+        """How many times as long as alone each layer is expected to take on a rank; None if it was not read yet.
 
-        Raises InputError where the machine's metrics are not those that the predictor learned from.
+        Raises InputError if the machine's metrics are not those that the predictor learned from.
         """
         metrics = self._told.get(rank) or self._watches.metrics.get(rank)
         if metrics is None:

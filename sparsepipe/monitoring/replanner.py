@@ -50,12 +50,12 @@ class Watcher(Protocol):
 class Replanner:
     """Watches one job and says when, and to what, its plan is to change.
 
-    A change is held against all that is left, until devices have changed three times: from then on it is held against
+    A change is compared with all that is left, until devices have changed three times: from then on it is compared with
     twice the longest of the last three times, and of the present one, that they stayed as they were. An intruder that
     comes and goes faster than moving pays is so left alone; what was not worth it is asked again when devices have
     stayed as they are for twice as long. What a change gave is looked at when its plan was seen at work: one that gave
     less than it was to give lets the next be believed less, and one that cost time is taken back (outcomes.py). Each
-    change in a row that was in vain doubles what the next must gain beside its cost.
+    change in a row that was in vain doubles what the next must gain compared with its cost.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Replanner:
         """Take what ended since the last call; `minibatch` is the next that has not begun.
 
         `left_out`: times of ranks that the plan leaves out.
-        The answer is a change to be made, or None. No other comes until `begin` or `refused` tells what became of it.
+        The answer is a change to be made, or None. No other comes until `begin` or `refused` shows what became of it.
         """
         alarms = self.watcher.see(spans, sizes, left_out)
         judged = self.outcomes.see(spans, sizes, minibatch, alarms=alarms, factors=self.watcher.factors)
@@ -150,7 +150,7 @@ class Replanner:
         self.watcher.follow(plan, first_minibatch=first_minibatch)
 
     def refused(self) -> None:
-        """The change was not made; the old plan goes on."""
+        """The change was not made; the old plan continues."""
         self._current.pending = False
 
     def _cautious(self) -> Caution:
@@ -192,7 +192,7 @@ class Questions:
             self._to_ask.add(minibatch)
 
     def due(self, minibatch: int) -> bool:
-        """Whether it is time to decide."""
+        """Return whether it is time to decide."""
         return any(at <= minibatch for at in self._to_ask)
 
     def decided(self, minibatch: int, factors: Factors, *, again: int | None) -> None:

@@ -17,7 +17,7 @@ _LOOKS = 20  # after which nobody says any more who took a minibatch: it was bef
 
 
 class RunRows:
-    """Reads what came since the last call. A run that is over, or goes on in a resumed job, is read alike.
+    """Reads what came since the last call. A run that is over, or continues in a resumed job, is read in the same way.
 
     Lines that are no rows are passed over and counted in `damaged`; a last line that is not whole yet waits.
     """
@@ -91,7 +91,7 @@ class TakenMinibatches:
         return self._own.get(number)
 
     def number(self, own: int) -> int:
-        """Return the number in the run of a minibatch that it counts so; of one to come the next that nobody has."""
+        """Return the number in the run of a minibatch that it counts so; of one to come the next that no one has."""
         return self._numbers[own] if 0 <= own < len(self._numbers) else self._of_all + 1
 
     def first_from(self, number: int) -> int:
@@ -147,7 +147,7 @@ def step_sizes(rows: list[dict[str, Any]], units: tuple[str, ...] = SIZE_UNITS) 
 class _SpanTail:
     """Reads whole rows of one rank's spans as they come.
 
-    Where a shorter file took its place, as of a long run, it is read again, without the spans that were there before.
+    If a shorter file took its place, as of a long run, it is read again, without the spans that were there before.
     """
 
     def __init__(self, path: Path) -> None:

@@ -69,7 +69,7 @@ def simulate_from(
 ) -> Trace:
     """One plan's part of a run, which begins at `begin` seconds with the run's minibatch `first_minibatch`.
 
-    Raises InputError as `simulate` does, and where a rank is killed in it.
+    Raises InputError as `simulate` does, and if a rank is killed in it.
     """
     stragglers.check(len(cluster.devices))
     own = simulate(plan, profile, cluster, sizes, stragglers=stragglers.later(first_minibatch))

@@ -5,7 +5,7 @@ Swings: by how much a rank's pace goes up and down by itself, over seconds and n
 A machine's clock, its caches and its other processes make a rank faster and slower for a while, and then it is again as
 it was. The noise from one minibatch to the next (change_point.py) tells nothing of that: the median of a hundred
 minibatches may have an error of 1% by it, and the next hundred a median 20% off. So medians of blocks of minibatches
-are put beside one another. The median of their differences is moved little by a few that are large: an intruder that
+are put alongside one another. The median of their differences is moved little by a few that are large: an intruder that
 comes and goes is no swing.
 """
 
@@ -96,9 +96,9 @@ class Series:
         seconds: float,
         uncertainty: float = 0.0,
     ) -> Alarm | None:
-        """Take a minibatch's seconds beside those expected; `seconds` is when it was. Returns the alarm it raises.
+        """Compare a minibatch's seconds with those expected; `seconds` is when it was. Returns the alarm it raises.
 
-        `unnoticed` seconds more hold nobody up: they are added to both, so that a ratio of what is short says little.
+        `unnoticed` seconds more hold no one up: they are added to both, so that a ratio of what is short says little.
         `uncertainty` is the share by which the expected time may be off: a ratio counts by what is beyond that.
         """
         tested = (measured + unnoticed) / (expected + unnoticed)
@@ -110,12 +110,12 @@ class Series:
         return None if change is None else self._alarm(change, minibatch, seconds)
 
     def is_faster(self, at_most: float, expected: float) -> bool:
-        """Whether a time that may be shorter still shows that what became slow is no longer as slow as that."""
+        """Return whether a time that may be shorter still shows that what became slow is no longer as slow as that."""
         slow = self.changed and self._test.level > (self._usual or 0.0)
         return slow and math.log(at_most / expected) < self._test.level - _ALIKE
 
     def learn_anew(self) -> None:
-        """Learn the usual level anew, as the rank has other layers from now on."""
+        """Learn the usual level again, as the rank has other layers from now on."""
         self._test.restart()
         self._swings.restart()
 

@@ -87,7 +87,7 @@ def simulate_replans(
 ) -> ReplanForecast:
     """Train on a minibatch of each of `sizes`, watched by `watcher`, the plan changed as `variant` says.
 
-    A change begins with the first minibatch that has not begun when it is decided, and one more; where weights are
+    A change begins with the first minibatch that has not begun when it is decided, and one more; if weights are
     updated by step, with the next step. Epochs have `epoch_minibatches`, a tenth of the run when not given. Raises
     InputError as `simulate` does.
     """

@@ -79,7 +79,7 @@ def best_plan(now: Situation) -> Decision:
 def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) -> Decision:
     """What DynPipe does: its planner's answer is taken, whatever it costs and whatever is left to gain.
 
-    `layer_factors` says of ranks what each layer takes there. What a change gains and costs is told all the same.
+    `layer_factors` says of ranks what each layer takes there. What a change gains and costs is reported all the same.
     """
     expected, devices = _with_layer_factors(now, layer_factors)
     problem = Problem(expected, devices, now.plan.schedule, now.plan.num_microbatches)
@@ -109,7 +109,7 @@ def measured_factors(now: Situation) -> dict[int, LayerFactors]:
 
 
 def predicted_factors(now: Situation) -> dict[int, LayerFactors]:
-    """What the predictor says of each disturbed rank; the measured ratio where there is none, or it does not know."""
+    """What the predictor says of each disturbed rank; the measured ratio if there is none, or it does not know."""
     measured = measured_factors(now)
     if now.predict is None:
         return measured

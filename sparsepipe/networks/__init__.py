@@ -63,7 +63,7 @@ MODULE_NETWORKS: dict[str, ModuleNetwork] = IMAGE_NETWORKS | TEXT_NETWORKS
 
 
 def is_table(name: str) -> bool:
-    """Whether a model's name is that of a table of rows; else it is of a torch module, ours or the user's own.
+    """Return whether a model's name is that of a table of rows; else it is of a torch module, ours or the user's own.
 
     Raises InputError for a name that is neither, naming what is like it.
     """

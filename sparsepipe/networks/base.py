@@ -48,7 +48,7 @@ class AnyNetwork(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """Classes that its output tells apart; 0 where it tells none."""
+        """Classes that its output distinguishes; 0 if unknown."""
         ...
 
     @property

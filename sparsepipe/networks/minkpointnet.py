@@ -1,7 +1,7 @@
 """MinkowskiPointNet: PointNet without its transforms, on voxels: linear layers, a global max pool, a classifier.
 
 Qi et al., "PointNet: Deep Learning on Point Sets" (2017), as MinkowskiEngine's example `pointnet` lays it out. Voxels
-are told apart by their features alone: with occupancy all are alike, take normals, colours or intensity.
+are distinguished by their features alone: with occupancy all are identical, take normals, colours or intensity.
 """
 
 from .blocks import Table

@@ -1,4 +1,4 @@
-"""Networks that are torch modules, by name: where each is built, without importing torch to know that it is there."""
+"""Networks that are torch modules, by name: where each is built, without importing torch to know that it exists."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

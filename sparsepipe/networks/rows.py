@@ -128,7 +128,7 @@ class Row:
 class Network:
     """A table of rows in topological order, one value a row: the member of `AnyNetwork` (base.py) that engines build.
 
-    Raises InputError where a row is unknown, repeated or out of order.
+    Raises InputError if a row is unknown, repeated or out of order.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Network:
 
     @property
     def direct_inputs(self) -> tuple[str, ...]:
-        """None: a sparse input has its coordinates in common with what crosses beside it."""
+        """None: a sparse input has its coordinates in common with what crosses next to it."""
         return ()
 
     @property

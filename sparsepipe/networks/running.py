@@ -34,7 +34,7 @@ def run_layers(
 def layer_by_layer(
     layers: Layers, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
 ) -> Iterator[LayerRow]:
-    """Do what `run_layers` does, in `tensors` itself, and yield each layer once its outputs are there."""
+    """Do what `run_layers` does, in `tensors` itself, and yield each layer once its outputs exist."""
     last_use = {name: place for place, row in enumerate(layers.table) for name in (*row.inputs, *row.outputs)}
     for place, row in enumerate(layers.table):
         tensors.update(layers.run_layer(row, tensors, minibatch=minibatch))

@@ -94,7 +94,7 @@ def partition(
 
     `options` are the settings of the `planner`. `sparsepipe.SCHEDULES` says what each schedule is.
     The plan's `estimate` has `period_seconds` (seconds per minibatch), bound and bytes; `simulate` plays it through.
-    Raises InputError for an unknown planner or option, a device type without profile, and where nothing fits into
+    Raises InputError for an unknown planner or option, a device type without profile, and if nothing fits into
     memory.
     """
     asked = PlanSettings(planner, schedule, num_microbatches, recompute)
@@ -130,11 +130,11 @@ def partition_pipelines(
 ) -> Plan:
     """Split the devices of `cluster` into pipelines that train most samples/s together, each with its own plan.
 
-    Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. Where there are
+    Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. If there are
     too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are
     planned. `replication`, a rule or its text, is `partial-reduce` when not given. `num_microbatches` is the same in
-    every pipeline, so that their steps are alike; for schedules that flush it is twice the devices of an average
-    pipeline when not given. Raises InputError as `partition` does, where there are too few devices, and where the rule
+    every pipeline, so that their steps are identical; for schedules that flush it is twice the devices of an average
+    pipeline when not given. Raises InputError as `partition` does, if there are too few devices, and if the rule
     cannot go with so many pipelines (a quorum of more) or with the schedule.
     """
     given_integer(num_pipelines, "pipelines:", least=2)
@@ -177,7 +177,7 @@ def partition_pipelines(
 
 
 def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> list[str]:
-    """Return the options of a planner. Raises InputError where one that is `given` is none of them; the call itself
+    """Return the options of a planner. Raises InputError if one that is `given` is none of them; the call itself
     `takes` others, of which one may have been meant.
     """
     known = [field.name for field in fields(PLANNERS[planner])]
@@ -193,7 +193,7 @@ def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> 
 
 
 def _data_parallel_seconds(problem: Problem, planner: str, options: Mapping[str, Any]) -> float | None:
-    """What the plan of one pipeline on all devices has as their period, were they data parallel; None where it has
+    """What the plan of one pipeline on all devices has as their period, were they data parallel; None if it has
     none, or the planner does not plan such devices together.
     """
     if options.get("cost_model") == CONTIGUOUS:
@@ -213,7 +213,7 @@ def planners_with(option: str) -> tuple[str, ...]:
 
 
 def planner_for(schedule: str, wanted: str = DEFAULT) -> str:
-    """Return `wanted`; where the schedule needs several stages per device and it plans one, a planner of several."""
+    """Return `wanted`; if the schedule needs several stages per device and it plans one, a planner of several."""
     rules, able = SCHEDULE_RULES.get(schedule), planners_with("stages_per_device")
     return able[0] if rules is not None and rules.stages_per_rank[0] > 1 and wanted not in able else wanted
 
@@ -250,13 +250,13 @@ def bound_of(plan: Plan, proven: float | None) -> float | None:
 
 
 def _microbatches(schedule: str, num_devices: int) -> int:
-    """The minibatches of a step, where nobody says how many: enough for a small bubble under schedules that flush."""
+    """The minibatches of a step, if no one says how many: enough for a small bubble under schedules that flush."""
     known = SCHEDULE_RULES.get(schedule)
     return 2 * num_devices if known is not None and WEIGHT_RULES[known.weights[0]].flushes else 1
 
 
 def _planned_as(schedule: str) -> str:
-    """The schedule that is planned in place of `schedule`: itself, or another where it has no closed form."""
+    """The schedule that is planned instead of `schedule`: itself, or another where it has no closed form."""
     rules = SCHEDULE_RULES.get(schedule)
     return schedule if rules is None else rules.planned_as or schedule
 

@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def synchronous(self) -> bool:
-        """Whether a step of `num_microbatches` ends in a flush."""
+        """Return whether a step of `num_microbatches` ends in a flush."""
         return WEIGHT_RULES[self.rules.weights[0]].flushes
 
     @cached_property

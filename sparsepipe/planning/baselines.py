@@ -24,11 +24,11 @@ _ALIKE = 1.005  # most loaded devices that count as equally loaded
 def lap_bounds(
     start: Bounds, seconds: Sequence[Sequence[float]], size: int, *, crossing: Sequence[float], kept: Sequence[float]
 ) -> Bounds:
-    """Cut where the most loaded device has least to do; among cuts that are alike, where fewest bytes move.
+    """Cut where the most loaded device has least to do; among cuts that are identical, where fewest bytes move.
 
     `seconds[k]` are those of every layer on the device of stage k, which is that of stage k + `size` too. Bytes move
     across cuts, `crossing` at each place, and in the update of every stage but the last: `kept` of each layer, whose
-    older versions stay. All cuts are tried where there are few; else those of `start` are moved, two at a time, until
+    older versions stay. All cuts are tried if there are few; else those of `start` are moved, two at a time, until
     no pair helps.
     """
     before = [np.concatenate([[0.0], np.cumsum(row)]) for row in seconds]

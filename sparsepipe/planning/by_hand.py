@@ -53,7 +53,7 @@ def by_hand(problem: Problem, ends: Sequence[int], groups: Sequence[Counts]) -> 
 def with_cuts(problem: Problem, ends: Sequence[int]) -> Plan:
     """Keep the cuts and choose the devices of each stage: the slowest stage as fast as can be, transfers aside.
 
-    Exact over all counts of each class where there are few enough of them; a cluster with more than `MOST_STATES`
+    Exact over all counts of each class if there are few enough of them; a cluster with more than `MOST_STATES`
     combinations of counts raises InputError.
     """
     _check_cuts(problem, ends)

@@ -33,7 +33,7 @@ class Cuts:
 
     @classmethod
     def of(cls, table: LayerTable, layers: Sequence[int], *, limit: int) -> "Cuts":
-        """All down-sets where there are at most `limit`, else those along the given order."""
+        """All down-sets if there are at most `limit`, else those along the given order."""
         graph, own = table.graph, tuple(layers)
         found = remembered(graph.kept, "all cuts", (own, limit), lambda: cls._all(graph, own, limit))
         return cls.along(table, layers) if found is None else found
@@ -105,7 +105,7 @@ class Cuts:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether each cut holds all of the one before it."""
+        """Return whether each cut holds all of the one before it."""
         return all(a & ~b == 0 for a, b in zip(self.masks, self.masks[1:], strict=False))
 
     def before(self, cut: int) -> set[int]:
@@ -224,7 +224,7 @@ class Cuts:
 
     @cached_property
     def first_after(self) -> list[Index]:
-        """For each chain, the place of the first strict superset of each cut, [S]; its length where there is none."""
+        """For each chain, the place of the first strict superset of each cut, [S]; its length if there is none."""
         if self.is_chain:
             return [np.arange(1, len(self) + 1)]
         chains = [chain.tolist() for chain in self.chains]
@@ -309,7 +309,7 @@ def _cover(masks: Sequence[int], choose: Callable[..., list[int]]) -> list[list[
 
 
 def down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
-    """All down-sets, small ones first; None where there are more than `limit`. `needs[k]`: mask of layer k's inputs."""
+    """All down-sets, small ones first; None if there are more than `limit`. `needs[k]`: mask of layer k's inputs."""
     consumers: list[list[int]] = [[] for _ in needs]
     for k, need in enumerate(needs):
         for p in range(k):

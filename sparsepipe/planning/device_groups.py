@@ -100,7 +100,7 @@ class DeviceGroups:
     def with_ends(self) -> tuple["DeviceGroups", Index]:
         """Tell each group by whether the stages before and after it are on other nodes.
 
-        Returns the longer table, and for each added group the index of the group of the same devices in this one. Where
+        Returns the longer table, and for each added group the index of the group of the same devices in this one. If
         no node has two devices, what is sent always crosses the network, and none is added.
         """
         count = len(self)
@@ -153,7 +153,7 @@ class DeviceGroups:
 
     @cached_property
     def class_shares(self) -> Index:
-        """Share of one replica of each class, [G, classes]; 0 where the group has none."""
+        """Share of one replica of each class, [G, classes]; 0 if the group has none."""
         column = [self.types.index(c.type.name) for c in self.classes]
         shares = self.shares[:, column] * (self.counts > 0)
         node = [self.nodes.index(c.node) for c in self.classes]

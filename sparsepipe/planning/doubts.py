@@ -26,7 +26,7 @@ def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) 
 
 
 def beyond_memory(plan: Plan, cluster: Cluster, *, way_out: str = _LOOKS) -> str:
-    """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty where all fit."""
+    """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty if all fit."""
     over = []
     for position in plan.position_estimates:
         kinds = [cluster.devices[rank].type for rank in plan.stages[position.stages[0]].ranks]

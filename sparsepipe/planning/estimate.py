@@ -1,12 +1,12 @@
 """The default cost model: what a plan is expected to do, from its own replicas, boundaries and links.
 
-Legend, for stage i, with t its forward and backward on one replica (and reading, where it reads minibatches that the
+Legend, for stage i, with t its forward and backward on one replica (and reading, if it reads minibatches that the
 first stage's process reads too; and sending and receiving, where its device's own processor does that) and s/n a
 replica's share of a round:
   T = max over replicas of t·s/n, plus the optimizer's step and, as the runtime blocks on it, gradient averaging, both
       per minibatch
   L = max over replicas of t: how long one minibatch stays
-  C = the transfers at a boundary; they run beside computation, forwards and backwards at once
+  C = the transfers at a boundary; they run alongside computation, forwards and backwards at once
 
 asynchronous     period = max(T of each stage, busiest port of each boundary); interleaved, what a timed run of the
                  stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more
@@ -37,7 +37,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
 
 
 def _key(plan: Plan, problem: Problem) -> Hashable:
-    """What an estimate depends on, beside the profile that keeps it."""
+    """What an estimate depends on, alongside the profile that keeps it."""
     of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.accumulation
     of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
     return of_plan, of_problem, problem.forward_only, problem.easier
@@ -136,7 +136,7 @@ def boundaries(
 
 
 def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
-    """`boundary_times` of each boundary. `within`: what crosses them, as `boundaries` tells it of devices of a host."""
+    """`boundary_times` of each boundary. `within`: what crosses them, as `boundaries` shows it of devices of a host."""
     pairs = [plan.stages[k : k + 2] for k in range(len(plan.stages) - 1)]
     apart = [problem.easier or between_hosts(problem, pair) for pair in pairs]
     elsewhere = boundaries(plan, problem, between_hosts=True)[1] if any(apart) else within
@@ -144,12 +144,12 @@ def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array
 
 
 def between_hosts(problem: Problem, pair: Sequence[Stage]) -> bool:
-    """Whether what crosses between two stages goes by the network: not all of their devices are on one node."""
+    """Return whether what crosses between two stages goes by the network: not all of their devices are on one node."""
     return len({problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}) > 1
 
 
 def network_bytes(plan: Plan, problem: Problem) -> list[float]:
-    """Bytes of a minibatch that each stage's replica sends to and receives from other hosts; 0 where it costs nothing.
+    """Bytes of a minibatch that each stage's replica sends to and receives from other hosts; 0 if it costs nothing.
 
     All count where not all devices of two stages are on one node, as for `boundary_link`.
     """
@@ -218,7 +218,7 @@ def _once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[i
 
 
 def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recompute: bool) -> float:
-    """Forward and backward of `layers` on one device; the forward twice where it is run again before the backward."""
+    """Forward and backward of `layers` on one device; the forward twice if it is run again before the backward."""
     seconds = float(problem.table.seconds[kind][layers, 0].sum())
     return seconds + float(problem.table.forward[kind][layers, 0].sum()) if recompute else seconds
 

@@ -43,7 +43,7 @@ class Forecast:
     lower_bound_seconds: float = 0.0  # no order of these minibatches takes less: see `simulator.lower_bound`
 
     def beyond_memory(self, cluster: Cluster) -> str:
-        """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
+        """Return a sentence on the rank that exceeds its device's memory most; empty if none does."""
         return beyond_memory(self.peak_bytes, cluster)
 
     @property
@@ -133,7 +133,7 @@ def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
 
 
 def beyond_memory(peak_bytes: Mapping[int, float], cluster: Cluster) -> str:
-    """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
+    """Return a sentence on the rank that exceeds its device's memory most; empty if none does."""
     limits = {rank: cluster.devices[rank].type.memory_bytes for rank in peak_bytes}
     over = [rank for rank, peak in peak_bytes.items() if peak > limits[rank]]
     if not over:

@@ -17,7 +17,7 @@ from ..values.profile import Profile
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a run goes on: the plan, the hosts, and in a few words how the plan came about."""
+    """How a run continues: the plan, the hosts, and in a few words how the plan came about."""
 
     plan: Plan
     cluster: Cluster
@@ -25,10 +25,10 @@ class Continuation:
 
 
 def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, profile: Path) -> Continuation:
-    """Plan anew for the hosts of `cluster` that are not `lost`, which are named.
+    """Plan again for the hosts of `cluster` that are not `lost`, which are named.
 
-    Where devices to spare are like those of the plan, it stays; where `profile` is a file, it says what layers cost.
-    Raises InputError where no host is left, or stages are interleaved and there is no profile.
+    If devices to spare are like those of the plan, it stays; if `profile` is a file, it says what layers cost.
+    Raises InputError if no host is left, or stages are interleaved and there is no profile.
     """
     nodes = tuple(node for node in cluster.nodes if node.name not in lost)
     if not nodes:
@@ -42,7 +42,7 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
 def plan_for_devices_left(
     plan: Plan, left: Cluster, kept: Sequence[int], *, types: Sequence[str], profile: Path
 ) -> Continuation:
-    """Plan anew for the devices of `left`, which were those of the ranks `kept`, in its order.
+    """Plan again for the devices of `left`, which were those of the ranks `kept`, in its order.
 
     `types`: of the device of each rank before; a rank beyond the plan's was to spare. Otherwise as
     `plan_for_hosts_left`.
@@ -74,10 +74,12 @@ def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
 
 
 def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
-    """The plan with the ranks `kept` alone, counted anew in that order: stages that have none left join a neighbour."""
+    """The plan with the ranks `kept` alone, counted again in that order: stages that have none left join a
+    neighbour.
+    """
     if plan.stages_per_rank > 1:
         raise InputError(
-            "plan.interleaved", "stages that are interleaved cannot be joined; plan for the hosts left, and resume"
+            "plan.interleaved", "interleaved stages cannot be merged; plan for the remaining hosts, and resume"
         )
     stages = [_with(stage, kept) for stage in plan.stages]
     while not all(stage.ranks for stage in stages):

@@ -31,7 +31,7 @@ class OrderForecast:
 
     @property
     def lost_seconds(self) -> float:
-        """Seconds lost to sizes; below 0 where small minibatches fill and drain the pipeline."""
+        """Seconds lost to sizes; below 0 if small minibatches fill and drain the pipeline."""
         return self.seconds - self.balanced_seconds
 
     def to_json(self) -> dict[str, object]:
@@ -155,7 +155,7 @@ def distance_from_random(sizes: Sequence[float]) -> float:
     """Return how much nearer in size neighbours are than any two minibatches: 0 in random order, 1 fully sorted.
 
     1 - (mean difference of rank between neighbours) / (mean difference of rank between any two). Below 0: neighbours
-    differ more than by chance. 0 where all sizes are equal.
+    differ more than by chance. 0 if all sizes are equal.
 
     >>> distance_from_random([3, 1, 2, 4]) < distance_from_random([1, 2, 3, 4])
     True
@@ -170,7 +170,7 @@ def distance_from_random(sizes: Sequence[float]) -> float:
 
 
 def synchronous_step(plan: Plan) -> int:
-    """Return how many minibatches end together: those of a step of all pipelines, 1 where no stage waits for others."""
+    """Return how many minibatches end together: those of a step of all pipelines, 1 if no stage waits for others."""
     first = plan.pipelines[0]
     alone = first.stages[0].round if len(first.stages) == 1 else 1
     return len(plan.pipelines) * (plan.num_microbatches if first.flushes else alone)

@@ -29,8 +29,8 @@ def estimated_for_run(
 ) -> Plan:
     """Return the plan with the default cost model's estimate for minibatches of so many samples at such voxels.
 
-    Times and bytes are the profile's, scaled to the voxels of such minibatches. Raises InputError where the plan is not
-    one for the profile's network and the cluster's devices, and where the profile does not tell what a minibatch of
+    Times and bytes are the profile's, scaled to the voxels of such minibatches. Raises InputError if the plan is not
+    one for the profile's network and the cluster's devices, and if the profile does not tell what a minibatch of
     another size takes.
     """
     plan.check(profile.graph, cluster)
@@ -44,7 +44,7 @@ def stage_costs(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[
     """Return what minibatches of these sizes take on each stage, of all pipelines: [stages, sizes].
 
     Seconds of forward and backward, on the slowest device of the stage; and bytes kept for the backward. Raises
-    InputError where the plan is not one for the profile's network and the cluster's devices.
+    InputError if the plan is not one for the profile's network and the cluster's devices.
     """
     plan.check(profile.graph, cluster)
     table = LayerTable.of(profile, sizes)
@@ -64,7 +64,7 @@ def largest_size(
 ) -> float:
     """Return the size of the largest minibatch that is within a budget on every stage; see `stage_costs`.
 
-    Raises InputError where no minibatch is.
+    Raises InputError if no minibatch is.
     """
     low, high = 1.0, 1e9
     for _ in range(4):  # costs rise with size: narrow down between neighbours of a grid
@@ -102,7 +102,7 @@ def judged(plan: Plan, problem: Problem) -> Plan:
 
 
 def _sized(profile: Profile, batch_size: int, voxel_size: float) -> Profile:
-    """Raises InputError where the profile does not tell what a minibatch of another size takes."""
+    """Raises InputError if the profile does not tell what a minibatch of another size takes."""
     scale = Scale.of(profile)
     if scale is None and profile.batch_size not in (None, batch_size):
         raise InputError("profile.other_batch_size", f"profiled at batch size {profile.batch_size} alone")

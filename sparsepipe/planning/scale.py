@@ -33,7 +33,7 @@ class Scale:
 
     @classmethod
     def of(cls, profile: Profile, measured: Mapping[float, float] | None = None) -> "Scale | None":
-        """None where the profile does not say how it was made, or its costs do not depend on voxels."""
+        """None if the profile does not say how it was made, or its costs do not depend on voxels."""
         data = profile.origin.get("data")
         told = data if isinstance(data, Mapping) else profile.origin
         batch_size, voxel_size = profile.batch_size, told.get("voxel_size")

@@ -6,8 +6,8 @@ planned parts alone: no other can be better then.
 
 Splits of devices into parts, one for each pipeline: which there are, and which is worth most.
 
-Interchangeable units of devices form a kind; a part is a count of each kind. So few splits are told apart that the best
-one can be found by dynamic programming over counts, whatever each part is worth.
+Interchangeable units of devices form a kind; a part is a count of each kind. So few splits are distinguished that the
+best one can be found by dynamic programming over counts, whatever each part is worth.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,9 +38,9 @@ class Units:
 
     @classmethod
     def of(cls, cluster: Cluster, num_parts: int) -> "Units":
-        """Single devices where there are few enough; else whole nodes, or blocks of like devices of a node.
+        """Single devices if there are few enough; else whole nodes, or blocks of like devices of a node.
 
-        Devices of one type on one node are of a kind. Raises InputError where even blocks are too many.
+        Devices of one type on one node are of a kind. Raises InputError if even blocks are too many.
         """
         units = cls(tuple(tuple((rank,) for rank in one.ranks) for one in device_classes(cluster)))
         if units.num_parts > MOST_PARTS:
@@ -89,7 +89,7 @@ class Units:
 
     @property
     def num_parts(self) -> int:
-        """How many parts there are, the empty one too."""
+        """Return how many parts there are, the empty one too."""
         return int(np.prod([len(kind) + 1 for kind in self.kinds], dtype=float))
 
     def parts(self) -> Iterator[Part]:
@@ -189,7 +189,7 @@ def split(problem: Problem, num_pipelines: int, plan: PlanOf, *, bounded: bool, 
     """Split the devices of `problem` into so many parts, each planned by `plan` for a cluster of its own devices.
 
     `bounded`: the plans' periods keep to the default cost model, by which no device does more than all of its time
-    allows. Raises InputError where there are fewer devices than parts, and where no split fits into memory.
+    allows. Raises InputError if there are fewer devices than parts, and if no split fits into memory.
     """
     cluster = problem.cluster
     if num_pipelines > len(cluster.devices):
@@ -279,7 +279,7 @@ class _Search:
         return min(sum(price[kind] for kind in kinds) / cost, UNKNOWN) if cost else UNKNOWN
 
     def _plan(self, part: Part) -> None:
-        """Plan a part, or take over the plan of one that is alike."""
+        """Plan a part, or take over the plan of one that is identical."""
         (ranks,) = self.units.ranks([part])
         own, order = sub_cluster(self.problem.cluster, ranks)
         key = tuple((node.link, node.device_types) for node in own.nodes)

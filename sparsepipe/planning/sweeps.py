@@ -73,7 +73,7 @@ def sweep(
     """Plan and simulate every combination on each of `profiles`, by name: the same network at other voxel sizes, say.
 
     A combination that a planner or a schedule refuses is left out, with its reason. Raises InputError for an unknown
-    compression, and where nothing could be planned.
+    compression, and if nothing could be planned.
     """
     found: list[Candidate] = []
     left_out: list[str] = []

@@ -1,4 +1,4 @@
-"""The device that is measured on: whether it is here, what it is called, how many threads work there."""
+"""The device that is measured on: whether it is available, what it is called, how many threads work there."""
 
 import platform
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ..util.host import cpu
 
 
 def usable(name: str | torch.device) -> torch.device:
-    """Return a device by name. Raises InputError for one that is not here."""
+    """Return a device by name. Raises InputError for one that is missing."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -57,7 +57,7 @@ def time_layers(subnetwork: Any, batch: Any, *, device: torch.device) -> LayerTi
 
     The pass is one call of autograd, as in training: each layer called by itself would pay for a call of its own, some
     25 us. A layer's backward lasts from where the gradient of its output is complete to where that of the next one is,
-    which is the layer before it in the table: autograd takes, of the operations whose gradients are there, the one that
+    which is the layer before it in the table: autograd takes, of the operations whose gradients exist, the one that
     ran last. A layer that no gradient reaches has none; one of several values is reached by the last of theirs. Every
     pass starts from a fresh coordinate manager: the first
     layer to need coordinates or a kernel map pays for making them.

@@ -1,6 +1,6 @@
 """Measure every layer of a network on this machine, at several voxel counts: (network, batches, engine) -> Profile.
 
-Bytes of what each layer gives as sockets between hosts carry it where nothing else is asked for, on one minibatch.
+Bytes of what each layer gives as sockets between hosts carry it if nothing else is asked for, on one minibatch.
 
 Outputs and their gradients go without the zeros and with coded exponents; the gradient of a ReLU's output only where
 that is not zero; coordinates as packed keys (runtime/transport/compression.py, packet.py). What a GPU sends is plain.
@@ -75,13 +75,13 @@ def profile(
 ) -> Profile:
     """Measure each layer's forward and backward on `batches` of different sizes; median, interquartile range.
 
-    The first minibatch is warmed up `warmup` times, each further one once. Where `repeats` is not given, each is passed
+    The first minibatch is warmed up `warmup` times, each further one once. If `repeats` is not given, each is passed
     over at least 5 times, and up to 30 times until half a second has gone into it and, on the most usual minibatch, the
     sum over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
     update by SGD with momentum follows each pass and step.
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
-    A step is told what reading takes where every processor is at work on layers, as the thread that reads ahead then
-    takes the time of one.
+    A step is reported what reading takes where every processor is at work on layers, as the thread that reads ahead
+    then takes the time of one.
     Raises InputError without batches, without repeats, for two batches of the same size, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.size)
@@ -333,7 +333,7 @@ def kernel_map_seconds(
     forwards: Mapping[str, float],
     device: torch.device,
 ) -> dict[str, float]:
-    """Return what each layer's kernel map cost: by how much its first user's forward is shorter once it is there.
+    """Return what each layer's kernel map cost: by how much its first user's forward is shorter once it exists.
 
     `tensors` are those of a pass: their coordinate manager has all maps. `forwards` are the seconds without.
     """

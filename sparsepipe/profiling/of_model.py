@@ -112,7 +112,7 @@ def profile_model(
     if beside and not isinstance(model, str):
         raise InputError(
             "profiler.not_importable",
-            f"a {config.model} profiled beside {number_of(beside, 'other process')}, which cannot import it: write it "
+            f"a {config.model} profiled with {number_of(beside, 'other process')}, which cannot import it: write it "
             "to a file (%%writefile net.py) and give 'net.py:function'",
         )
     run = resolve(config, None if isinstance(model, str) else model)
@@ -205,7 +205,7 @@ def _of_its_strides(
 ) -> tuple[tuple[float, ...], ...]:
     """Take from `shapes` the strides that the network has: those with the counts that were met in `batches`.
 
-    Empty where it has another stride than powers of two, or one alone.
+    Empty if it has another stride than powers of two, or one alone.
     """
     (costs,) = profile.costs.values()
     counts, _ = voxels_by_stride(costs)
@@ -259,7 +259,7 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
 
 
 def _part(dataset: Dataset, sizes: Mapping[int, float], samples: float, *, least: int, clouds: bool) -> Any:
-    """A minibatch of typical samples: of small, middling and large ones alike, again where there are too few.
+    """A minibatch of typical samples: of small, middling and large ones in the same way, again if there are too few.
 
     `sizes`: of samples by index, growing.
     """

@@ -1,4 +1,4 @@
-"""Repeat training steps on one minibatch until their times are certain, leaving out those that other load held up."""
+"""Repeat training steps on one minibatch until their times are certain, leaving out those that other load delayed."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _AGAIN_SECONDS = 2.0  # what is taken again at most, where that is more than the
 
 @dataclass(frozen=True)
 class Round:
-    """One repeat: a pass timed layer by layer, where asked a whole step timed at once, and an update after each."""
+    """One repeat: a pass timed layer by layer, if asked a whole step timed at once, and an update after each."""
 
     layers: LayerTimes
     whole: float | None  # seconds
@@ -45,7 +45,7 @@ class Repeats:
 
     @property
     def layers_over_whole(self) -> float | None:
-        """The sum of the layers' median seconds over the median of whole steps, where there were any."""
+        """The sum of the layers' median seconds over the median of whole steps, if there were any."""
         wholes = [one.whole for one in self.rounds if one.whole is not None]
         return self.median.seconds / statistics.median(wholes) if wholes else None
 
@@ -69,7 +69,7 @@ class Repeater:
         """Take rounds on one minibatch, `whole` steps among them if asked.
 
         Rounds whose threads waited for a processor are taken again: as often as the least that counts, or for two
-        seconds. What is held up after that counts all the same.
+        seconds. What is delayed after that counts all the same.
         """
         kept: list[Round] = []
         again: list[Round] = []

@@ -19,7 +19,7 @@ def new_campaign(name: str, settings: Any) -> str:
 
 
 def made_for(campaign: str | None, settings: Any) -> bool:
-    """Whether a campaign, by its id, was made under these settings."""
+    """Return whether a campaign, by its id, was made under these settings."""
     return campaign is not None and campaign.rpartition("-")[2] == digest(settings)
 
 
@@ -32,7 +32,7 @@ def campaign_began(campaign: str) -> datetime:
 
 
 def differences(records: Iterable[RunRecord]) -> list[str]:
-    """Return reasons why measured speeds of these runs should not be compared; none where they may be.
+    """Return reasons why measured speeds of these runs should not be compared; none if they may be.
 
     Runs without a campaign are looked at by the time between them, see `MOST_APART`.
     """
@@ -42,7 +42,7 @@ def differences(records: Iterable[RunRecord]) -> list[str]:
 
 
 def when(records: Iterable[RunRecord]) -> str:
-    """The dates of runs for a figure's note: "run on 2026-11-25 09:31 to 10:02 UTC"; nothing where none is known."""
+    """The dates of runs for a figure's note: "run on 2026-11-25 09:31 to 10:02 UTC"; nothing if none is known."""
     times = [time for record in records if (time := record.ran)]
     if not times:
         return ""

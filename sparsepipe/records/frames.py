@@ -14,7 +14,7 @@ def flat_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def stage_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return one row for each stage of each of `rows` that tells of stages: epochs and summaries."""
+    """Return one row for each stage of each of `rows` that has stages: epochs and summaries."""
     told = [
         {key: row[key] for key in ("event", "epoch", "seconds") if key in row} | dict(_flat(stage))
         for row in rows

@@ -1,4 +1,4 @@
-"""What a user writes about a run: tags and a note, in a file of their own beside what the run wrote."""
+"""What a user writes about a run: tags and a note, in a file of their own alongside what the run wrote."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ class Labels:
 
     @classmethod
     def of(cls, folder: Path) -> "Labels":
-        """Read those of a run's folder; none where nothing was written. Raises DamagedRecord for a damaged file."""
+        """Read those of a run's folder; none if nothing was written. Raises DamagedRecord for a damaged file."""
         path = folder / FILE
         if not path.exists():
             return cls()
@@ -40,5 +40,5 @@ class Labels:
         return cls(tuple(dict.fromkeys(tags.replace(",", " ").split())), " ".join(note.split()))
 
     def write(self, folder: Path) -> None:
-        """Write them beside what the run wrote."""
+        """Write them alongside what the run wrote."""
         write_json(folder / FILE, {"tags": list(self.tags), "note": self.note}, make_folder=False)

@@ -23,14 +23,14 @@ _FILE = fields({"first_minibatch": maybe(lambda value, what: integer(value, what
 
 
 class FollowedPlan(NamedTuple):
-    """A plan and the minibatch of the run that it began at; None where that was not written down."""
+    """A plan and the minibatch of the run that it began at; None if that was not written down."""
 
     first_minibatch: int | None
     plan: Plan
 
 
 def newest_plan(folder: Path) -> Plan:
-    """Return what workers follow. Raises DamagedRecord where it cannot be read."""
+    """Return what workers follow. Raises DamagedRecord if it cannot be read."""
     return _load(folder / "plan.json")
 
 
@@ -78,7 +78,7 @@ def begin_plan(folder: Path, plan: Plan, first_minibatch: int) -> None:
 
 
 def went_back(folder: Path, minibatches: int) -> None:
-    """Note that a run goes on under its newest plan from a checkpoint after so many minibatches, maybe before the plan
+    """Note that a run switches to its newest plan from a checkpoint after so many minibatches, maybe before the plan
     began: what comes after it is done again, under that plan.
     """
     if not (folder / "plan.json").exists():
@@ -90,7 +90,7 @@ def went_back(folder: Path, minibatches: int) -> None:
 
 
 def _kept(folder: Path) -> list[tuple[Path, FollowedPlan]]:
-    """Every plan kept beside plan.json, in order, with its file."""
+    """Every plan kept alongside plan.json, in order, with its file."""
     if found := _numbered(folder / "plans", r"(\d+)\.json"):
         return [(path, _read(path)) for path, _ in found]
     before = _numbered(folder, r"plan-before-(\d+)\.json")

@@ -31,7 +31,7 @@ class Provenance:
     """Where numbers come from: made by `of`, read by `from_json`, joined with `|`.
 
     `profiles`, `clusters` and `plans` hold one mapping for each value: its "digest", and what a reader looks for first.
-    `runs` holds one mapping for each run: its name, when it ran, its campaign, its plan's digest, what ran beside it.
+    `runs` holds one mapping for each run: its name, when it ran, its campaign, its plan's digest, what ran next to it.
     `campaign` names the runs that were made to be compared; `load` is what else was at work on the machine meanwhile.
     `warnings` are whole sentences; `doubts` are those, in a few words, that make the numbers themselves doubtful.
     """
@@ -65,7 +65,7 @@ class Provenance:
         """Describe values. `profile` and `cluster` may be several; `settings` is a mapping or a dataclass.
 
         Warnings of the profiles, the plans, the runs and the load (its "warning") come along; `warnings` adds others
-        that make the numbers doubtful. Where no `campaign` is named, it is the one that all runs have in common.
+        that make the numbers doubtful. If no `campaign` is named, it is the one that all runs have in common.
         `timed=False`: the numbers are no times or speeds, so that nothing is doubtful about them for what disturbed
         the profiles and the runs, or for the hours between these.
         """
@@ -89,12 +89,12 @@ class Provenance:
 
     @property
     def digest(self) -> str:
-        """A digest of all that is here: what a table or a picture says when it stands alone."""
+        """A digest of all that is available: what a table or a picture says when it stands alone."""
         return digest(self._written())
 
     @property
     def doubt(self) -> str | None:
-        """A line for a subtitle, "doubtful: layers' sum is 0.51 × a whole step"; None where nothing is doubtful."""
+        """A line for a subtitle, "doubtful: layers' sum is 0.51 × a whole step"; None if nothing is doubtful."""
         if not self.doubts:
             return None
         shown = [k for k in range(1, _MOST_DOUBTS + 1) if k == 1 or len("; ".join(self.doubts[:k])) <= _LONGEST]
@@ -276,7 +276,7 @@ def _several(value: Value | Sequence[Value] | None) -> list[Value]:
 
 
 def _of_either(one: Any, other: Any, *, both: Any) -> Any:
-    """The one of two that is there, or what they agree on; `both` where they differ."""
+    """The one of two that exists, or what they agree on; `both` where they differ."""
     if one is None or one == other:
         return other
     return one if other is None else both

@@ -83,7 +83,7 @@ CLOCK = fields({"started": real})
 
 
 def _share_or_bytes(value: Any, what: str) -> Any:
-    """What a stage's summary says beside its ranks: numbers, where the name says so."""
+    """What a stage's summary says alongside its ranks: numbers, where the name says so."""
     return real(value, what) if what.endswith(("_fraction", "_bytes")) else value
 
 
@@ -157,7 +157,7 @@ METRICS = fields(
 
 
 def read_fields(path: Path, check: Callable[[object, str], Fields], *, what: str) -> Fields:
-    """Read a JSON object of a record. Raises DamagedRecord that names the file where it is not what it should be."""
+    """Read a JSON object of a record. Raises DamagedRecord that names the file if it is not what it should be."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
             raise InputError("file.not_regular", f"{path}: not a file, expected a {what}; move it away")
@@ -172,7 +172,7 @@ def read_fields(path: Path, check: Callable[[object, str], Fields], *, what: str
 
 
 def read_beside(path: Path) -> tuple[str, ...]:
-    """Read the names of the runs that ran beside this one. Raises DamagedRecord where they are no list of names."""
+    """Read the names of the runs that ran alongside this one. Raises DamagedRecord if they are no list of names."""
     try:
         return texts(read_json(path, what="list of runs"), f"{path}: runs")
     except InputError as error:
@@ -182,7 +182,7 @@ def read_beside(path: Path) -> tuple[str, ...]:
 def read_metrics(path: Path, event: str | None = None) -> list[Fields]:
     """Read rows of metrics, those of one `event` where it is named: the others are not even parsed.
 
-    Raises DamagedRecord that names file and row where one of those rows is damaged.
+    Raises DamagedRecord that names file and row if one of those rows is damaged.
     """
     return _read_events(path, event, METRICS)
 
@@ -207,7 +207,7 @@ def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fi
 
 
 def _others_left_out(event: str) -> Callable[[bytes], bool]:
-    """What passes rows of an event, and all whose event cannot be told by their first letters."""
+    """What passes rows of an event, and all whose event cannot be notified by their first letters."""
     start, own = b'{"event": "', f'{{"event": "{event}"'.encode()
     return lambda line: line.startswith(own) or not line.startswith(start)
 

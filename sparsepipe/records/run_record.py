@@ -3,7 +3,7 @@
 runs/<name>/plan.json config.json origin.json   the plan, the settings, and the code and data behind them
             plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
             labels.json                         tags and a note that a user gave it: see labels.py
-            beside.json                         runs that shared the machine with it, where there were any
+            alongside.json                         runs that shared the machine with it, if there were any
             status.json                         its state: running, finished, stopped, failed, refused (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
@@ -11,7 +11,7 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
                                         and merges.jsonl (who averaged with whom) are theirs together
             drift.jsonl                         lasting changes of ranks and links, found by whoever followed the run
             control/                            what a running job was asked for: see runtime/commands.py
-            hosts.toml                          the cluster that a run was launched on, where that is beyond one host
+            hosts.toml                          the cluster that a run was launched on, if that is beyond one host
             checkpoints/ logs/
 """
 
@@ -76,7 +76,7 @@ def commit(root: Path = _ROOT) -> str | None:
 
 
 def _differs(root: Path, state: str, name: str) -> bool:
-    """Whether a file that git calls changed says something else than in the commit."""
+    """Return whether a file that git calls changed says something else than in the commit."""
     if not name.endswith(".ipynb") or set(state) - {"M", " "}:
         return True
     try:
@@ -157,7 +157,7 @@ class RunRecord:
 
     @classmethod
     def load(cls, folder: Path | str) -> "RunRecord":
-        """Open a record. Raises InputError where the folder holds none."""
+        """Open a record. Raises InputError if the folder holds none."""
         folder = expanded(folder)
         if folder.is_file():
             raise InputError("run.is_file", f"{folder}: is a file, expected a run's folder")
@@ -188,7 +188,7 @@ class RunRecord:
     def plans(self) -> tuple[FollowedPlan, ...]:
         """Every plan that the run followed as (first minibatch, plan), the newest last.
 
-        The minibatch is None where it was not written down, as by earlier versions.
+        The minibatch is None if it was not written down, as by earlier versions.
         """
         return followed_plans(self.folder)
 
@@ -200,7 +200,7 @@ class RunRecord:
     def sizes_of_epoch(self, epoch: int) -> tuple[float, ...]:
         """Return the size of each minibatch of an epoch: voxels, tokens or samples, whichever the run counts.
 
-        Raises InputError where its metrics do not tell.
+        Raises InputError if its metrics do not tell.
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
         if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
@@ -245,7 +245,7 @@ class RunRecord:
 
     @property
     def ran(self) -> tuple[datetime, datetime] | None:
-        """(when it was launched, when its last row of metrics was written); None where its origin does not say."""
+        """(when it was launched, when its last row of metrics was written); None if its origin does not say."""
         try:
             began = datetime.fromisoformat(self.origin["created"])
         except (KeyError, TypeError, ValueError):
@@ -256,7 +256,7 @@ class RunRecord:
 
     @property
     def other_load(self) -> Any:
-        """The load by other processes while it ran, from its summary; None where it was not watched."""
+        """The load by other processes while it ran, from its summary; None if it was not watched."""
         summaries = self.metrics("summary")
         return summaries[-1].get("load") if summaries else None
 
@@ -288,7 +288,7 @@ class RunRecord:
 
     @cached_property
     def knows_samples(self) -> bool:
-        """Whether it is known how many samples a minibatch has: not of a replay whose profile does not tell."""
+        """Return whether it is known how many samples a minibatch has: not of a replay whose profile does not tell."""
         try:
             return knows_samples(self.folder, self.config)
         except DamagedRecord:  # told of where the settings are asked for
@@ -296,7 +296,7 @@ class RunRecord:
 
     @property
     def counted(self) -> str:
-        """What its pace counts: "samples", or "minibatches" where nobody knows how many samples one has."""
+        """What its pace counts: "samples", or "minibatches" if no one knows how many samples one has."""
         return "samples" if self.knows_samples else "minibatches"
 
     def rated(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +320,7 @@ class RunRecord:
     def merges(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of merges.jsonl of several pipelines, those of one `event` ("contribution", "merge", "applied").
 
-        Raises DamagedRecord that names file and row where one of them is damaged.
+        Raises DamagedRecord that names file and row if one of them is damaged.
         """
         path = self.folder / "merges.jsonl"
         return [*read_merges(path, event)] if path.exists() else []
@@ -328,7 +328,7 @@ class RunRecord:
     def drift(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link that was found while it ran.
 
-        None where nobody followed it with its profile; `monitoring.drift_of` tells it of the trace. Raises
+        None if no one followed it with its profile; `monitoring.drift_of` shows it of the trace. Raises
         DamagedRecord that names file and row where one of them is damaged.
         """
         path = self.folder / "drift.jsonl"
@@ -346,7 +346,7 @@ class RunRecord:
 
     @property
     def straggler_note(self) -> str:
-        """What held ranks up or killed them on purpose, in a few words; empty where nothing did."""
+        """What held ranks up or killed them on purpose, in a few words; empty if nothing did."""
         given = self.config.get("stragglers")
         try:
             return Stragglers.parse(given).note() if given else ""
@@ -359,8 +359,8 @@ class RunRecord:
     def trace(self) -> Trace:
         """The measured trace, or that of a replay, all ranks on one clock, in time order.
 
-        A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` tells what
-        is missing, its `held_up` what held ranks up on purpose. Raises DamagedRecord that names file and row where one
+        A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` shows what
+        is missing, its `held_up` what held ranks up on purpose. Raises DamagedRecord that names file and row if one
         of them is damaged.
         """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
@@ -401,7 +401,7 @@ def _command() -> tuple[str, ...]:
 def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     """Return the traces of all pipelines as one, in time order: all have the same clock.
 
-    Stages are numbered over all pipelines, pipeline 0's first, as they stand in the plan's file. Where a pipeline had
+    Stages are numbered over all pipelines, pipeline 0's first, as they stand in the plan's file. If a pipeline had
     more stages under a plan before, those after it have higher numbers.
     """
     pairs = list(zip(plan.pipelines, traces, strict=True))

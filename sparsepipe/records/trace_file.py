@@ -4,7 +4,7 @@
     {"rank": 0, "name": "0F0", "start": …}      the spans, in the order in which they ended
 
 All ranks together keep `TRACE_BYTES` of a run (16 MiB, some 10,000 minibatches of two ranks; the environment variable
-SPARSEPIPE_TRACE_MEGABYTES sets another size). Where a rank's share is full, whole blocks of minibatches are left out
+SPARSEPIPE_TRACE_MEGABYTES sets another size). If a rank's share is full, whole blocks of minibatches are left out
 (epochs, or parts of long ones) until half of it is free again, and the file says which. What stays:
 
     ■■ · ■ · ■ · ■ · ■ · ■ · ■■■■     the first block, the newest epochs whole, every second, fourth, … of the others
@@ -49,7 +49,7 @@ class RankSpans:
 def bytes_of_rank(num_ranks: int) -> int:
     """Return the bytes of trace that each of `num_ranks` ranks keeps.
 
-    Raises InputError where SPARSEPIPE_TRACE_MEGABYTES is not a size.
+    Raises InputError if SPARSEPIPE_TRACE_MEGABYTES is not a size.
     """
     given = os.environ.get(MEGABYTES)
     try:
@@ -67,7 +67,7 @@ def bytes_of_rank(num_ranks: int) -> int:
 def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: int | None = None) -> RankSpans:
     """Read the spans of one rank. Of a file longer than `most_bytes` blocks are left out, as if it were being written.
 
-    Raises DamagedRecord that names file and row where one of them is damaged.
+    Raises DamagedRecord that names file and row if one of them is damaged.
     """
     left_out: list[Range] = []
     count = 0
@@ -272,7 +272,7 @@ def _written(first: int, last: int, spans: int) -> bytes:
 
 
 def _mark(row: dict[str, Any]) -> tuple[int, int, int]:
-    """Return (first, last, spans) of a row that says what was left out. Raises InputError where it does not."""
+    """Return (first, last, spans) of a row that says what was left out. Raises InputError if it does not."""
     found = row["left_out"]
     if not isinstance(found, list) or len(found) != 2:
         raise InputError(

@@ -87,7 +87,7 @@ def _failed(error: BaseException, folder: RunFolder | None, run_dir: Path, *, pi
 
 
 def _stage(run_dir: Path, rank: int) -> int | None:
-    """The first stage of this rank, None where the plan cannot be read."""
+    """The first stage of this rank, None if the plan cannot be read."""
     from ..values.plan import Plan
 
     try:

@@ -1,7 +1,7 @@
 """Commands for a run that is at work: left in its folder by whoever may write there, taken up by its rank 0.
 
 control/request.json    {"command": "stop"}                         asked for; another stop takes its place
-                        {"command": "replan", "plan": "1f2e3d4c"}   go on under control/plan-1f2e3d4c.json
+                        {"command": "replan", "plan": "1f2e3d4c"}   switch to control/plan-1f2e3d4c.json
 control/taken.json      {"command": "stop", "minibatch": 120}       what the run did, and after how many minibatches
 control/refused.json    {"reason": …}                               what was wrong with a request
 
@@ -60,7 +60,7 @@ class Request(NamedTuple):
 
 
 def ask(run_dir: Path, command: str) -> None:
-    """Leave a command for the run. Raises InputError where it is none, or cannot be left there."""
+    """Leave a command for the run. Raises InputError if it is none, or cannot be left there."""
     if command not in COMMANDS:
         raise InputError(
             "command.unknown", f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}", command=command
@@ -70,18 +70,20 @@ def ask(run_dir: Path, command: str) -> None:
         write_json(run_dir / FOLDER / REQUEST, {"command": command}, make_folder=False)
     except OSError as error:
         raise InputError(
-            "command.undeliverable", f"{run_dir}: cannot be told to {command} ({error.strerror})", command=command
+            "command.undeliverable",
+            f"{run_dir}: cannot receive the command {command} ({error.strerror})",
+            command=command,
         ) from None
 
 
 def requested(run_dir: Path) -> str | None:
-    """Return the command of `request`; None where there is none."""
+    """Return the command of `request`; None if there is none."""
     found = request(run_dir)
     return found.command if found else None
 
 
 def request(run_dir: Path) -> Request | None:
-    """Return what the run is asked for, None where it is nothing. What is no request is refused, and put aside.
+    """Return what the run is asked for, None if it is nothing. What is no request is refused, and put aside.
 
     Only a small file of this user's own, or of the system's, is read. Never raises for what somebody left there.
     """
@@ -90,7 +92,7 @@ def request(run_dir: Path) -> Request | None:
         found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
         told = Request._make([found["command"], *(found.get(name) for name in Request._fields[1:])])
         if told.command == REPLAN and told.plan is None:
-            raise InputError("command.no_plan", f"{path}: names no plan to go on under")
+            raise InputError("command.no_plan", f"{path}: names no plan to switch to")
         return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])
     except FileNotFoundError:
         return None
@@ -109,19 +111,19 @@ def take(run_dir: Path, command: str, minibatch: int, *, plan: str | None = None
 
 
 def taken(run_dir: Path) -> tuple[str, int] | None:
-    """Return the last command that the run carried out, and after how many minibatches; None where there was none."""
+    """Return the last command that the run carried out, and after how many minibatches; None if there was none."""
     found = _told(run_dir, TAKEN)
     return (found["command"], found["minibatch"]) if found and {"command", "minibatch"} <= found.keys() else None
 
 
 def taken_plan(run_dir: Path, plan: str) -> int | None:
-    """Return the minibatch from which on the run goes on under a plan that was asked for; None where it does not."""
+    """Return the minibatch from which on the run switches to a plan that was asked for; None if it does not."""
     found = _told(run_dir, TAKEN)
     return found.get("minibatch") if found and found.get("plan") == plan else None
 
 
 def refused_plan(run_dir: Path, plan: str) -> str | None:
-    """Return why the run does not go on under a plan that was asked for; None where it has not said so."""
+    """Return why the run does not switch to a plan that was asked for; None if it has not said so."""
     found = _told(run_dir, REFUSED)
     return found.get("reason") if found and found.get("plan") == plan else None
 
@@ -152,7 +154,7 @@ def refuse(run_dir: Path, reason: str, *, plan: str | None = None) -> None:
 def read_own(path: Path, *, most_bytes: int) -> bytes:
     """Return the content of a small file of this user's own, or of the system's: no link is followed, no pipe read.
 
-    Raises OSError where it cannot be opened, InputError where it is another file.
+    Raises OSError if it cannot be opened, InputError if it is another file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)  # a FIFO would block
     try:
@@ -179,7 +181,7 @@ def _put_aside(run_dir: Path, name: str, plan: str | None) -> Path:
 
 
 def parsed(content: bytes, what: str) -> dict[str, Any]:
-    """Return what the content of one of the files here says; `what` names it. Raises InputError where it is none."""
+    """Return what the content of one of the files here says; `what` names it. Raises InputError if it is none."""
     try:
         return dict(_FIELDS(json.loads(content), what))
     except (ValueError, RecursionError) as error:  # InputError is a ValueError
@@ -187,7 +189,7 @@ def parsed(content: bytes, what: str) -> dict[str, Any]:
 
 
 def _told(run_dir: Path, name: str) -> dict[str, Any] | None:
-    """What one of the files here says; None where there is none that can be read."""
+    """What one of the files here says; None if there is none that can be read."""
     try:
         return parsed(read_own(run_dir / FOLDER / name, most_bytes=_MOST_BYTES), name)
     except (OSError, ValueError):

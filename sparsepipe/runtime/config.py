@@ -183,7 +183,7 @@ class DataConfig(Settings):
 
     @property
     def is_composed(self) -> bool:
-        """Whether sizes of samples decide which minibatches there are, or their order."""
+        """Return whether sizes of samples decide which minibatches there are, or their order."""
         return self.order != SHUFFLE or any(getattr(self, name) is not None for name in BUDGETS)
 
     @property
@@ -415,7 +415,7 @@ class Composition:
 
 
 def without_profile(config: RunConfig) -> InputError:
-    """Return the error of a budget that needs a profile, where there is none."""
+    """Return the error of a budget that needs a profile, if there is none."""
     name = "batch_seconds" if config.batch_seconds is not None else "batch_bytes"
     return InputError(
         "order.budget_without_profile",

@@ -1,7 +1,7 @@
 """A run that computes outputs alone, from a checkpoint: how its folder says so, to workers and to who reads it later.
 
 RUN/forward_only.json      the checkpoint
-RUN/predictions.npz        what came out, once it is there
+RUN/predictions.npz        what came out, once it exists
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class ForwardOnly:
 
     @classmethod
     def of_run(cls, run_dir: Path) -> "ForwardOnly | None":
-        """Read what a run's folder says; None for one that trains. Raises InputError where it is damaged."""
+        """Read what a run's folder says; None for one that trains. Raises InputError if it is damaged."""
         path = run_dir / FORWARD_ONLY
         if not path.exists():
             return None
         document = read_json(path, what="run of forwards alone")
         if not isinstance(document, dict) or "checkpoint" not in document:
-            raise InputError("run.checkpoint_unnamed", f"{path}: names no checkpoint; start the run anew")
+            raise InputError("run.checkpoint_unnamed", f"{path}: names no checkpoint; start a new run")
         checkpoint = text(document["checkpoint"], "checkpoint")
         return cls(Path(checkpoint), text(document.get("named", checkpoint), "named"))
 

@@ -1,4 +1,4 @@
-"""Whether a plan goes with the settings of a run: asked before processes start, and before a job goes on under it."""
+"""Whether a plan goes with the settings of a run: asked before processes start, and before a job switches to it."""
 
 from ..errors import InputError
 from ..util.text.counting import number_of
@@ -9,7 +9,7 @@ from .config import RunConfig
 
 
 def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = None) -> None:
-    """Raise InputError where a plan would deadlock, asks for what the settings leave out, or for ranks that are none
+    """Raise InputError if a plan would deadlock, asks for what the settings leave out, or for ranks that are none
     of the job's `num_processes`: as many as the plan's ranks unless given.
     """
     if config.clip_norm is not None and not plan.flushes:
@@ -40,7 +40,7 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
 
 
 def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:
-    """Raise InputError where one of several pipelines, which average by `rule`, cannot go on under a plan.
+    """Raise InputError if one of several pipelines, which average by `rule`, cannot switch to a plan.
 
     It keeps all of its `num_processes` ranks: the others, and the run's record, know it by these.
     """
@@ -54,7 +54,7 @@ def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:
 
 
 def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
-    """Raise InputError where replicas with synchronised batch norm would wait for each other for ever."""
+    """Raise InputError if replicas with synchronised batch norm would wait for each other for ever."""
     for k, stage in enumerate(plan.stages):
         count = len(stage.ranks)
         if len(set(stage.shares)) > 1:

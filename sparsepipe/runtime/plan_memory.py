@@ -1,4 +1,4 @@
-"""Whether a machine has the memory that a plan asks for: before a job begins, or goes on, under it."""
+"""Whether a machine has the memory that a plan asks for: before a job begins, or continues, under it."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,12 +10,12 @@ from .config import RunConfig
 
 
 def bytes_by_place(plan: Plan) -> tuple[float, ...] | None:
-    """Return the bytes that a rank at each of the plan's `positions` needs; None where it has no estimate."""
+    """Return the bytes that a rank at each of the plan's `positions` needs; None if it has no estimate."""
     return tuple(one.memory_bytes for one in plan.position_estimates) if plan.estimate else None
 
 
 def needed_bytes(plan: Plan, by_place: Sequence[float], ranks: Collection[int]) -> float:
-    """Return the bytes that `ranks` need together. Raises InputError where there is not a number for each place."""
+    """Return the bytes that `ranks` need together. Raises InputError if there is not a number for each place."""
     if len(by_place) != len(plan.positions):
         raise InputError("memory.place_count", f"bytes of {len(by_place)} places, the plan has {len(plan.positions)}")
     places = zip(by_place, plan.positions, strict=True)
@@ -23,7 +23,7 @@ def needed_bytes(plan: Plan, by_place: Sequence[float], ranks: Collection[int]) 
 
 
 def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None:
-    """Raise InputError where ranks of a job need more memory than this machine, on which they are, has for them.
+    """Raise InputError if ranks of a job need more memory than this machine, on which they are, has for them.
 
     `held`: the bytes that the job has here now, which are those of its ranks. Of GPUs nothing is known here.
     """
@@ -39,7 +39,7 @@ def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None
 
 
 def held_bytes(run_dir: Path) -> float | None:
-    """Return the bytes that the workers here of the job at work in `run_dir` hold now; None where none is here."""
+    """Return the bytes that the workers here of the job at work in `run_dir` hold now; None if none is available."""
     found: list[int] = []
     for path in (run_dir / "logs").glob("rank*.pid"):
         try:

@@ -1,4 +1,5 @@
-"""A plan handed to a run that is at work: a file beside the request that names it, which one process alone can leave.
+"""A plan handed to a run that is at work: a file alongside the request that names it, which one process alone can
+leave.
 
 control/plan-1f2e3d4c.json                                      the plan, which rank 0 reads once, for all ranks
 control/request.json    {"command": "replan", "plan": "1f2e3d4c", "reason": "rank 1 is slow"}
@@ -29,10 +30,10 @@ def leave(
     predicted_gain_seconds: float | None = None,
     memory_bytes: Sequence[float] | None = None,
 ) -> str:
-    """Ask a run to go on under `plan`; return the token that names it.
+    """Ask a run to switch to `plan`; return the token that names it.
 
     `memory_bytes`: what a rank at each of the plan's places needs, where whoever asks knows it.
-    Raises InputError where the run is asked for something else that it has not done yet, or cannot be asked.
+    Raises InputError if the run is asked for something else that it has not done yet, or cannot be asked.
     """
     folder, token = run_dir / FOLDER, secrets.token_hex(4)
     told: dict[str, Any] = {"command": REPLAN, "plan": token, "reason": reason}
@@ -56,7 +57,9 @@ def leave(
             f"{run_dir}: is asked for a change already that it has not made yet; wait for its end, then ask again",
         ) from None
     except OSError as error:
-        raise InputError("command.undeliverable", f"{run_dir}: cannot be told to {REPLAN} ({error.strerror})") from None
+        raise InputError(
+            "command.undeliverable", f"{run_dir}: cannot receive the command {REPLAN} ({error.strerror})"
+        ) from None
     return token
 
 
@@ -78,7 +81,7 @@ def _is_answered(run_dir: Path, token: str) -> bool:
 
 
 def read(run_dir: Path, token: str) -> Plan:
-    """Return the plan that a request names. Raises InputError where there is none, or none that can be read."""
+    """Return the plan that a request names. Raises InputError if there is none, or none that can be read."""
     path = _path(run_dir, token)
     try:
         return Plan.from_json(json.loads(read_own(path, most_bytes=_MOST_BYTES)))

@@ -32,7 +32,7 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
 
     `seconds`: of a minibatch of each planner's plan as simulated. A plan waits where it is slower than its period by
     more than a tenth, and another plan, of the same stages on the same devices, is faster by a twentieth or more and
-    has more in flight. Empty where none does.
+    has more in flight. Empty if none does.
     """
     told = []
     for plan in plans:
@@ -79,8 +79,9 @@ def paces_markdown(speeds: pd.DataFrame) -> str:
 def beside_told(speeds: pd.DataFrame) -> str:
     """Say which plan of a `throughput_table` is predicted more than as many times as fast as one process as it has.
 
-    No plan is by itself: its profile was measured beside other processes, that of one process alone, and they differ.
-    The plan that is farthest above is told, with both paces, in a sentence that follows others; empty where none is.
+    No plan is by itself: its profile was measured alongside other processes, that of one process alone, and they
+    differ. The plan that is farthest above is reported, with both paces, in a sentence that follows others; empty if
+    none is.
     """
     alone = speeds[speeds.processes == 1].predicted_samples_per_second.dropna()
     if alone.empty:
@@ -100,9 +101,9 @@ def beside_told(speeds: pd.DataFrame) -> str:
 
 
 def tell_pace(record: RunRecord) -> str:
-    """Say how fast a run was beside what its plan predicts and, where they differ, what its record knows of why.
+    """Say how fast a run was compared with what its plan predicts and, if they differ, what its record knows of why.
 
-    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is told of
+    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is notified of
     every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a run
     without a summary.
     """
@@ -122,7 +123,7 @@ def tell_pace(record: RunRecord) -> str:
 
 
 def _reasons(record: RunRecord, period: float) -> list[str]:
-    """What a record tells of a pace of `period` seconds a minibatch that was not predicted, the largest share first."""
+    """What a record shows of a pace of `period` seconds a minibatch that was not predicted, the largest share first."""
     plan, stages = record.plan.one(), record.metrics("summary")[-1].get("stages", ())
     reasons = []
     if stages and plan.estimate is not None:

@@ -24,7 +24,7 @@ def local_link() -> Link:
     """Measure now the link between two processes of a local run: what planners may count on, whatever goes over it.
 
     Its latency is that of a packet's header, its bandwidth the lower one of packets and of averaging.
-    Raises InputError where two processes cannot run.
+    Raises InputError if two processes cannot run.
     """
     packets, gradients = loopback_link(), averaging_link()
     return Link(min(packets.bandwidth, gradients.bandwidth), packets.latency)
@@ -33,7 +33,7 @@ def local_link() -> Link:
 def averaging_link() -> Link:
     """Measure now the link by which `costs.averaging_time` says what averaging between two processes takes.
 
-    Raises InputError where two processes cannot run.
+    Raises InputError if two processes cannot run.
     """
     with tempfile.TemporaryDirectory(prefix="sparsepipe-averaging-") as folder:
         environment = python_environment(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")

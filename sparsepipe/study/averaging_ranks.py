@@ -32,7 +32,7 @@ _REPEATS, _ENOUGH = 20, 5  # averagings of each size; those in which nothing hel
 
 
 def main(folder: Path) -> int:
-    """Fork both ranks and wait for them; return the exit code of one that failed, 0 where none did."""
+    """Fork both ranks and wait for them; return the exit code of one that failed, 0 if none did."""
     ranks = [fork(partial(_measure, folder, rank), session=False) for rank in _RANKS]
     codes: Sequence[int] = [one.wait() for one in ranks]
     return next((code for code in codes if code), 0)
@@ -54,7 +54,7 @@ def _measure(folder: Path, rank: int) -> int:
 
 
 def _seconds(replicas: ReplicaGroup, num_bytes: int) -> float:
-    """Return the median seconds of averaging `num_bytes`, over the repeats that no other load held up."""
+    """Return the median seconds of averaging `num_bytes`, over the repeats that no other load delayed."""
     found = [_once(replicas, num_bytes) for _ in range(_REPEATS)]
     quiet = [seconds for seconds, waited in found if (waited or 0.0) <= RUN_QUEUE_WAIT]
     return median(quiet if len(quiet) >= _ENOUGH else [seconds for seconds, _ in found])
@@ -63,7 +63,7 @@ def _seconds(replicas: ReplicaGroup, num_bytes: int) -> float:
 def _once(replicas: ReplicaGroup, num_bytes: int) -> tuple[float, float | None]:
     """Average; return the seconds, and the share of them that our threads waited for a processor.
 
-    Where stages keep every processor at work, averaging takes what the two processes need of them, if that is more.
+    If stages keep every processor at work, averaging takes what the two processes need of them, if that is more.
     """
     weights = [torch.zeros(num_bytes // 4 // _LAYERS) for _ in range(_LAYERS)]
     gradients = [torch.ones_like(weight) for weight in weights]

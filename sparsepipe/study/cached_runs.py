@@ -22,7 +22,7 @@ _OF_PROGRESS = ("event", "epoch", "epoch_minibatches", "minibatches")
 
 
 def newest(runs: Path, name: str, config: RunConfig) -> RunRecord | None:
-    """The newest finished run called `name` that trained under `config`; None where there is none.
+    """The newest finished run called `name` that trained under `config`; None if there is none.
 
     A damaged one is passed over, which is said.
     """
@@ -39,9 +39,9 @@ def newest(runs: Path, name: str, config: RunConfig) -> RunRecord | None:
 def kept_campaign(
     runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]], settings: object
 ) -> tuple[str | None, dict[str, RunRecord]]:
-    """The newest campaign under `settings`, and the runs of `asked` that it has; (None, {}) where there is none.
+    """The newest campaign under `settings`, and the runs of `asked` that it has; (None, {}) if there is none.
 
-    A run belongs to it that finished under this very plan and configuration, with no other job at work beside it. A
+    A run belongs to it that finished under this very plan and configuration, with no other job at work next to it. A
     campaign that lacks a run, and began longer than `MOST_APART` ago, counts for none: what is missing would be
     trained in another hour.
     """
@@ -89,7 +89,7 @@ def campaign_of(
 def tell_epoch(row: Mapping[str, Any]) -> None:
     """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row.
 
-    Whoever executes the notebook is told, too, so that it can say "epoch 3 of 4".
+    Whoever executes the notebook is reported, too, so that it can say "epoch 3 of 4".
     """
     if row.get("event") in ("start", "epoch"):
         report(run={key: row[key] for key in _OF_PROGRESS if key in row})
@@ -107,7 +107,7 @@ def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:
 def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, RunRecord]:
     """Train every plan under its configuration, all at once; finished runs of that name and configuration are taken.
 
-    Where one fails or the user interrupts, the others are cancelled.
+    If one fails or the user interrupts, the others are cancelled.
     """
     found = {name: newest(runs, name, config) for name, (_, config) in asked.items()}
     jobs: dict[str, Job] = {}

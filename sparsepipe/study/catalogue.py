@@ -92,9 +92,9 @@ def by_number() -> list[str]:
 
 
 def notebooks_folder() -> Path:
-    """Return the folder of the notebooks: beside the package in a checkout, inside it once installed.
+    """Return the folder of the notebooks: alongside the package in a checkout, inside it once installed.
 
-    Raises InputError where neither is there.
+    Raises InputError if neither exists.
     """
     package = Path(__file__).resolve().parents[1]
     folders = [root / "notebooks" for root in (package.parent, package)]

@@ -43,7 +43,7 @@ class Task:
 
     @property
     def workload(self) -> dict[str, Any]:
-        """What `profile_model` takes beside the model and the data."""
+        """What `profile_model` takes in addition to the model and the data."""
         return {"batch_size": self.batch_size, "model_args": dict(self.model_args), "data_args": dict(self.data_args)}
 
     def config(self, *, seed: int, **settings: Any) -> RunConfig:
@@ -61,7 +61,7 @@ class Task:
         )
 
     def profile_path(self, root: Path, *, seed: int, beside: int) -> Path:
-        """Where the profile is kept that is measured beside so many other processes."""
+        """Where the profile is kept that is measured alongside so many other processes."""
         settings = [self.data, self.workload, seed, beside]
         return root / "work" / "profiles" / f"{self.model}-{digest(settings)}.json"
 
@@ -106,9 +106,9 @@ TASKS = {
 
 
 def usable(names: Iterable[str]) -> list[Task]:
-    """The tasks of these names whose data are here or can be had now; a line says which is left out, and why.
+    """The tasks of these names whose data are here or is available now; a line says which is left out, and why.
 
-    Images are those of scikit-learn where MNIST's cannot be had. Raises InputError for an unknown name.
+    Images are those of scikit-learn where MNIST's is not available. Raises InputError for an unknown name.
     """
     found = []
     for name in names:

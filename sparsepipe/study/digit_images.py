@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits as images of 8 x 8 pixels: what is learned where no data set can be fetched."""
+"""Scikit-learn's handwritten digits as images of 8 x 8 pixels: what is learned if no data set can be fetched."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -94,7 +94,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def state(self) -> str:
-        """What is at work, in one line; nothing where nothing is."""
+        """What is at work, in one line; nothing if nothing is."""
         with self._lock:
             told = [self._state(name, at) for name, at in self._at_work.items()]
             return one_line(" | ".join([*told, self._whole()])) if told else ""
@@ -157,7 +157,7 @@ def _about(seconds: float) -> str:
 
 
 def _step(report: Path) -> str:
-    """The epoch of the run that a notebook waits for; nothing where it waits for none, or has said nothing."""
+    """The epoch of the run that a notebook waits for; nothing if it waits for none, or has said nothing."""
     progress, known = RunProgress(), False
     try:
         rows = run_rows(report)
@@ -194,19 +194,19 @@ def reproduce(
 ) -> list[Path]:
     """Execute the notebooks (those named, or that export the figures named) and return the figures' files.
 
-    `work/`, `runs/` and the executed copies (`runs/notebooks/`) stand beside `out`. `jobs` notebooks run side by side,
-    save those that measure. `parameters` are given to every notebook that has them.
+    `work/`, `runs/` and the executed copies (`runs/notebooks/`) stand alongside `out`. `jobs` notebooks run side by
+    side, save those that measure. `parameters` are given to every notebook that has them.
     `only_changed` skips a notebook whose text, parameters and code are as they were when it last ran to its end, and
-    whose figures are there, drawn. `resume` skips each that ran to its end under these parameters, changed since or
-    not: a batch that failed goes on with the notebook that did. A notebook that fails stops only those that start from
-    it. Without `pictures` tables and their provenance are written alone. `paper` says how all figures are exported:
-    their width, height and font, with a title or not.
+    whose figures exist, drawn. `resume` skips each that ran to its end under these parameters, changed since or
+    not: a batch that failed continues with the notebook that did. A notebook that fails stops only those that start
+    from it. Without `pictures` tables and their provenance are written alone. `paper` says how all figures are
+    exported: their width, height and font, with a title or not.
     Notebooks that use MinkowskiEngine come last, and wait, while scripts/setup.sh still builds it in this environment.
     Meanwhile stderr says what runs, n of N, its step, the time so far and expected. After each notebook
-    `out/index.html` is written anew: a page of all figures, which opens from disk. The last lines give warnings, and
+    `out/index.html` is written again: a page of all figures, which opens from disk. The last lines give warnings, and
     each notebook's answer in a sentence.
     Raises InputError for an unknown name, and for a parameter that none of these notebooks has; RunFailed at the end
-    with notebook, cell and error of every failure, and where pictures were asked for and none, or not all, could be
+    with notebook, cell and error of every failure, and if pictures were asked for and none, or not all, could be
     drawn.
     """
     given = parameters or {}
@@ -270,7 +270,7 @@ class _Batch:
     again: set[str] = field(default_factory=set)
 
     def run(self, wave: Sequence[str], jobs: int) -> None:
-        """Run those of a wave that have to; write the page anew after each."""
+        """Run those of a wave that have to; write the page again after each."""
         ready = [name for name in wave if self._has_to_run(name)]
         if any(self.job.exports[name] for name in ready):
             self.job.look_for_a_browser(self.progress.say)
@@ -346,7 +346,7 @@ class _Batch:
                 say(f"{name}: {executed.sentence}")
 
     def raise_failures(self) -> None:
-        """Raise RunFailed where a notebook failed, or pictures are missing that were asked for."""
+        """Raise RunFailed if a notebook failed, or pictures are missing that were asked for."""
         told = [f"{name}.ipynb: {error}" for name, error in self.failures.items()]
         if told:
             told = [f"{'; '.join(told)} (executed copies: {self.job.copies}; --resume goes on from here)"]

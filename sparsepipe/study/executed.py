@@ -23,7 +23,7 @@ class Executed:
 
     @classmethod
     def read(cls, name: str, path: Path) -> "Executed | None":
-        """Read the executed copy of notebook `name`; None where there is none that can be read."""
+        """Read the executed copy of notebook `name`; None if there is none that can be read."""
         try:
             cells = read_json(path, what="notebook").get("cells", [])
         except (InputError, AttributeError):
@@ -37,7 +37,7 @@ class Executed:
 
     @property
     def answer(self) -> str:
-        """The Markdown that the cells below its heading "Answer" display; nothing where they did not run."""
+        """The Markdown that the cells below its heading "Answer" display; nothing if they did not run."""
         heads = [k for k, cell in enumerate(self.cells) if source(cell).strip() == "## Answer"]
         below = self.cells[heads[-1] :] if heads else ()
         texts = [text for cell in below for output in outputs(cell) if (text := shown(output, "text/markdown"))]
@@ -60,7 +60,7 @@ def outputs(cell: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def shown(output: Mapping[str, Any], kind: str) -> str:
-    """What an output shows under a MIME type; nothing where it has none."""
+    """What an output shows under a MIME type; nothing if it has none."""
     data = output.get("data")
     return text_of(data.get(kind)) if isinstance(data, Mapping) else ""
 

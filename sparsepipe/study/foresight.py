@@ -30,14 +30,14 @@ class Wanted(NamedTuple):
 
 
 def slowed_by(record: RunRecord) -> Factors:
-    """By how much each rank took longer beside the intruder than without it, in a run whose plan never changed.
+    """By how much each rank took longer alongside the intruder than without it, in a run whose plan never changed.
 
-    Mean seconds of forward and backward over both. Raises InputError for a run whose plan changed, that nobody
+    Mean seconds of forward and backward over both. Raises InputError for a run whose plan changed, that no one
     disturbed, or that was always disturbed.
     """
     if len(record.plans) != 1 or len(record.pipelines) != 1:
         raise InputError(
-            "run.plan_changed", f"{record.folder}: its plan changed; what an intruder costs is told of a run of never"
+            "run.plan_changed", f"{record.folder}: its plan changed; measure interference in a run without --replan"
         )
     visits, work = came_and_went(record), WorkOfRanks(record.plan)
     seconds: dict[tuple[int, bool], list[float]] = {}
@@ -52,16 +52,16 @@ def slowed_by(record: RunRecord) -> Factors:
     except (KeyError, ZeroDivisionError):
         raise InputError(
             "run.no_intruder",
-            f"{record.folder}: expected minibatches beside an intruder and others, to tell what it costs",
+            f"{record.folder}: expected minibatches with and without an intruder, to compare them",
         ) from None
 
 
 def foreseen(
     intrusion: Intrusion, plan: Plan, profile: Profile, cluster: Cluster, factors: Factors, *, minibatches: int
 ) -> tuple[Wanted, ...]:
-    """The plans that an oracle wants and when, where ranks take `factors` times as long beside the intruder.
+    """The plans that an oracle wants and when, where ranks take `factors` times as long alongside the intruder.
 
-    They are `best_plans` of the run's stretches, whose changes cost what the planner says; none where no change pays.
+    They are `best_plans` of the run's stretches, whose changes cost what the planner says; none if no change pays.
     """
     moments = [0, *(round(share * minibatches) for visit in intrusion.visits for share in visit), minibatches]
     usual = Factors.none(len(factors.ranks))
@@ -76,7 +76,7 @@ def foreseen(
 class Foresight:
     """Asks a job for each of some plans, as long before its minibatch as it takes to prepare, while the block runs.
 
-    `fault` says why a plan was not followed, which `tell` is told, too; the job goes on.
+    `fault` says why a plan was not followed, which is passed to `tell`, too; the job continues.
     """
 
     def __init__(self, job: Job, plans: Sequence[Wanted], *, tell: Callable[[str], None] = lambda text: None) -> None:

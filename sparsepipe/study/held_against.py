@@ -1,4 +1,4 @@
-"""What others measured or proved, beside what is predicted here, as numbers that a figure draws."""
+"""What others measured or proved, compared with what is predicted here, as numbers that a figure draws."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ _SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # wha
 
 
 def of_jobs(folder: str = "") -> list[HeldAgainst]:
-    """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder is not there is said once."""
+    """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder does not exist is said once."""
     place = folder_of("straggler-analysis", folder)
     return [*replayed_steps(str(place)), *slow_downs(str(place))] if place else []
 
@@ -47,7 +47,7 @@ def replayed_steps(folder: str = "") -> list[HeldAgainst]:
     """Each step of ByteDance's jobs, replayed from its own durations; their simulator's is without launch delays.
 
     Then its pipeline alone: forwards and backwards in their order, with neither transfers nor delays of launches. Jobs
-    are all of which a trace-JOB.parquet is in the folder. Where result-JOB.json, their simulator's, is not beside it,
+    are all of which a trace-JOB.parquet is in the folder. If result-JOB.json, their simulator's, is not next to it,
     that is said in one line, and its numbers are left out.
     """
     found, alone = [], []
@@ -67,7 +67,7 @@ def slow_downs(folder: str = "") -> list[HeldAgainst]:
     """What ByteDance's jobs lose to stragglers: how many times as long as an even step theirs take.
 
     First a number for each job, named with the culprit found here; then one for each stage, replica and operation that
-    its authors publish, and for delays of launches. A job whose result-JOB.json is not beside its trace is left out,
+    its authors publish, and for delays of launches. A job whose result-JOB.json is not alongside its trace is left out,
     and that is said in one line. Raises InputError in one line for a result that is none.
     """
     whole: list[HeldAgainst] = []
@@ -100,7 +100,9 @@ def _slow_down(name: str, theirs: object, ours: float, *, by: str = "of a job") 
 
 
 def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Each job's name, its trace, and what its authors say of it, {} where that file is not there. Small ones first."""
+    """Each job's name, its trace, and what its authors say of it, {} where that file does not exist. Small ones
+    first.
+    """
     place = folder_of("straggler-analysis", folder)
     traces = sorted(place.rglob(f"{_TRACE}*.parquet"), key=lambda path: (path.stat().st_size, path)) if place else []
     if place and not traces:
@@ -121,7 +123,7 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
 def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
     """Gavel's pairs of jobs on one GPU: what a forest that learned on two kinds of GPU predicts of the third.
 
-    A number for each job beside each other one, of each GPU in turn.
+    A number for each job alongside each other one, of each GPU in turn.
     """
     place = folder_of("colocation", folder)
     if place is None:

@@ -31,7 +31,7 @@ class Intrusion:
     """What disturbs a job of several ranks on one machine: a kind of intruder on the last rank's processor, and when.
 
     `visits` are (from, to) as shares of the run's minibatches. Each rank has a processor of its own, in order: a
-    processor is a device here, of which the intruder takes `share` at most: beside another process 1 is half of it.
+    processor is a device here, of which the intruder takes `share` at most: alongside another process 1 is half of it.
     Raises InputError for a kind or a share that is none, and visits that are not in order.
     """
 
@@ -58,7 +58,7 @@ class Intrusion:
         """Keep each rank of a job on its own processor, and let the intruder come and go until its last visit is over.
 
         It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
-        early where the job ends. Where processors are fewer than ranks, ranks share them.
+        early where the job ends. If processors are fewer than ranks, ranks share them.
         """
         folder, ranks = job.record.folder, len(job.record.plan.ranks)
         own = sorted(processors_of()) or list(range(os.cpu_count() or 1))
@@ -91,7 +91,7 @@ class Intrusion:
 
 
 def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
-    """When the intruder of a run came and went, in minibatches; nothing of a run that nobody disturbed.
+    """When the intruder of a run came and went, in minibatches; nothing of a run that no one disturbed.
 
     Raises InputError for a file that says something else.
     """
@@ -99,7 +99,7 @@ def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
 
 
 def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
-    """What disturbed a run, and when it came and went; all that it got of a processor, where no share is told of."""
+    """What disturbed a run, and when it came and went; all that it got of a processor, if no share is notified of."""
     path = record.folder / FILE
     found = _FIELDS(read_json(path, what="intruder's visits"), str(path))
     if missing := sorted({"kind", "visits", "came_and_went"} - found.keys()):

@@ -59,8 +59,8 @@ def published() -> Machines | None:
 def published_profile(names: Mapping[str, str]) -> Profile | None:
     """The published costs of MinkVGG under the names of `names`: device type → what its file is called.
 
-    They are looked for below SPARSEPIPE_REFERENCE, in `reference` beside SPARSEPIPE_DATA's folder, and where
-    `sparsepipe data fetch sparsepipe-profiles` puts them; None where they are not.
+    They are looked for below SPARSEPIPE_REFERENCE, in `reference` alongside SPARSEPIPE_DATA's folder, and if
+    `sparsepipe data fetch sparsepipe-profiles` puts them; None if they are not.
     """
     folder = _published_folder("minkvgg") or place_of(get_manifest("sparsepipe-profiles"))
     if folder is None:
@@ -87,7 +87,7 @@ def _slower(cost: LayerCost, speed: float) -> LayerCost:
 
 
 def published_dense(names: Sequence[str]) -> dict[str, Machines]:
-    """PipeDream's published profiles of image networks by name, where they are; a line says what is left out.
+    """PipeDream's published profiles of image networks by name, if they are; a line says what is left out.
 
     They are looked for as `published` does, below profiles/image_classification.
     """
@@ -108,7 +108,7 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
 
 
 def reference_folders() -> list[Path]:
-    """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else beside SPARSEPIPE_DATA."""
+    """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else alongside SPARSEPIPE_DATA."""
     named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
     beside = [expanded(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
     found = [expanded(named)] if named else beside

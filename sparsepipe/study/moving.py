@@ -183,11 +183,11 @@ def _told(change: Change) -> dict[str, str]:
 def moving_told(
     still: Bars, moved: Bars, pauses: Sequence[float], *, names: tuple[str, str], early: bool = False
 ) -> str:
-    """What a run gained whose plan changed, beside one whose plan stayed, in sentences of Markdown.
+    """What a run gained whose plan changed, alongside one whose plan stayed, in sentences of Markdown.
 
     `still`, `moved`: mean seconds of an iteration by the cases of `seconds_bars`; `pauses`: seconds of each change;
-    `names`: of the two runs; `early`: whether the plan changed before the intruder came. Whether moving paid is told
-    of the whole run. Numbers that follow from others are those that a reader works out from what is shown.
+    `names`: of the two runs; `early`: whether the plan changed before the intruder came. Whether moving paid is
+    notified of the whole run. Numbers that follow from others are those that a reader works out from what is shown.
     """
     base, other = (f"`{name}`" for name in names)
     before, beside, whole = _NAMES

@@ -186,7 +186,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NotebookJob:
-    """Paths and parameters of one batch. `copies` holds what was executed, and beside it what is known of each."""
+    """Paths and parameters of one batch. `copies` holds what was executed, and next to it what is known of each."""
 
     notebooks: Path
     out: Path
@@ -210,7 +210,7 @@ class NotebookJob:
         pictures: bool = True,
         paper: "Paper | None" = None,
     ) -> "NotebookJob":
-        """Find the notebooks; `work/`, `runs/` and the executed copies stand beside `out`. Raises InputError."""
+        """Find the notebooks; `work/`, `runs/` and the executed copies stand alongside `out`. Raises InputError."""
         folder = notebooks or catalogue.notebooks_folder()
         missing = [name for name in catalogue.NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
         if missing:
@@ -276,7 +276,7 @@ class NotebookJob:
         return asked or catalogue.uses_minkowski(self.notebooks / f"{name}.ipynb")
 
     def files(self, name: str) -> list[Path]:
-        """The files of a notebook's figures that are there."""
+        """The files of a notebook's figures that exist."""
         paths = (self.out / f"{figure}.{suffix}" for figure in self.exports[name] for suffix in _SUFFIXES)
         return [path for path in paths if path.exists()]
 
@@ -293,7 +293,7 @@ class NotebookJob:
         return self.copies / f"{name}.log"
 
     def expected_seconds(self, names: Sequence[str]) -> dict[str, float]:
-        """How long each took when it last ran to its end here; where it never did, how long it usually takes."""
+        """How long each took when it last ran to its end here; if it never did, how long it usually takes."""
         last = self._last_seconds()
         return {name: last.get(name, catalogue.USUAL_SECONDS.get(name, 60.0)) for name in names}
 
@@ -309,7 +309,7 @@ class NotebookJob:
                 say(f"no pictures will be drawn: {self.why_not['']}")
 
     def run(self, name: str, *, on_cell: Callable[[str], None] = lambda text: None) -> Outcome:
-        """Execute one notebook; `on_cell` is told each cell that it comes to."""
+        """Execute one notebook; `on_cell` is reported each cell that it comes to."""
         self._stamp(name).unlink(missing_ok=True)
         self.report(name).unlink(missing_ok=True)
         self._stamp(name).parent.mkdir(parents=True, exist_ok=True)
@@ -346,15 +346,17 @@ class NotebookJob:
         self.kernels.end()
 
     def is_done(self, name: str) -> bool:
-        """Whether nothing would change: the same inputs, and each figure's files are there, pictures where asked."""
+        """Return whether nothing would change: the same inputs, and each figure's files exist, pictures if asked."""
         return self._complete(name) and read_json(self._stamp(name))["digest"] == self._digest(name)
 
     def has_ended(self, name: str) -> bool:
-        """Whether its executed copy is of a whole notebook."""
+        """Return whether its executed copy is of a whole notebook."""
         return self._stamp(name).exists()
 
     def has_ended_well(self, name: str) -> bool:
-        """Whether it ran to its end under these parameters and data, whatever changed in notebooks and code since."""
+        """Return whether it ran to its end under these parameters and data, whatever changed in notebooks and code
+        since.
+        """
         return self._complete(name) and read_json(self._stamp(name)).get("told") == self._told(name)
 
     def _complete(self, name: str) -> bool:
@@ -380,7 +382,7 @@ class NotebookJob:
         return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
     def _told(self, name: str) -> str:
-        """What a notebook is told, of what is told to all, and the data it is pointed at."""
+        """What a notebook is reported, of what is asked to all, and the data it is pointed at."""
         known = self._parameters_of(name)
         told = [
             {parameter: value for parameter, value in self.parameters.items() if parameter in known},
@@ -392,7 +394,7 @@ class NotebookJob:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def _digest(self, name: str) -> str:
-        """The notebook, what it is told, and all code that it can call."""
+        """The notebook, what it is reported, and all code that it can call."""
         whole = hashlib.sha256(self._told(name).encode())
         whole.update((self.notebooks / f"{name}.ipynb").read_bytes())
         whole.update(_code().encode())

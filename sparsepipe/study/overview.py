@@ -147,7 +147,7 @@ class Overview:
 
     @property
     def next_step(self) -> str:
-        """What there is in a sentence, and the notebook to go on with, as Markdown."""
+        """What there is in a sentence, and the notebook to continue with, as Markdown."""
         profiles, runs = (len(list(self.root.glob(where))) for where in ("work/profiles/*.json", "runs/*/plan.json"))
         figures = len(list(self.figures.glob("*.csv")))
         if not profiles:
@@ -175,8 +175,8 @@ class Overview:
     ) -> "Shown":
         """A row for each of the newest `paths` that `row_of` tells something of; below it how many there are in all.
 
-        `otherwise`: what is said in place of an empty table. `also`: what else lists all of them. `counted`:
-        what `paths` are where some, not read yet, may have no row.
+        `otherwise`: what is said instead of an empty table. `also`: what else lists all of them. `counted`:
+        what `paths` are if some, not read yet, may have no row.
         """
         rows, left = list[list[str]](), sorted(paths, key=lambda path: path.stat().st_mtime)
         whole = len(left)
@@ -231,7 +231,9 @@ def _of_profile(path: Path) -> list[str] | None:
 
 
 def _asked(origin: Mapping[str, Any]) -> str:
-    """What tells profiles of one network apart: "batch size 16, voxel size 0.03, 2 threads, beside 1 other process"."""
+    """What tells profiles of one network apart: "batch size 16, voxel size 0.03, 2 threads, alongside 1 other
+    process".
+    """
     data = origin.get("data")
     size = data.get("voxel_size") if isinstance(data, Mapping) else None
     values = {"batch size": (origin.get("batch_size"), as_given), "voxel size": (size, voxel_size_text)}
@@ -270,7 +272,7 @@ def _relative(path: Path) -> str:
 
 
 def thumbnail(path: Path, name: str) -> Html | None:
-    """Return the small copies of a picture that is drawn on white, as images in the page; None where there is none."""
+    """Return the small copies of a picture that is drawn on white, as images in the page; None if there is none."""
     with suppress(OSError), Image.open(path) as picture:
         twice = picture.convert("RGB")
         twice.thumbnail((2 * _SIZE[0], 2 * _SIZE[1]))  # colours are told before neighbours are mixed
@@ -280,7 +282,7 @@ def thumbnail(path: Path, name: str) -> Html | None:
 
 
 def _has_points(vector: Path) -> bool:
-    """Whether an exported SVG has all shades of a cloud's points, which its style then names for dark pages."""
+    """Return whether an exported SVG has all shades of a cloud's points, which its style then names for dark pages."""
     with suppress(OSError, UnicodeDecodeError), vector.open(encoding="utf-8") as file:
         style = file.read(_STYLE)
         return all(lit in style for lit in LIT_POINTS.values())

@@ -1,6 +1,6 @@
 """figures/index.html: every figure with its caption, table, provenance, warnings and executed notebook.
 
-It is made of what lies on disk, so that it can be written anew at any time: after each notebook, too.
+It is made of what lies on disk, so that it can be written again at any time: after each notebook, too.
 
 A page that opens from disk: its style is in it, it runs no scripts, and it asks no network.
 """
@@ -72,7 +72,7 @@ def of_markdown(text: str) -> Html:
 
 
 def with_links_to_pages(markup: Html) -> Html:
-    """Return HTML whose links to notebooks lead to their pages, which lie beside each other as the notebooks do."""
+    """Return HTML whose links to notebooks lead to their pages, which lie alongside each other as the notebooks do."""
     return Html(_LINK.sub(r"\1.html\2", str(markup)))
 
 
@@ -105,7 +105,7 @@ _PICTURE = Html('<img loading="lazy" src="{}.png" alt="{}">')
 def write_page(job: NotebookJob) -> Path:
     """Write the page of all figures and the pages of executed notebooks; returns the path of the first.
 
-    Raises InputError where the folder cannot be written to.
+    Raises InputError if the folder cannot be written to.
     """
     sections, links = [], []
     for name in catalogue.by_number():
@@ -362,7 +362,7 @@ def _cell(cell: Mapping[str, Any], vectors: Mapping[str, str]) -> Html:
 
 
 def _vectors_of(cell: Mapping[str, Any], vectors: Mapping[str, str]) -> list[str]:
-    """The SVG of each picture of a cell, in order; none where it shows others than those that it exports."""
+    """The SVG of each picture of a cell, in order; none if it shows others than those that it exports."""
     names = exported_by(source(cell))
     pictures = [output for output in outputs(cell) if shown(output, _PNG)]
     return [vectors.get(name, "") for name in names] if len(names) == len(pictures) else [""] * len(pictures)
@@ -399,7 +399,7 @@ def _output(output: Mapping[str, Any], dark: Iterator[str], vectors: Mapping[str
 
 
 def _kept(output: Mapping[str, Any]) -> str:
-    """The address of the SVG that an output keeps beside its picture; nothing where it has none for dark pages."""
+    """The address of the SVG that an output keeps alongside its picture; nothing if it has none for dark pages."""
     vector = shown(output, _SVG)
     dark = "prefers-color-scheme" in vector  # others, such as matplotlib's, are black on nothing
     return f"data:{_SVG};base64,{base64.b64encode(vector.encode()).decode()}" if dark else ""

@@ -12,7 +12,7 @@ def published_profiles(folder: str = "", only: Sequence[str] = ()) -> dict[str, 
     """Return the profiles below a folder (graph.txt, or JSON) by name; without one those of data_manifests, aloud.
 
     A graph.txt is called as the folder that it lies in. `only`: these names alone.
-    Raises InputError where none of them is there.
+    Raises InputError if none of them exists.
     """
     if not folder:
         print("no folder of published profiles is named: those of data_manifests/profiles are planned")

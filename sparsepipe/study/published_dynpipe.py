@@ -38,7 +38,7 @@ _SLOWER, _HEAVY = 1.15, 2.0  # times an undisturbed iteration: an epoch is distu
 
 @dataclass(frozen=True)
 class PublishedDynPipe:
-    """The folder of their logs; None where it is not here, and then what is of logs is empty."""
+    """The folder of their logs; None if it is missing, and then what is of logs is empty."""
 
     folder: Path | None
 
@@ -76,7 +76,7 @@ class PublishedDynPipe:
 
 
 def _of_system(folder: Path, system: str) -> Path:
-    """A curve's file is called such as 1_DynPipe_vgg16_cifar10. Raises InputError where there is none."""
+    """A curve's file is called such as 1_DynPipe_vgg16_cifar10. Raises InputError if there is none."""
     found = sorted(folder.glob(f"?_{system}_*"))
     if not found:
         raise InputError(
@@ -123,7 +123,7 @@ def _bar(case: str, system: str, iterations: Sequence[LoggedIteration]) -> Syste
 def typed_numbers(which: str) -> list[SystemBar]:
     """Return the numbers that a plotting script of theirs holds: throughput, utilization or iteration_seconds.
 
-    Raises InputError where the file of them holds something else.
+    Raises InputError if the file of them holds something else.
     """
     path = manifests_folder().parent / "published" / "dynpipe.yaml"
     document = read_yaml(path, what="file of published numbers")
@@ -141,7 +141,9 @@ def typed_numbers(which: str) -> list[SystemBar]:
 
 
 def light_told(light: Sequence[str], heavy: Sequence[str]) -> str:
-    """Say which variants ran beside the light intruder, and why those alone where more ran beside the heavy one."""
+    """Say which variants ran alongside the light intruder, and why those alone where more ran alongside the heavy
+    one.
+    """
     told = f"beside the light one {' and '.join(filter(None, [', '.join(light[:-1]), *light[-1:]]))} ran, once each"
     if {*light} < {*heavy}:
         why = ", which stand for the three systems in DynPipe's figure 13a" if {*light} == _VARIANTS else ""

@@ -1,6 +1,6 @@
 """What held jobs up as others recorded it, machines that went and slow workers, and what a job of pipelines does then.
 
-Simulated by the rules that pipelines average by, beside what the records themselves say of it.
+Simulated by the rules that pipelines average by, alongside what the records themselves say of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +90,7 @@ def _steps(record: SpotMachines, size: int) -> Iterator[tuple[float, float]]:
 def workers_over_minibatches(files: Sequence[Path]) -> Curves:
     """How many times as long as the fastest's usual a job's slowest, middle and fastest worker take, by minibatch.
 
-    A point is the median over neighbouring readings, where there are more of these than a line has points.
+    A point is the median over neighbouring readings, if there are more of these than a line has points.
     """
     return {f"{_name(path)} (times the fastest's median)": _extremes(path) for path in files}
 
@@ -125,11 +125,11 @@ def trained(records: Sequence[SpotMachines], files: Sequence[Path]) -> list[Trai
 
 
 def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
-    """What pipelines that share all machines there ever are train by the end, waiting for all and for nobody.
+    """What pipelines that share all machines there ever are train by the end, waiting for all and for no one.
 
     Of those that wait for each other there are as many as together train most. While too few machines are there the
-    last pipelines stand still: they keep their weights, and begin again where they were as soon as there are enough, so
-    that no restart is counted. A pipeline's machines are simulated as one. Raises InputError where there are never
+    last pipelines stand still: they keep their weights, and begin again if they were as soon as there are enough, so
+    that no restart is counted. A pipeline's machines are simulated as one. Raises InputError if there are never
     machines for all pipelines.
     """
     size = _size(record)
@@ -168,7 +168,7 @@ def _pauses(rank: int, absences: Sequence[tuple[float, float]]) -> Iterator[Stop
 
 
 def trained_by_slow_workers(path: Path) -> list[Trained]:
-    """What pipelines of one machine train while they are as slow as a job's workers, waiting for all and for nobody.
+    """What pipelines of one machine train while they are as slow as a job's workers, waiting for all and for no one.
 
     In the time of `MINIBATCHES` of a worker that is never slow, played back by the straggler `trace`.
     """

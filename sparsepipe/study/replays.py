@@ -15,7 +15,7 @@ from .workplace import digest
 
 
 def _finished(folder: Path) -> bool:
-    """Whether a replay stands there that can be read; a damaged one is passed over, which is said."""
+    """Return whether a replay stands there that can be read; a damaged one is passed over, which is said."""
     try:
         return (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished"
     except DamagedRecord as error:
@@ -35,7 +35,7 @@ def replay(
 ) -> RunRecord:
     """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name.
 
-    So do what holds ranks up and the seed, of one pipeline or of several.
+    So do what delays ranks and the seed, of one pipeline or of several.
     """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     called, samples = plan.planner, profile.batch_size or 1

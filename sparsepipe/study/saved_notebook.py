@@ -1,7 +1,7 @@
 """What JupyterLab calls after it saved a notebook (scripts/lab.sh), so that `git status` stays as it was.
 
 Set-up's filter lets git see notebooks without outputs. Still git calls a file of another size modified, until it is
-told to look: that is done here, if only outputs changed. What is staged never changes. Notebooks outside this checkout
+asked to look: that is done here, if only outputs changed. What is staged never changes. Notebooks outside this checkout
 are left alone.
 """
 
@@ -24,7 +24,7 @@ _FILTER = {"filter.notebooks.clean": shlex.join(python_command("nbstripout", *OP
 
 
 def after_save(model: object, os_path: str, contents_manager: object, **_: Any) -> threading.Thread | None:
-    """Let git look at a saved notebook, beside the server's work; returns the thread that does."""
+    """Let git look at a saved notebook, alongside the server's work; returns the thread that does."""
     if not isinstance(model, dict) or model.get("type") != "notebook":
         return None
     thread = threading.Thread(target=look_again, args=(Path(os_path),), name="git")  # a server that ends waits for it

@@ -27,7 +27,7 @@ _ROUNDS = 12  # of all stages, over which a rate is taken
 
 
 def one_device(profile: Profile, cluster: Cluster) -> Plan:
-    """Everything on the fastest device of a cluster: what the strategies are held against."""
+    """Everything on the fastest device of a cluster: what the strategies are compared with."""
     problem = Problem(profile, cluster)
     fastest = min(cluster.devices, key=lambda device: problem.total_seconds(device.type.name))
     plan = problem.plan([problem.stage(problem.layers, (fastest.rank,))], ONE)

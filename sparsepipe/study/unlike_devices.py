@@ -48,8 +48,8 @@ def unlike_devices(
     cluster of their types, the published ones of RTX, TITAN V and TITAN Xp. For a sparse network of ours that has none
     there, those of `STAND_IN` stand in, which is said.
     `cluster` is a file, or the name of one in data_manifests/clusters. A SparsePipe `server_file` brings both, with
-    nominal links. None for the cluster "cores", and where nothing is there for `model`: then this machine's cores are
-    what can be measured. Raises InputError for a file that is not there, and for a cluster without profiles.
+    nominal links. None for the cluster "cores", and if nothing is there for `model`: then this machine's cores are
+    what can be measured. Raises InputError for a file that does not exist, and for a cluster without profiles.
     """
     if server_file:
         servers = ServerFile.load(server_file)

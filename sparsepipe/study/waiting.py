@@ -10,7 +10,7 @@ _MOST = 0.5  # of the averages: fewer with one pipeline are not worth a word
 
 
 def alone_told(outcomes: Sequence[Outcome], *, minibatches: int) -> str:
-    """Say under which rules there was no average, or all or most had one pipeline in them; empty where there is none.
+    """Say under which rules there was no average, or all or most had one pipeline in them; empty if there is none.
 
     `minibatches`: of each pipeline on average. As Markdown, sentences that follow others.
     """

@@ -34,9 +34,9 @@ from .report import report
 
 @dataclass(frozen=True)
 class Workplace:
-    """A folder with `work/` (data, profiles, links), `runs/` (records) and the figures beside them.
+    """A folder with `work/` (data, profiles, links), `runs/` (records) and the figures next to them.
 
-    It says where things are kept, and reads what is there, which it says aloud. What makes them is called in the open:
+    It says where things are kept, and reads what exists, which it says aloud. What makes them is called in the open:
     `profile_model`, `partition`, `simulate` and `launch` are no business of a workplace.
     """
 
@@ -114,9 +114,9 @@ class Workplace:
         return {path.stem: Plan.load(path) for path in sorted(self.plans(model).glob("*.json"))}
 
     def profile(self, path: Path) -> Profile:
-        """Read a profile that is kept; where it is, and what is doubtful about it, is said.
+        """Read a profile that is kept; if it is, and what is doubtful about it, is said.
 
-        Raises InputError where there is none.
+        Raises InputError if there is none.
         """
         found = Profile.load(path)
         _say(f"profile of {found.origin.get('model', path.stem)}: {self._shown(path)}")
@@ -126,7 +126,7 @@ class Workplace:
         return found
 
     def beside(self, num_devices: int, *, threads: int = 1) -> int:
-        """How many processes work beside one of `num_devices` on this machine at once, as far as there are cores.
+        """How many processes work alongside one of `num_devices` on this machine at once, as far as there are cores.
 
         Raises InputError for a count that is none.
         """
@@ -136,7 +136,7 @@ class Workplace:
     def link(self, profile: Profile, *, anew: bool = False) -> Link:
         """The link between two processes of this machine (`averaging.local_link`), as measured with a profile.
 
-        It is kept in work/clusters/ under the profile's digest, and measured where no such file is there, or `anew`:
+        It is kept in work/clusters/ under the profile's digest, and measured if no such file exists, or `anew`:
         all who plan with this profile plan with this link. Which of the two it was is said.
         Raises InputError for a file that is no cluster of one link.
         """
@@ -181,8 +181,8 @@ class Workplace:
     def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: object) -> go.Figure:
         """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
 
-        Where no picture can be drawn, one line says so, and the notebook goes on with the figure it shows. Raises
-        InputError where the folder cannot be written to.
+        If no picture can be drawn, one line says so, and the notebook continues with the figure it shows. Raises
+        InputError if the folder cannot be written to.
         """
         rests_on = described(figure, origin)
         for text in rests_on.doubts:
@@ -205,7 +205,7 @@ def digest(settings: Sequence[Any]) -> str:
 
 
 def checkout() -> Path | None:
-    """The folder of the project's checkout, where this code runs from one."""
+    """The folder of the project's checkout, if this code runs from one."""
     folder = Path(__file__).resolve().parents[2]
     return folder if (folder / "pyproject.toml").exists() and (folder / "notebooks").is_dir() else None
 

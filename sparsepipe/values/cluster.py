@@ -136,7 +136,9 @@ class Node:
 
     @property
     def is_local(self) -> bool:
-        """Whether its address is this machine's own loopback, so that nothing has to be reached over a network."""
+        """Return whether its address is this machine's own loopback, so that nothing has to be reached over a
+        network.
+        """
         return not self.ssh and is_loopback(self.address)
 
     @property
@@ -157,7 +159,7 @@ class Cluster(Printed):
     """Nodes in order; a device's place among all devices is its rank.
 
     Raises InputError for two nodes of one name, or of one address on the network; a loopback, which stands for an
-    address that nobody gave, is no hindrance to planning.
+    address that no one gave, is no hindrance to planning.
     """
 
     nodes: tuple[Node, ...]
@@ -240,7 +242,7 @@ class Cluster(Printed):
 
     @cached_property
     def sending_costs(self) -> bool:
-        """Whether what goes between hosts takes time of any device's own (`network_seconds_per_byte`)."""
+        """Return whether what goes between hosts takes time of any device's own (`network_seconds_per_byte`)."""
         return len(self.nodes) > 1 and any(kind.network_seconds_per_byte for kind in self.device_types)
 
     def link(self, a: int, b: int) -> Link:
@@ -287,7 +289,7 @@ class Cluster(Printed):
 
 
 def check_addresses(nodes: Sequence[Node]) -> None:
-    """Raise InputError where two nodes have one address: neither can be reached apart from the other.
+    """Raise InputError if two nodes have one address: neither can be reached apart from the other.
 
     Names of hosts are the same in capitals and small letters.
     """

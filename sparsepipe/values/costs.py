@@ -1,4 +1,4 @@
-"""Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator alike."""
+"""Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator in the same way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,9 +29,9 @@ OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 class LayerTable:
     """The costs of a profile as arrays [layers, voxel counts]; a layer that stands for loading data costs nothing.
 
-    What a step takes beside its layers is in the forward of the first and of the last of them.
+    What a step takes in addition to its layers is in the forward of the first and of the last of them.
 
-    Sizes do not depend on the device; where profiles of two types differ (rounding, a different count), the larger
+    Sizes do not depend on the device; if profiles of two types differ (rounding, a different count), the larger
     counts.
     """
 
@@ -131,7 +131,7 @@ class LayerTable:
         return {name: self.forward[name] + self.backward[name] for name in self.forward}
 
     def stage_forward(self, layers: Sequence[int], device_type: str) -> Array:
-        """Seconds of a stage's forward [V]: its layers', and making anew the kernel maps that earlier stages made.
+        """Seconds of a stage's forward [V]: its layers', and making again the kernel maps that earlier stages made.
 
         A plan's estimate, which adds up layers, leaves the latter out: what simulates or replays the plan does not.
         """
@@ -153,7 +153,9 @@ class LayerTable:
 
     @property
     def is_read_again(self) -> bool:
-        """Whether a plan may have stages that read minibatches again, and reading takes time: see `reading_again`."""
+        """Return whether a plan may have stages that read minibatches again, and reading takes time: see
+        `reading_again`.
+        """
         return len(self.readers) > 1 and any(self.reading.values())
 
     def update_time(self, layers: Sequence[int], device_types: Iterable[str], *, kept: bool = False) -> float:
@@ -174,7 +176,7 @@ class LayerTable:
 
     @cached_property
     def input_coordinates(self) -> Array:
-        """Bytes of the input's coordinates [V]; 0 for a dense network, where no layer makes coordinates."""
+        """Bytes of the input's coordinates [V]; 0 for a dense network, if no layer makes coordinates."""
         return self.sizes * COORDINATE_BYTES if self.coordinate_bytes.any() else np.zeros_like(self.sizes)
 
     @property
@@ -247,7 +249,7 @@ class LayerTable:
 
     @cached_property
     def tells_temporaries(self) -> bool:
-        """Whether the profile has what layers take for a while: those from before have not."""
+        """Return whether the profile has what layers take for a while: those from before have not."""
         return bool(self.forward_temporary_bytes.any() or self.backward_temporary_bytes.any())
 
     def crossing(self, *, between_hosts: bool = False, held: bool = False) -> "Crossing":
@@ -413,7 +415,7 @@ class MergeCosts:
 
     Of each layer every member reduces an equal part (as in runtime/replication/between_pipelines/mean.py): with n
     members a stage sends (n - 1)/n of its bytes, and gets as many back, once to be reduced and once as the result.
-    Pieces of a stage for several others share its port; they travel beside activations.
+    Pieces of a stage for several others share its port; they travel alongside activations.
     """
 
     def __init__(self, plans: Sequence[Plan], cluster: Cluster, graph: LayerGraph, *, share: float = 1.0) -> None:

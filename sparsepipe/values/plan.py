@@ -75,7 +75,7 @@ class PlanDiff(Printed):
 
     @property
     def same(self) -> bool:
-        """Whether both plans place the same layers on the same ranks."""
+        """Return whether both plans place the same layers on the same ranks."""
         return not self.layers and not self.ranks
 
     @property
@@ -121,7 +121,7 @@ class Plan(StagePlan, Printed):
             object.__setattr__(self, "weights", WEIGHT_POLICIES[self.schedule][0])
 
     def _check_untouched(self) -> None:
-        """Raise InputError where what follows from the pipelines' plans was to be replaced by something else."""
+        """Raise InputError if what follows from the pipelines' plans was to be replaced by something else."""
         for name, value in (_of_members(self.joined) if self.joined else {"stages": ()}).items():
             if getattr(self, name) != value:
                 raise InputError(
@@ -178,7 +178,7 @@ class Plan(StagePlan, Printed):
         return self.members or (self,)
 
     def one(self, remedy: str = "give one of its `pipelines`") -> "Plan":
-        """Return self. Raises InputError with a `remedy` for a plan of several, where that of one is asked for."""
+        """Return self. Raises InputError with a `remedy` for a plan of several, if that of one is asked for."""
         if self.replication is not None:
             raise InputError(
                 "plan.several_pipelines",
@@ -252,7 +252,7 @@ class Plan(StagePlan, Printed):
 
     @property
     def minibatches_per_second(self) -> float | None:
-        """The planner's expectation, of several pipelines if none waits; None where a plan has no estimate."""
+        """The planner's expectation, of several pipelines if none waits; None if a plan has no estimate."""
         periods = [plan.estimate.period_seconds if plan.estimate else 0.0 for plan in self.pipelines]
         return sum(1 / period for period in periods) if all(periods) else None
 
@@ -365,7 +365,7 @@ class Plan(StagePlan, Printed):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Plan":
-        """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
+        """Read what `to_json` wrote. Raises InputError if something is missing or of the wrong kind."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError("plan.malformed", f"not a plan: expected a JSON object with format {FORMAT!r}")
         if "pipelines" in document:

@@ -99,7 +99,7 @@ class Estimate:
     def gap(self) -> float | None:
         """How far what was to be least can be above the optimum, as a share of it: 0 means proven optimal.
 
-        That is `latency_seconds` where there is one, else `period_seconds`.
+        That is `latency_seconds` if there is one, else `period_seconds`.
         """
         if self.latency_seconds and self.latency_lower_bound_seconds is not None:
             return max(0.0, (self.latency_seconds - self.latency_lower_bound_seconds) / self.latency_seconds)
@@ -147,12 +147,14 @@ class StagePlan:
 
     @property
     def flushes(self) -> bool:
-        """Whether the pipeline is empty at every update of the weights."""
+        """Return whether the pipeline is empty at every update of the weights."""
         return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].flushes
 
     @property
     def updates_by_step(self) -> bool:
-        """Whether weights are updated once per step of `num_microbatches` minibatches, else per round of replicas."""
+        """Return whether weights are updated once per step of `num_microbatches` minibatches, else per round of
+        replicas.
+        """
         return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].updates_by_step
 
     @property
@@ -188,7 +190,7 @@ class StagePlan:
 
 
 def estimate_of_all(estimates: Sequence[Estimate | None], known: Estimate | None) -> Estimate | None:
-    """What is expected of several pipelines together where none waits; None where one of them has no estimate.
+    """What is expected of several pipelines together where none waits; None if one of them has no estimate.
 
     `known`: the lower bound, planning time and data-parallel baseline of the whole.
     """
@@ -258,7 +260,7 @@ def stage_from_json(entry: Mapping[str, Any]) -> Stage:
 
 
 def estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
-    """Read the estimate in a plan file; None where it has none. Raises as `stage_from_json` does."""
+    """Read the estimate in a plan file; None if it has none. Raises as `stage_from_json` does."""
     if document.get("period_seconds") is None:
         return None
     columns = ("compute_seconds", "memory_bytes", "transfer_seconds", "averaging_seconds")

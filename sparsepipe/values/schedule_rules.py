@@ -38,7 +38,7 @@ class ScheduleRules:
 
     @property
     def interleaves(self) -> bool:
-        """Whether a rank may serve several stages."""
+        """Return whether a rank may serve several stages."""
         return self.stages_per_rank[1] != 1
 
     def position(self, stage: int, pipeline_size: int) -> int:
@@ -51,7 +51,7 @@ class ScheduleRules:
         return pipeline_size - 1 - place if self.placement == "v" and lap % 2 else place
 
     def check_stages_per_rank(self, count: int) -> str:
-        """Return what is wrong with `count` stages on each rank; empty where they are allowed."""
+        """Return what is wrong with `count` stages on each rank; empty if they are allowed."""
         fewest, most = self.stages_per_rank
         if fewest <= count and (most is None or count <= most):
             return ""

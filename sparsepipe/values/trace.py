@@ -1,4 +1,4 @@
-"""Traces: spans of what each rank did when; of simulated, replayed and measured runs alike."""
+"""Traces: spans of what each rank did when; of simulated, replayed and measured runs in the same way."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Trace(Printed):
     """Spans of one run in seconds, and whether they were simulated, replayed or measured.
 
     A span's kind is "forward", "backward", "weights" or "update", which is work, or "average", "send", "wait", "load",
-    "evaluate" or "checkpoint". A rank is idle while it does no work: it waits for another rank, which `waited` tells
+    "evaluate" or "checkpoint". A rank is idle while it does no work: it waits for another rank, which `waited` shows
     where it was measured, averages, or has nothing to do while the pipeline fills and drains. `bubble_fraction` is the
     idle share of all ranks. Raises InputError for another kind.
     """
@@ -119,7 +119,7 @@ class Trace(Printed):
         return 1 - busy / (len(self.ranks) * self.shown_seconds)
 
     def waited(self) -> dict[tuple[int, int], float]:
-        """(rank, the rank it waited for) → seconds, the longest first; nobody simulates waiting."""
+        """(rank, the rank it waited for) → seconds, the longest first; no one simulates waiting."""
         found: dict[tuple[int, int], float] = {}
         for span in self.spans:
             if span.kind == "wait" and span.peer >= 0:
@@ -137,7 +137,7 @@ class Trace(Printed):
     def load(cls, path: Path | str) -> "Trace":
         """Read a trace from a file: a Chrome trace as this project writes it, or a real job's operations (.parquet).
 
-        Of the latter job_operations tells the columns. `load_trace` reads the folder of a run, too. Raises InputError
+        Of the latter job_operations shows the columns. `load_trace` reads the folder of a run, too. Raises InputError
         in one line for what is neither.
         """
         path = expanded(path)
@@ -186,7 +186,7 @@ class Trace(Printed):
 
     @classmethod
     def from_chrome(cls, document: dict[str, Any]) -> "Trace":
-        """Read what `to_chrome` wrote. Raises InputError where an event lacks a field."""
+        """Read what `to_chrome` wrote. Raises InputError if an event lacks a field."""
         try:
             spans = with_input_halves(
                 span_of(
@@ -268,7 +268,7 @@ def with_input_halves(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def span_of(row: dict[str, Any]) -> Span:
-    """Return the span of a row of a file. Raises InputError where a field is missing, unknown or of a wrong type."""
+    """Return the span of a row of a file. Raises InputError if a field is missing, unknown or of a wrong type."""
     if not isinstance(row, dict):
         raise InputError(
             "trace.span_malformed", f"{shown(row)}: no span, expected an object with rank, name, start and end"

@@ -30,8 +30,8 @@ def type_colors(names: Iterable[str]) -> dict[str, str]:
     """Return the colour of each type of devices, by name: no stage has it.
 
     A type's colour follows from its name alone, so that a profile of four types, a cluster of two of them and a table
-    of one show it alike, in whatever order they name them. Of types that would share a colour all but the first, by
-    name, take the next that is free; of more than fourteen types some share one.
+    of one show it in the same way, in whatever order they name them. Of types that would share a colour all but the
+    first, by name, take the next that is free; of more than fourteen types some share one.
     """
     found: dict[str, str] = {}
     for name in sorted(set(names)):
@@ -61,9 +61,9 @@ def mixed(color: str, share: float) -> str:
 
 @cache
 def edge_of(color: str) -> str:
-    """The line around what is filled with a colour, so that it is seen on light pages and on dark ones alike.
+    """The line around what is filled with a colour, so that it is seen on light pages and on dark ones in the same way.
 
-    It is the colour itself where that is seen on all of GROUNDS, else the shade of it that is nearest.
+    It is the colour itself if that is seen on all of GROUNDS, else the shade of it that is nearest.
     """
     shades = (mixed(color, k / 20) for k in sorted(range(-19, 20), key=abs))
     return next(one for one in shades if min(contrast(one, ground) for ground in GROUNDS) >= SEEN)

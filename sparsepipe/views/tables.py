@@ -1,7 +1,7 @@
 """One table, and how it looks as text, HTML and Markdown.
 
 In HTML words begin where their column begins, and numbers end where it ends. A name, a time and a number stay in one
-line, and a sentence goes on in further ones: where the page is too narrow for that, the table scrolls sideways within
+line, and a sentence continues in further ones: where the page is too narrow for that, the table scrolls sideways within
 itself, by the pointer and by keys.
 """
 
@@ -108,7 +108,9 @@ def scrolling(content: Html, *, label: str, style: str = SIDEWAYS, kind: str = "
 
 
 def of_numbers(column: Sequence[str]) -> bool:
-    """Whether cells are numbers, each with one unit at most ("12 ms", "95.3%"), leaving out those that are empty."""
+    """Return whether cells are numbers, each with one unit at most ("12 ms", "95.3%"), leaving out those that are
+    empty.
+    """
     filled = [cell for cell in column if cell not in ("", _NONE)]
     return bool(filled) and all(map(_NUMBER.fullmatch, filled))
 

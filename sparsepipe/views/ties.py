@@ -1,4 +1,4 @@
-"""Which of several are best where some are as good: a sentence that names one of them would be drawn by lot."""
+"""Which of several are best if some are as good: a sentence that names one of them would be drawn by lot."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def ties(values: "Mapping[str, float] | pd.Series", *, least: bool = False, with
 
 
 def from_to(low: float, high: float, shown: str) -> str:
-    """Return "0.3% to 0.5%", or one number where both are shown alike; `shown` is how, as ".1%"."""
+    """Return "0.3% to 0.5%", or one number where both are shown in the same way; `shown` is how, as ".1%"."""
     ends = dict.fromkeys((format(low, shown), format(high, shown)))
     return " to ".join(ends)
 
@@ -37,9 +37,9 @@ def in_bold(names: Iterable[str]) -> str:
 
 
 def ties_text(names: Sequence[str], one: str, several: str, *, within: float = TIE) -> str:
-    """Return who does what as Markdown: `one` is said of one name, or of nobody, and `several` of more.
+    """Return who does what as Markdown: `one` is said of one name, or of no one, and `several` of more.
 
-    How close several are, `within` which share, is told unless tables show no difference (EXACT).
+    How close several are, `within` which share, is reported unless tables show no difference (EXACT).
     """
     if len(names) <= 1:
         return f"{in_bold(names)} {one}"

@@ -153,7 +153,7 @@ def _warmups(stages: Sequence[Stage]) -> list[str]:
     counts = [f"{stage.warmup} of stage {k}" for k, stage in enumerate(stages) if stage.warmup is not None]
     if not counts:
         return []
-    return [f"forwards before the first backward, as planned: {', '.join(counts)}; memory counts what they keep"]
+    return [f"warm-up forwards before the first backward: {', '.join(counts)}; memory includes their activations"]
 
 
 @page_of.register
@@ -213,7 +213,7 @@ def _(cluster: Cluster) -> Page:
 
 
 def link_text(link: Link, unlimited: str = "free") -> str:
-    """A link as one reads it: bytes a second, and the latency where there is one."""
+    """A link as one reads it: bytes a second, and the latency if there is one."""
     free = link.bandwidth == float("inf")
     bandwidth = unlimited if free else f"{scaled_bytes(link.bandwidth, form=as_given)}/s"
     return f"{bandwidth}, {as_given(link.latency * 1e6)} µs" if link.latency else bandwidth
@@ -276,7 +276,7 @@ def _run(record: RunRecord) -> Page:
     rows += [("validation", learned.removeprefix("validation "))] if learned else []
     rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs have none
     rows += [("learning rate", as_given(rates[-1]))] if rates else []
-    rows += [("held up on purpose", record.straggler_note)] if record.straggler_note else []
+    rows += [("injected delay", record.straggler_note)] if record.straggler_note else []
     rows += [("plan", record.plan.summary()), ("folder", str(record.folder))]
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
     picture = partial(_curve, losses, "loss by minibatch")
@@ -305,7 +305,7 @@ def _(found: WhatIf) -> Page:
     for part in sorted(found.without, key=found.share, reverse=True):
         name = " ".join(map(str, filter(lambda word: word != "", part)))
         rows.append((name, f"{found.by[part]:.3f} ×", f"{found.without[part]:.4f}", f"{found.share(part):.0%}"))
-    columns = ("what", "slow-down by it alone", "step without it (s)", "of the time lost")
+    columns = ("what", "slowdown by this part alone", "step without this part (s)", "of the time lost")
     headline = (
         f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without launch delays, "
         f"{found.even_seconds:.4f} s if all were even: {found.slowdown:.3f} × as long"

@@ -42,17 +42,19 @@ class ExampleDataset(Protocol):
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """Each sample's class. Raises InputError where samples have none."""
+        """Each sample's class. Raises InputError if samples have none."""
         ...
 
     @property
     def targets_are_labels(self) -> bool:
-        """Whether a minibatch's target is int64 [B], the `labels` of its samples, which are known without reading."""
+        """Return whether a minibatch's target is int64 [B], the `labels` of its samples, which are known without
+        reading.
+        """
         ...
 
     @property
     def synthetic(self) -> bool:
-        """Whether the examples were made, not measured."""
+        """Return whether the examples were made, not measured."""
         ...
 
     @property
@@ -82,7 +84,7 @@ class ExampleDataset(Protocol):
         ...
 
     def look(self) -> None:
-        """Check that all files are there, without reading them. Raises InputError where one is not."""
+        """Check that all files exist, without reading them. Raises InputError if one is not."""
         ...
 
     def sample_sizes(self) -> Sequence[int]:

@@ -1,4 +1,5 @@
-"""Put the parts of examples side by side: stacked where they are alike, padded along the first axis where they are not.
+"""Put the parts of examples side by side: stacked where they are identical, padded along the first axis where they are
+not.
 
 A part is a tensor; inputs and targets may be one part, a tuple of them or a dict of them.
 """
@@ -41,7 +42,7 @@ def as_parts(value: object, what: str) -> Any:
 def collated(samples: Sequence[Any], what: str, *, padding: int = PADDING) -> Any:
     """Put the parts of several samples side by side, the first axis of the result counting samples.
 
-    Where lengths along a part's first axis differ, and nothing else, the shorter ones are padded at their end. Raises
+    If lengths along a part's first axis differ, and nothing else, the shorter ones are padded at their end. Raises
     InputError, which begins with `what`, where samples do not go together.
     """
     first = samples[0]

@@ -19,7 +19,7 @@ def named_digest(files: Sequence[Path], root: Path) -> dict[str, str]:
 
 
 def check_indices(indices: Sequence[int], count: int, split: str) -> None:
-    """Raise InputError where one of the samples asked for is not there."""
+    """Raise InputError if one of the samples asked for does not exist."""
     for index in indices:
         if not 0 <= index < count:
             raise InputError(

@@ -30,7 +30,7 @@ def info(source: str | Path, **options: Any) -> dict[str, Any]:
     """Describe a data set of examples, ready for JSON: splits, classes, shapes, sizes, facts that a network may ask.
 
     One sample of each split is read; of texts the vocabulary is made, or taken from the cache. `options` are those of
-    `open_examples`. Raises InputError where a split cannot be opened.
+    `open_examples`. Raises InputError if a split cannot be opened.
     """
     opened = {split: open_examples(source, split=split, **options) for split in SPLITS}
     train = opened["train"]
@@ -110,8 +110,8 @@ class ExampleReport:
 def check(source: str | Path, *, progress: Callable[[str], None] | None = None, **options: Any) -> ExampleReport:
     """Read every sample of both splits once, as minibatches, and report; without augmentation.
 
-    Pieces of plain text, which are drawn anew each epoch, are not looked for twice. `progress` is told how far it is,
-    in words. Raises InputError for an option that there is not; what is wrong with the data is in the report.
+    Pieces of plain text, which are drawn again each epoch, are not looked for twice. `progress` is reported how far it
+    is, in words. Raises InputError for an option that there is not; what is wrong with the data is in the report.
     """
     tell = progress or (lambda line: None)
     reader = _Reader(str(source), tell)

@@ -2,11 +2,11 @@
 
 It is called with split="train" or "test" (and, where its parameters take them, seed=… and further options). What it
 returns has `len()` and gives items `(inputs, target)`. Inputs are a tensor, a tuple of tensors (forward's arguments in
-order) or a dict of them (by name); arrays and numbers become tensors. Items are stacked; where they are sequences of
+order) or a dict of them (by name); arrays and numbers become tensors. Items are stacked; if they are sequences of
 unlike length they are padded with 0, their targets with -100. For clouds, items are `sparsepipe.data.Sample`, or the
 function returns what `sparsepipe.data.load` gives: a minibatch is then a PointBatch.
 
-Attributes of the data set that are used where they are there: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
+Attributes of the data set that are used where they exist: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
 dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
 sample), `size_unit`, `loss`, `synthetic`. Costs grow with `size_unit`: "samples" where it is not given, "tokens" where
 sequences differ in length, "pixels" where pictures differ in size from minibatch to minibatch.
@@ -67,7 +67,7 @@ class OwnExamples:
 
     @cached_property
     def _dataset(self) -> Any:
-        """What the user's function returns. Raises InputError where that is no data set."""
+        """What the user's function returns. Raises InputError if that is no data set."""
         made = self.function.load()
         given = {"split": self.split} | _accepted(made, {"seed": self.seed}) | dict(self.options)
         _check_arguments(self.function, made, given)
@@ -90,7 +90,7 @@ class OwnExamples:
 
     @property
     def clouds(self) -> VoxelDataset | None:
-        """What the user's function returned, where that is a split that `data.load` gave."""
+        """What the user's function returned, if that is a split that `data.load` gave."""
         return self._dataset if isinstance(self._dataset, VoxelDataset) else None
 
     @cached_property
@@ -140,7 +140,7 @@ class OwnExamples:
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch | PointBatch:
         """Read items as one minibatch, clouds as voxels.
 
-        Raises InputError where they do not go together, or the user's code raises.
+        Raises InputError if they do not go together, or the user's code raises.
         """
         check_indices(indices, len(self), self.split)
         items = list(self._items(indices, epoch if self.split == "train" else 0))
@@ -188,7 +188,7 @@ class OwnExamples:
 
     @cached_property
     def _given_sizes(self) -> tuple[int, ...] | None:
-        """The `sizes` of the user's data set, None where there are none."""
+        """The `sizes` of the user's data set, None if there are none."""
         given = self._attribute("sizes")
         if given is None:
             return None
@@ -321,7 +321,7 @@ class OwnExamples:
         return self._call(lambda: getattr(self._dataset, name, None), f"in {name}")
 
     def _call(self, run: Callable[[], Any], where: str) -> Any:
-        """Run code of the user's. What it raises is told in a line, with the place in its file."""
+        """Run code of the user's. What it raises is reported in a line, with the place in its file."""
         try:
             return run()
         except InputError:
@@ -369,7 +369,7 @@ def _generators_kept() -> Iterator[None]:
 
 
 def _seed_generators(seed: int) -> None:
-    """Let the global generators of torch, numpy and Python start anew."""
+    """Let the global generators of torch, numpy and Python restart."""
     torch.random.default_generator.manual_seed(seed % 2**63)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed % 2**32)  # a longer one takes longer

@@ -47,7 +47,7 @@ def _is_there(text: str) -> bool:
 
 
 def recognised(folder: Path) -> tuple[str, Path] | None:
-    """Return the kind of a folder and the folder inside it that has the data; None where it is of no kind."""
+    """Return the kind of a folder and the folder inside it that has the data; None if it is of no kind."""
     for _ in range(_DEPTH + 1):
         if not folder.is_dir():
             return None
@@ -62,7 +62,7 @@ def recognised(folder: Path) -> tuple[str, Path] | None:
 
 
 def located(source: str | Path) -> tuple[str, Path]:
-    """Return the kind and the folder of a data set by path or manifest's name. Raises InputError where it is none."""
+    """Return the kind and the folder of a data set by path or manifest's name. Raises InputError if it is none."""
     folder = find(source)
     if not folder.is_dir():
         state = "is a file" if folder.exists() else "no such folder"

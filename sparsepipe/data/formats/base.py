@@ -70,7 +70,7 @@ class Mesh:
     def with_labels(self, labels: np.ndarray) -> "Mesh":
         """Return the mesh with the label of each of the file's polygons; their triangles take it over.
 
-        Raises InputError, without the file's name, where there are more or fewer.
+        Raises InputError, without the file's name, if there are more or fewer.
         """
         expected = len(self.faces) if self.num_polygons is None else self.num_polygons
         _check_count(labels, expected, what="faces")
@@ -83,8 +83,8 @@ class Cloud:
 
     `attributes` float32 [P, C] holds what else was measured, one column for each of `names` ("nx", "intensity", ...),
     NaN where it was not; `labels` int64 [P], where known, the class of each point, IGNORED for none.
-    `measured` bool [rows of the file] says which rows these points are, where some were left out; `rows` int64 [P]
-    which row each is, where some of the others were taken.
+    `measured` bool [rows of the file] says which rows these points are, if some were left out; `rows` int64 [P]
+    which row each is, if some of the others were taken.
     """
 
     points: np.ndarray
@@ -127,7 +127,7 @@ class Cloud:
     def with_labels(self, labels: np.ndarray) -> "Cloud":
         """Return the cloud with the label of each of the file's points, those left out among them.
 
-        Raises InputError, without the file's name, where there are more or fewer.
+        Raises InputError, without the file's name, if there are more or fewer.
         """
         _check_count(labels, len(self) if self.measured is None else len(self.measured), what="points")
         return replace(self, labels=labels if self.measured is None else labels[self.measured])
@@ -182,7 +182,7 @@ def parted(
 
 
 def check_measured(path: Path, rows: np.ndarray, measured: np.ndarray, reading: Reading, *, what: str) -> None:
-    """Raise InputError, naming the first of `rows` [N, C] that is not `measured` [N], where it is not declared so."""
+    """Raise InputError, naming the first of `rows` [N, C] that is not `measured` [N], if it is not declared so."""
     bad = np.flatnonzero(~measured)
     if len(bad) and reading.unmeasured != DROP:
         raise InputError(
@@ -197,7 +197,7 @@ def check_measured(path: Path, rows: np.ndarray, measured: np.ndarray, reading: 
 
 
 def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Reading) -> dict[str, np.ndarray]:
-    """Return the columns under the names used here. Raises InputError where two that differ mean the same."""
+    """Return the columns under the names used here. Raises InputError if two that differ mean the same."""
     renamed = dict(reading.renamed)
     given = [(renamed.get(name, name).lower(), name, np.asarray(column)) for name, column in columns]
     own = {name for name, _, _ in given}
@@ -252,13 +252,13 @@ def _scaled_colours(
 
 
 def are_shares(colours: np.ndarray) -> bool:
-    """Whether colours are given from 0 to 1: all lie there, and some between. NaN says nothing."""
+    """Return whether colours are given from 0 to 1: all lie there, and some between. NaN says nothing."""
     known = colours[np.isfinite(colours)]
     return bool(len(known) and ((known >= 0) & (known <= 1)).all() and (known != np.floor(known)).any())
 
 
 def _are_of_16_bits(colours: np.ndarray) -> bool:
-    """Whether colours are whole numbers beyond 8 bits and within 16, as LAS files have them."""
+    """Return whether colours are whole numbers beyond 8 bits and within 16, as LAS files have them."""
     known = colours[np.isfinite(colours)]
     whole = bool(len(known)) and bool(((known >= 0) & (known <= 65535) & (known == np.floor(known))).all())
     return whole and bool(known.max() > 255)
@@ -270,7 +270,7 @@ def _check_count(labels: np.ndarray, expected: int, *, what: str) -> None:
 
 
 def whole_number(word: str) -> int | None:
-    """Return the number that a header's word says; None where it is none from 0, or longer than any count is."""
+    """Return the number that a header's word says; None if it is none from 0, or longer than any count is."""
     return int(word) if word.isdecimal() and len(word) <= _MAX_DIGITS else None
 
 
@@ -368,7 +368,7 @@ def _check_kind(path: Path, data: bytes, *, what: str) -> None:
     if data.startswith(b"version https://git-lfs.github.com/spec/"):
         raise InputError(
             "file.lfs_pointer",
-            f"{path}: is a pointer of Git LFS, expected {what}; run `git lfs pull` where it comes from",
+            f"{path}: is a pointer of Git LFS, expected {what}; run `git lfs pull` in its repository",
         )
     if data[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
         raise InputError(
@@ -398,7 +398,7 @@ def miscounted(path: Path, numbers: str, *, short: bool, source: str = "header")
 
 def too_large(path: Path) -> InputError:
     """Return what to say of a file whose content does not fit into memory."""
-    return InputError("file.too_large", f"{path}: takes more memory than there is; divide it into smaller files")
+    return InputError("file.too_large", f"{path}: needs more memory than is available; split it into smaller files")
 
 
 @contextmanager
@@ -427,7 +427,7 @@ def decoded(data: bytes) -> str:
 
 
 def check_regular(path: Path, *, what: str) -> int:
-    """Return a file's bytes by its folder's word. Raises InputError where it is none: pipes and devices never end."""
+    """Return a file's bytes by its folder's word. Raises InputError if it is none: pipes and devices never end."""
     try:
         facts = path.stat()
     except FileNotFoundError:

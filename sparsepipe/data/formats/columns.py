@@ -21,7 +21,7 @@ def guessed_columns(path: Path, rows: np.ndarray, *, counted: bool = False) -> t
 
     Normals have unit length, colours are whole numbers to 255 or shares of 1, labels are whole numbers, and a column
     that counts the rows is none of these. A file `counted`, whose first line is its number of points, is a PTS: an
-    intensity stands before its colours. Raises InputError that asks for names where no reading fits, or several do.
+    intensity stands before its colours. Raises InputError that asks for names if no reading fits, or several do.
     """
     width = rows.shape[1]
     if width == 3:
@@ -55,7 +55,9 @@ def ask(path: Path, width: int, why: str) -> InputError:
 
 
 def are_colours(columns: np.ndarray) -> bool:
-    """Whether three columns [P, 3] are colours: whole numbers to 255 of which none is a class, or shares of 1 each."""
+    """Return whether three columns [P, 3] are colours: whole numbers to 255 of which none is a class, or shares of 1
+    each.
+    """
     if ((columns >= 0) & (columns <= 1)).all():
         return all(are_shares(column) for column in columns.T) and not are_normals(columns)
     if not (_whole(columns) and columns.min() >= 0 and columns.max() <= 255):
@@ -64,7 +66,9 @@ def are_colours(columns: np.ndarray) -> bool:
 
 
 def are_normals(columns: np.ndarray) -> bool:
-    """Whether the rows of three columns [P, 3] have unit length; some may be 0, where a normal could not be found."""
+    """Return whether the rows of three columns [P, 3] have unit length; some may be 0, if a normal could not be
+    found.
+    """
     if np.abs(columns).max() > 1.02:
         return False
     lengths = np.linalg.norm(columns, axis=1)
@@ -73,7 +77,7 @@ def are_normals(columns: np.ndarray) -> bool:
 
 
 def _fits(further: tuple[str, ...], columns: np.ndarray) -> bool:
-    """Whether the columns after x, y and z can be these."""
+    """Return whether the columns after x, y and z can be these."""
     place = 0
     while place < len(further):
         name = further[place]
@@ -89,7 +93,9 @@ def _fits(further: tuple[str, ...], columns: np.ndarray) -> bool:
 
 
 def _fits_alone(name: str, column: np.ndarray, further: tuple[str, ...]) -> bool:
-    """Whether a column can be labels or intensities. What speaks for no label is said of the label, beside normals."""
+    """Return whether a column can be labels or intensities. What speaks for no label is said of the label, alongside
+    normals.
+    """
     if NORMAL[0] in further:
         return True
     if _counts_rows(column):
@@ -112,20 +118,20 @@ def _likelier(fits: list[tuple[str, ...]], columns: np.ndarray, *, counted: bool
 
 
 def _may_not_be_intensity(columns: np.ndarray) -> bool:
-    """Whether what stands before three colours may be a class, or all four red, green, blue and alpha."""
+    """Return whether what stands before three colours may be a class, or all four red, green, blue and alpha."""
     shares = ((columns >= 0) & (columns <= 1)).all()
     return bool(shares) or _is_class_beside(columns[:, 0], columns[:, 1:], times=2)
 
 
 def _is_class_beside(column: np.ndarray, others: np.ndarray, *, times: int) -> bool:
-    """Whether a column is rather a class: it has few different whole numbers, and the other column many more."""
+    """Return whether a column is rather a class: it has few different whole numbers, and the other column many more."""
     distinct = len(np.unique(column))
     few = distinct <= _MOST_CLASSES and len(column) >= 8 * distinct and _whole(column) and column.min() >= 0
     return bool(few) and max(len(np.unique(other)) for other in others.T) > times * distinct
 
 
 def _begins_with_another(rows: np.ndarray) -> bool:
-    """Whether the first column is no coordinate: it counts the rows, or is alone of the three in being whole."""
+    """Return whether the first column is no coordinate: it counts the rows, or is alone of the three in being whole."""
     if len(rows) < _FEW_ROWS:
         return False
     others = not _whole(rows[:, 1]) and not _whole(rows[:, 2])

@@ -36,9 +36,9 @@ _MAX_KEPT_BYTES = 32 * 2**20  # of a file's arrays
 
 
 def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None = None) -> Cloud:
-    """Read cloud `entry` of a file: `data`, and `normal` [S, P, 3] and `pid` [S, P] (labels) where they are there.
+    """Read cloud `entry` of a file: `data`, and `normal` [S, P, 3] and `pid` [S, P] (labels) where they exist.
 
-    Raises InputError that names the file where it is damaged, its arrays do not match, or no entry was given for a file
+    Raises InputError that names the file if it is damaged, its arrays do not match, or no entry was given for a file
     of several.
     """
     with _arrays(path) as arrays:
@@ -67,7 +67,7 @@ def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None =
 def hdf5_labels(path: Path) -> np.ndarray:
     """Return the class of every cloud in the file: int64 [S].
 
-    Raises InputError where there are none, or one is no whole number from 0.
+    Raises InputError if there are none, or one is no whole number from 0.
     """
     with _opened(path) as arrays:
         if "label" not in arrays:
@@ -92,7 +92,7 @@ def _arrays(path: Path) -> Iterator[Mapping[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _read_whole(path: Path, *of_this_version: int) -> Mapping[str, np.ndarray] | None:
-    """Return a file's arrays in memory; None where they are too large."""
+    """Return a file's arrays in memory; None if they are too large."""
     with _opened(path) as arrays:
         if sum(array.nbytes for array in arrays.values()) > _MAX_KEPT_BYTES:
             return None
@@ -159,8 +159,7 @@ def hdf5_file(path: Path, *, what: str) -> Iterator[Any]:
         if busy:
             raise InputError(
                 "hdf5.locked",
-                f"{path}: another process has it open to write it, and it cannot be read meanwhile "
-                f"({one_line(error)}); close it there",
+                f"{path}: another process is writing it ({one_line(error)}); close it there",
             ) from None
         if cause:
             raise unreadable(path, OSError(cause, os.strerror(cause)), what=what) from None
@@ -181,7 +180,7 @@ def _system_error(error: Exception) -> int | None:
 
 
 def check_storage(path: Path, name: str, array: Any) -> None:
-    """Raise InputError where an array lies in other files, was never written, or claims more than the file can hold."""
+    """Raise InputError if an array lies in other files, was never written, or claims more than the file can hold."""
     num_bytes = array.file.id.get_filesize()
     if array.external or array.is_virtual:
         raise InputError(

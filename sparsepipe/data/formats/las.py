@@ -25,8 +25,8 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read a LAS or LAZ file: coordinates with scale and offset applied in float64, intensity, colours, returns.
 
     A point's label is its classification, 0 (never classified) and 1 (unclassified) among them: `ignore` leaves them
-    out. Colours of 16 bits become 0 to 255. Further dimensions of the file's own are kept by name, where they are
-    numbers. Raises InputError that names the file where it is truncated or malformed, or claims more than it holds.
+    out. Colours of 16 bits become 0 to 255. Further dimensions of the file's own are kept by name, if they are
+    numbers. Raises InputError that names the file if it is truncated or malformed, or claims more than it holds.
     """
     data = read_bytes(path, what=_WHAT)
     import laspy  # here: a listing of data sets need not wait for it
@@ -50,7 +50,7 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
 def claimed_points(path: Path) -> dict[str, int]:
     """Return the points that a LAS file's own header counts: "all", and those of "return 1" to "return 5" it has.
 
-    Of LAS 1.0 to 1.3, where these counts have 32 bits; later ones may leave them at 0. Raises InputError as a reader.
+    Of LAS 1.0 to 1.3, if these counts have 32 bits; later ones may leave them at 0. Raises InputError as a reader.
     """
     data = read_bytes(path, what=_WHAT)
     _check_header(path, data)
@@ -61,7 +61,7 @@ def claimed_points(path: Path) -> dict[str, int]:
 def _check_header(path: Path, data: bytes) -> int:
     """Return how many bytes a LAZ file's points unpack to, 0 for LAS.
 
-    Raises InputError where the counts of the header, which laspy believes, go beyond the file.
+    Raises InputError if the counts of the header, which laspy believes, go beyond the file.
     """
     if not data.startswith(b"LASF"):
         raise InputError(

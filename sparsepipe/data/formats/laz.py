@@ -1,7 +1,7 @@
 """Unpack LAZ to LAS in a separate process, because the decompressor aborts its process on a damaged file.
 
 `python -m sparsepipe.data.formats.laz BYTES` reads LAZ from its input and writes LAS to its output, in memory bounded
-by that many bytes beside what it began with.
+by that many bytes in addition to what it began with.
 """
 
 import io
@@ -20,7 +20,7 @@ _SECONDS = 60  # and one more for each megabyte
 
 
 def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
-    """Return LAZ `data` as LAS with points of `num_bytes`. Raises InputError that names the file where that fails."""
+    """Return LAZ `data` as LAS with points of `num_bytes`. Raises InputError that names the file if that fails."""
     allowed = _BESIDE_BYTES + _COPIES * (num_bytes + len(data))
     command = python_command("sparsepipe.data.formats.laz", str(allowed))
     seconds = _SECONDS + num_bytes / 1e6
@@ -67,7 +67,7 @@ def main(allowed_bytes: int) -> int:
 
 
 def _limit_memory(allowed_bytes: int) -> None:
-    """Let this process take so much address space beside what it has, where the system can say and limit it."""
+    """Let this process take so much address space in addition to what it has, where the system can say and limit it."""
     try:
         import resource
 

@@ -31,7 +31,7 @@ Columns = list[tuple[str, np.ndarray]]
 
 
 def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
-    """Read `points` [P, 3] and, where there, `normals`, `colours`, `intensity` and `labels`, each with P rows.
+    """Read `points` [P, 3] and, if there, `normals`, `colours`, `intensity` and `labels`, each with P rows.
 
     Other spellings in use (`coord`, `xyz`, `color`, `segment`, ...) are known; further arrays are left alone. Points of
     more columns, and the unnamed `arr_0`, are read as `read_npy` does. Raises InputError that names the file and the
@@ -71,8 +71,8 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
 def read_npy(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read one array [P, C]: x, y, z first; its columns are those the folder declares, or named by a structured array.
 
-    Else they are told by their numbers, as those of text are. Raises InputError that names the file where it is
-    damaged, of objects, or one of a cloud's several files, and one that asks for names where they cannot be told.
+    Else they are identified by their numbers, as those of text are. Raises InputError that names the file if it is
+    damaged, of objects, or one of a cloud's several files, and one that asks for names where they cannot be notified.
     """
     name = stem_of(path)
     if name.lower() in _FURTHER:
@@ -92,7 +92,7 @@ def array_in(path: Path) -> np.ndarray:
 
 
 def array_of(content: bytes) -> np.ndarray:
-    """Return the array of an .npy file's bytes. Raises what numpy does, or ValueError where its size is another."""
+    """Return the array of an .npy file's bytes. Raises what numpy does, or ValueError if its size is another."""
     if not content.startswith(np.lib.format.MAGIC_PREFIX):
         raise ValueError("it does not begin as one")
     stream = io.BytesIO(content)
@@ -113,7 +113,7 @@ def _known(name: str) -> bool:
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return one array of an archive. Raises whatever zipfile and numpy do where it is damaged or holds objects.
+    """Return one array of an archive. Raises whatever zipfile and numpy do if it is damaged or holds objects.
 
     The member is read whole, which holds it to its checksum: numpy would stop where the array's own header says.
     """
@@ -144,7 +144,7 @@ def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Column
 
 
 def columns_of(path: Path, name: str, array: np.ndarray, *, width: int, rows: int | None = None) -> np.ndarray:
-    """Return the columns [width, P] of an array [P, width]. Raises InputError where it has another shape, or `rows`."""
+    """Return the columns [width, P] of an array [P, width]. Raises InputError if it has another shape, or `rows`."""
     if width == 1 and array.ndim == 1:
         array = array[:, None]
     numeric = _is_numeric(array)

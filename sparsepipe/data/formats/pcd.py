@@ -37,7 +37,7 @@ def read_pcd(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
 
     Colours packed into one number become red, green and blue. Fields of several numbers and padding are dropped.
 
-    Raises InputError that names the file where it is truncated, longer than its header says or malformed.
+    Raises InputError that names the file if it is truncated, longer than its header says or malformed.
     """
     data = read_bytes(path, what=_WHAT)
     header, body, num_lines = _split_header(path, data)
@@ -205,7 +205,7 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
 
 
 def _checked(path: Path, body: bytes, expected: int, num_points: int) -> bytes:
-    """Return the bytes expected. Raises InputError where there are fewer, or more than padding behind them."""
+    """Return the bytes expected. Raises InputError if there are fewer, or more than padding behind them."""
     if len(body) < expected:
         numbers = f"{len(body)} bytes after the header, expected {expected} for {num_points} points"
         raise miscounted(path, numbers, short=True)

@@ -86,7 +86,7 @@ def read_binary(
 ) -> dict[str, Columns]:
     """Return {element: its columns} of packed rows from byte `start`, in NumPy's byte `order`.
 
-    Raises InputError where the rows do not end where the file does.
+    Raises InputError if the rows do not end if the file does.
     """
     octets, found = np.frombuffer(data, dtype=np.uint8), {}
     numbers = f"{len(data) - start} bytes after the header, expected more for {_counts(elements)}"
@@ -125,7 +125,7 @@ def _walked(
 ) -> tuple[Columns, np.ndarray]:
     """Go through the properties of all rows at once, from the places `at` [rows]; return the columns and last places.
 
-    Places count bytes, or numbers where each is one word (not `whole`). Raises _TooShort where a row ends within them.
+    Places count bytes, or numbers where each is one word (not `whole`). Raises _TooShort if a row ends within them.
     """
 
     def step(type_: str) -> int:
@@ -192,7 +192,7 @@ def _rows_alike(data: bytes, element: Element, *, start: int, order: str) -> tup
 
 
 def _row_starts(data: bytes, element: Element, *, start: int, order: str) -> np.ndarray | None:
-    """Return the byte at which each row begins; None where the file ends before the rows do."""
+    """Return the byte at which each row begins; None if the file ends before the rows do."""
     starts = []
     steps = [  # of each property: bytes of the number, or of the list's length, and then of each of its items
         (np.dtype(each.count_type or each.type).itemsize, np.dtype(each.type).itemsize, each.count_type)
@@ -237,7 +237,7 @@ def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     keep colours and intensity. A mesh whose vertices have labels, as ScanNet's, is read as the cloud of its vertices:
     these were labelled. A cloud keeps every further number of its vertices by name; lists among them are left out, as
     other elements are.
-    Raises InputError that names the file where it is truncated, longer than its header says, malformed or empty.
+    Raises InputError that names the file if it is truncated, longer than its header says, malformed or empty.
     """
     data = read_bytes(path, what=_WHAT)
     header = _header(path, data)
@@ -287,7 +287,7 @@ def _mesh(
 
 
 def _corners(path: Path, columns: Columns) -> Ragged | None:
-    """Return the lists of vertex numbers among an element's columns; None where the file has no such element."""
+    """Return the lists of vertex numbers among an element's columns; None if the file has no such element."""
     if not columns:
         return None
     for name in _CORNERS:

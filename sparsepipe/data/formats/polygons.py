@@ -22,7 +22,7 @@ def mesh_of(
 ) -> Mesh:
     """Make a mesh of a file's polygons: `counts` [N] corners each, one after the other in `corners` (vertex numbers).
 
-    Polygons of one or two corners have no surface and are left out, as are vertices that none uses, and, where that is
+    Polygons of one or two corners have no surface and are left out, as are vertices that none uses, and, if that is
     declared, polygons with a corner that was not measured. `labels` [N] are the polygons' own. Of the vertices'
     `attributes` [V, C], called `names`, colours and intensity are kept.
     Raises InputError that names the file for a corner that is no vertex, for one that is not finite, and for no face.

@@ -25,7 +25,7 @@ class Reading:
     class that it counts as, None for "not labelled"), () where labels are classes already; `other_labels` says whether
     those that it does not name are "not labelled", too. `unmeasured` says what becomes of points
     whose coordinates, or features that are asked for, are NaN or infinite: `refuse` the file, or `drop` these points.
-    `colour_max` is the number that stands for full brightness, such as 1, 255 or 65535; None tells it by the numbers.
+    `colour_max` is the number that stands for full brightness, such as 1, 255 or 65535; None decides by the numbers.
     """
 
     columns: tuple[str, ...] | None = None
@@ -40,7 +40,7 @@ class Reading:
     def declared(cls, marker: Mapping[str, Any], path: Path) -> "Reading":
         """Take `columns`, `ignore`, `labels`, `unmeasured` and `colour_max` from the dataset.json at `path`.
 
-        Raises InputError that names the file and the entry where one is of another kind.
+        Raises InputError that names the file and the entry if one is of another kind.
         """
         columns, renamed = _columns(marker.get("columns"), path)
         unmeasured = marker.get("unmeasured", REFUSE)
@@ -54,7 +54,7 @@ class Reading:
         return cls(columns, renamed, ignore, labels, other_labels, unmeasured, colour_max)
 
     def facts(self) -> dict[str, Any]:
-        """Return what is declared, ready for JSON; nothing where nothing is."""
+        """Return what is declared, ready for JSON; nothing if nothing is."""
         facts = {
             "columns": dict(self.renamed) or (None if self.columns is None else list(self.columns)),
             "ignore": list(self.ignore) or None,

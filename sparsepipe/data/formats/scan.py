@@ -29,7 +29,7 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
     where rows of four begin in metres and end in an intensity from 0 to 1, ScanNet's where rows of six end in whole
     colours to 255, or in shares of 1. Raises InputError that names the file if its size is no whole number of rows, if
     its numbers are of another type, or speak for rows of another length than those declared, and one that asks for the
-    columns where neither of the two fits, or both do.
+    columns if neither of the two fits, or both do.
     """
     data = read_bytes(path, what=_WHAT)
     columns = reading.columns or columns
@@ -50,7 +50,7 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
 
 
 def _check_type(path: Path, data: bytes, points: np.ndarray) -> None:
-    """Raise InputError where many of the coordinates are no lengths: nearly 0 or beyond all, as misread bits are."""
+    """Raise InputError if many of the coordinates are no lengths: nearly 0 or beyond all, as misread bits are."""
     share = _share_of_nonsense(points)
     if share <= _MOST_NONSENSE:
         return
@@ -77,7 +77,7 @@ def _share_of_nonsense(numbers: np.ndarray) -> float:
 
 
 def _check_width(path: Path, numbers: np.ndarray, columns: Sequence[str]) -> None:
-    """Raise InputError where rows of another length divide the numbers into columns that vary far less.
+    """Raise InputError if rows of another length divide the numbers into columns that vary far less.
 
     Under the true length a column holds numbers of one kind; under another it mixes coordinates with intensities.
     """
@@ -140,11 +140,13 @@ def _finite(data: bytes, width: int) -> np.ndarray:
 
 
 def _is_kitti(rows: np.ndarray) -> bool:
-    """Whether rows of four are metres and shares of 1, not all whole as classes are, nor points of a unit cube."""
+    """Return whether rows of four are metres and shares of 1, not all whole as classes are, nor points of a unit
+    cube.
+    """
     return len(rows) > 0 and are_shares(rows[:, 3]) and bool(np.abs(rows[:, :3]).max() > 1)
 
 
 def _is_scannet(rows: np.ndarray) -> bool:
-    """Whether rows of six end in colours; not where all are whole, as voxels are, or all in the unit cube."""
+    """Return whether rows of six end in colours; not where all are whole, as voxels are, or all in the unit cube."""
     whole = (rows == np.floor(rows)).all()
     return len(rows) > 0 and not whole and bool(np.abs(rows).max() > 1) and are_colours(rows[:, 3:])

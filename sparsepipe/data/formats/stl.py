@@ -21,7 +21,7 @@ _TRIANGLE = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attrib
 def read_stl(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     """Read an STL file: all triangles of all its solids, in their order.
 
-    Raises InputError that names the file where it is truncated, longer than its count says, or malformed.
+    Raises InputError that names the file if it is truncated, longer than its count says, or malformed.
     """
     data = read_bytes(path, what=_WHAT)
     count = int.from_bytes(data[_HEAD_BYTES - 4 : _HEAD_BYTES], "little")

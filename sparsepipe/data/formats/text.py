@@ -28,8 +28,8 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     A comma is a decimal mark where numbers stand between blanks or semicolons and no number has a point. The columns
     are those the folder declares, else those given, else those a first line or a comment before it names, else those
     that `guessed_columns` tells by their numbers. A first line of one whole number is the number of points. Raises
-    InputError that names file and line where a row differs from the others, is no number, or where there are more or
-    fewer rows than that first line says, and InputError that asks for names where the columns cannot be told.
+    InputError that names file and line where a row differs from the others, is no number, or if there are more or
+    fewer rows than that first line says, and InputError that asks for names where the columns cannot be notified.
     """
     renamed = dict(reading.renamed)
     lines, comment = _lines(path, renamed)
@@ -110,7 +110,8 @@ def _separated(line: str) -> str:
 
 
 def _has_decimal_commas(path: Path, lines: list[tuple[int, str]]) -> bool:
-    """Whether commas are decimal marks, which is so where every row then holds three or more numbers, one with a comma.
+    """Return whether commas are decimal marks, which is so where every row then holds three or more numbers, one with a
+    comma.
 
     Raises InputError that names a line in which they could be both marks and separators.
     """
@@ -147,7 +148,7 @@ def _are_decimals(words: list[str]) -> bool:
 
 
 def _refuse_halves(path: Path, rows: list[tuple[int, str]]) -> None:
-    """Raise InputError where commas alone part whole numbers of which one begins with 0, as the decimals of 2,05 do."""
+    """Raise InputError if commas alone part whole numbers of which one begins with 0, as the decimals of 2,05 do."""
     if any("." in line for _, line in rows):
         return
     for row in rows:
@@ -164,7 +165,7 @@ def _undecided(path: Path, row: tuple[int, str]) -> InputError:
 
 
 def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> np.ndarray:
-    """Return the rows as float64 [P, C]: at once where they are sound, else with the line that is not."""
+    """Return the rows as float64 [P, C]: at once if they are sound, else with the line that is not."""
     if not lines:
         raise InputError("text.no_rows", f"{path}: names its columns but has no row; fetch the file again or remove it")
     try:

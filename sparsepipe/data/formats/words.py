@@ -1,4 +1,4 @@
-"""Parse lines of text into numbers, all at once; where one is not a number, find its line for the message."""
+"""Parse lines of text into numbers, all at once; if one is not a number, find its line for the message."""
 
 import warnings
 from pathlib import Path

@@ -39,7 +39,7 @@ COMPANION_SUFFIXES = {  # of files that go with samples and are none
 class SampleFile:
     """One sample on disk; `name` is its path inside the data set, which is the same on every machine.
 
-    `label` is the class of the whole, None where only points have classes. `entry` is its place in a file of many.
+    `label` is the class of the whole, None if only points have classes. `entry` is its place in a file of many.
     `companions` are the further files that reading it needs, its points' labels among them.
     """
 
@@ -67,7 +67,7 @@ class DataFolder:
 
     `classes` are those of whole samples, `parts` those of points; either may be empty. `metric` clouds are scans in
     metres, which keep their place and size; others fill the unit cube. `reader` gives one sample's content.
-    Raises InputError where dataset.json declares columns, labels or unmeasured points wrongly.
+    Raises InputError if dataset.json declares columns, labels or unmeasured points wrongly.
     """
 
     name: str
@@ -102,7 +102,7 @@ class DataFolder:
         return Reading.declared(self.marker, self.path / MARKER)
 
     def read(self, file: SampleFile) -> Mesh | Cloud:
-        """Return one sample's content. Raises InputError that names the file where it cannot be read."""
+        """Return one sample's content. Raises InputError that names the file if it cannot be read."""
         return self.reader(file, self.reading)
 
     @property
@@ -123,7 +123,7 @@ class DataFolder:
         return tuple(split for split in SPLITS if split in found)
 
     def split(self, name: str) -> tuple[SampleFile, ...]:
-        """Return the samples of one split. Raises InputError where there is none, or a class is missing in it."""
+        """Return the samples of one split. Raises InputError if there is none, or a class is missing in it."""
         files = self.of_split(name)
         if not files:
             there = f"; left out: {self._left_out_folders()}" if self.left_out else ""
@@ -143,7 +143,7 @@ class DataFolder:
         return files
 
     def of_split(self, name: str) -> tuple[SampleFile, ...]:
-        """Return the samples of one split, none where there is no such split."""
+        """Return the samples of one split, none if there is no such split."""
         return tuple(file for file in self.files if file.split == name)
 
     def classes_without(self, split: str) -> list[str]:
@@ -171,7 +171,7 @@ class Listing:
         self.left_out.append(LeftOut(f"{path.relative_to(self.root).as_posix()}{folder}", why, files))
 
     def leave_files(self, paths: Iterable[Path], why: str) -> None:
-        """Note files that are not read, those of a folder and a suffix in one entry; broken links are told apart."""
+        """Note files that are not read, those of a folder and a suffix in one entry; broken links are distinguished."""
         alike: defaultdict[tuple[Path, str, str], list[Path]] = defaultdict(list)
         for path in paths:
             reason = why if path.exists() else "a link to nothing"
@@ -202,7 +202,7 @@ class Listing:
             self.faults.append(str(error))
 
     def empty(self, message: str) -> InputError:
-        """Return what to raise where there is no sample: what is wrong with those found, else `message`."""
+        """Return what to raise if there is no sample: what is wrong with those found, else `message`."""
         return InputError("layout.empty", self.faults[0] if self.faults else message)
 
 
@@ -234,7 +234,7 @@ def read_marker(root: Path) -> Marker:
 def listed_lines(path: Path) -> list[str]:
     """Return the lines of a small list, such as class names, with paths as they are written here, not on Windows.
 
-    Raises InputError where it is missing or empty.
+    Raises InputError if it is missing or empty.
     """
     text = decoded(read_bytes(path, what="a list")).replace("\\", "/")
     return [line.strip() for line in text.splitlines() if line.strip()]
@@ -282,7 +282,7 @@ def normalized_name(name: str) -> str:
 def sample_of(
     path: Path, root: Path, *, label: int | None, split: str, companions: tuple[Path, ...] = ()
 ) -> SampleFile:
-    """Describe one sample. Raises InputError where one of its files is missing."""
+    """Describe one sample. Raises InputError if one of its files is missing."""
     for file in (path, *companions):
         if not is_file(file):
             raise InputError("layout.listed_missing", f"{short(file)}: listed but not there; fetch the data set again")
@@ -291,7 +291,7 @@ def sample_of(
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file is there: not where its name is one that no file can have, either."""
+    """Return whether a file exists: not where its name is one that no file can have, either."""
     try:
         return path.is_file()
     except OSError:

@@ -1,6 +1,6 @@
 """Class folders, CLASS/SPLIT/FILE as ModelNet has them or SPLIT/CLASS/FILE as ImageNet's, in any format.
 
-NAME.seg beside a sample holds each face's or point's part.
+NAME.seg alongside a sample holds each face's or point's part.
 """
 
 import io
@@ -28,7 +28,7 @@ def found(root: Path) -> bool:
 def opened(root: Path, marker: Marker) -> DataFolder:
     """List the samples. A folder without any is no class: it is left out.
 
-    Raises InputError where none has any, or where samples lie in both orders.
+    Raises InputError if none has any, or if samples lie in both orders.
     """
     listing = Listing(root)
     classes: list[str] = []

@@ -33,7 +33,7 @@ def found(root: Path) -> bool:
 def opened(root: Path, marker: base.Marker) -> DataFolder:
     """List the samples.
 
-    Raises InputError where several files of a split are no parts of one, a list names a file that is not there, a file
+    Raises InputError if several files of a split are no parts of one, a list names a file that does not exist, a file
     is in two lists, or a label has no class.
     """
     listing = Listing(root)
@@ -148,7 +148,7 @@ def _listed(listing: Listing, path: Path) -> list[Path]:
 
 
 def _chosen(root: Path, marker: base.Marker) -> dict[str, list[Path]]:
-    """Return the files that dataset.json names. Raises InputError for one that is not there."""
+    """Return the files that dataset.json names. Raises InputError for one that does not exist."""
     where, given = root / MARKER, marker[FILES]
     if not isinstance(given, dict) or not given:
         raise InputError(
@@ -187,7 +187,7 @@ def _example(root: Path) -> str:
 
 
 def _note_left_out(listing: Listing, used: set[Path]) -> None:
-    """Note the files and folders beside those that are read."""
+    """Note the files and folders alongside those that are read."""
     known = {_NAMES, MARKER}
     others = [path for path in entries(listing.root) if path not in used]
     for path in others:

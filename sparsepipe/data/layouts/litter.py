@@ -21,23 +21,25 @@ _STREAM = ":zone.identifier"  # Windows: where a file was downloaded from
 
 
 def is_litter(name: str) -> bool:
-    """Whether a file or folder of this name belongs to no data set: hidden (`._x`, `.DS_Store`) or a system's."""
+    """Return whether a file or folder of this name belongs to no data set: hidden (`._x`, `.DS_Store`) or a
+    system's.
+    """
     lower = name.lower()
     return name.startswith(".") or lower in _NAMES or lower.endswith(_STREAM)
 
 
 def entries(folder: Path) -> list[Path]:
-    """List what is inside a folder, by name, without litter. Raises InputError where it cannot be listed."""
+    """List what is inside a folder, by name, without litter. Raises InputError if it cannot be listed."""
     return [folder / entry.name for entry in _listed(folder)]
 
 
 def folders(path: Path) -> list[Path]:
-    """List the folders inside one, by name, without litter. Raises InputError where it cannot be listed."""
+    """List the folders inside one, by name, without litter. Raises InputError if it cannot be listed."""
     return [path / entry.name for entry in _listed(path) if _is_folder(entry)]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder: not where it is a link that leads nowhere, or where nobody may look."""
+    """Return whether an entry is a folder: not where it is a link that leads nowhere, or if no one may look."""
     try:
         return entry.is_dir()
     except OSError:

@@ -49,7 +49,7 @@ def found(root: Path) -> bool:
 
 
 def opened(root: Path, marker: Marker) -> DataFolder:
-    """List the scenes. Raises InputError where they have several arrays of labels and none is chosen, or no class."""
+    """List the scenes. Raises InputError if they have several arrays of labels and none is chosen, or no class."""
     listing = Listing(root)
     scenes: list[tuple[Path, str]] = []
     for folder in folders(root):
@@ -96,7 +96,7 @@ def _split(folder: Path) -> str | None:
 
 
 def _segment(root: Path, marker: Marker, scenes: list[Path]) -> str:
-    """Return the name of the arrays of labels that are chosen, or of the only ones; "" where no scene has any."""
+    """Return the name of the arrays of labels that are chosen, or of the only ones; "" if no scene has any."""
     there = sorted({path.stem for scene in scenes for path in scene.glob(f"{_SEGMENT}*.npy")})
     chosen = marker.get(_SEGMENT)
     if chosen is not None and chosen not in there:

@@ -22,7 +22,7 @@ def found(root: Path) -> bool:
 
 
 def opened(root: Path, marker: Marker) -> DataFolder:
-    """List the samples. Raises InputError where a list names an unknown class or a file that is not there."""
+    """List the samples. Raises InputError if a list names an unknown class or a file that does not exist."""
     prefix = next(name for name in _LISTS if (root / f"{name}_shape_names.txt").is_file())
     classes = tuple(listed_lines(root / f"{prefix}_shape_names.txt"))
     label = {name: index for index, name in enumerate(classes)}
@@ -58,7 +58,7 @@ def opened(root: Path, marker: Marker) -> DataFolder:
 
 
 def _note_left_out(listing: Listing, used: set[Path], classes: tuple[str, ...]) -> None:
-    """Note the samples that no list names, and what else lies beside them."""
+    """Note the samples that no list names, and what else lies next to them."""
     for folder in folders(listing.root):
         if folder.name in classes:
             listing.leave_files((path for path in entries(folder) if path not in used), "in no list")

@@ -57,7 +57,7 @@ def found(root: Path) -> bool:
 
 
 def opened(root: Path, marker: Marker) -> DataFolder:
-    """List the scans. Raises InputError where a scan of the training or validation split has no labels."""
+    """List the scans. Raises InputError if a scan of the training or validation split has no labels."""
     listing = Listing(root)
     for sequence in folders(root / "sequences"):
         if not _number(sequence) or not (sequence / "velodyne").is_dir():

@@ -43,7 +43,7 @@ def found(root: Path) -> bool:
 
 
 def opened(root: Path, marker: Marker) -> DataFolder:
-    """List the samples. Raises InputError where a list is malformed or names a file that is not there."""
+    """List the samples. Raises InputError if a list is malformed or names a file that does not exist."""
     categories = _categories(root / _NAMES)
     classes = tuple(categories.values())
     listing = Listing(root)
@@ -86,7 +86,7 @@ def opened(root: Path, marker: Marker) -> DataFolder:
 
 
 def _note_left_out(listing: Listing, used: set[Path], categories: dict[str, str]) -> None:
-    """Note the samples that no list names, and what else lies beside them."""
+    """Note the samples that no list names, and what else lies next to them."""
     for folder in folders(listing.root):
         if folder.name in categories or folder.name == _LISTS:
             listing.leave_files((path for path in entries(folder) if path not in used), "in no list")

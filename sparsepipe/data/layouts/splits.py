@@ -18,7 +18,7 @@ _VERSION = ("v", "ver", "version")  # a number behind one of them tells variants
 
 
 def split_of(word: str) -> str | None:
-    """Return the split that a word names, in any case; None where it names none."""
+    """Return the split that a word names, in any case; None if it names none."""
     return _WORDS.get(word.lower())
 
 
@@ -35,7 +35,7 @@ def splits_named(stem: str) -> list[str]:
 
 
 def are_parts(stems: Sequence[str]) -> bool:
-    """Return whether files of one split are parts of one set: alike but for one number that counts from 0 or 1.
+    """Return whether files of one split are parts of one set: equal except for one number that counts from 0 or 1.
 
     train0, train1 and train-00000-of-00002, train-00001-of-00002 are; train_v1, train_v2 and train_1024, train_2048
     are alternatives; train0, train2 lack one.
@@ -58,14 +58,14 @@ def are_parts(stems: Sequence[str]) -> bool:
 
 
 def version_of(stem: str) -> str | None:
-    """Return the version that a file's name says (`v2`), None where it says none."""
+    """Return the version that a file's name says (`v2`), None if it says none."""
     words = words_of(stem)
     pairs = zip(words, words[1:], strict=False)
     return next((number for word, number in pairs if word in _VERSION and number.isdecimal()), None)
 
 
 def _number_said(words: list[str]) -> int | None:
-    """Return how many parts a name says there are (`00000-of-00005`), None where it says nothing."""
+    """Return how many parts a name says there are (`00000-of-00005`), None if it says nothing."""
     for before, word, after in zip(words, words[1:], words[2:], strict=False):
         if word == "of" and before.isdecimal() and after.isdecimal() and len(after) < 9:
             return int(after)

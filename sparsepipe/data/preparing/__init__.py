@@ -1,4 +1,4 @@
-"""Make a data set of the files that a manifest fetches, where they are not one as they are: a file for each way."""
+"""Make a data set of the files that a manifest fetches, if they are not one as they are: a file for each way."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -19,7 +19,7 @@ EVERY = 5  # digits of each class: the last of so many is for testing
 def digits_from_table(files: Path, out: Path) -> None:
     """Write the idx files of MNIST to `out` from the one table in `files`; every fifth digit of each class is test.
 
-    Raises InputError where the table is not of such rows.
+    Raises InputError if the table is not of such rows.
     """
     path = next(iter(sorted(files.rglob("*.csv.gz"))))
     images, labels = _read(path)

@@ -29,7 +29,7 @@ def help_texts(files: Path, out: Path) -> None:
     """Write train.en, train.de, test.en and test.de to `out` from the Debian packages in `files`.
 
     A pair of paragraphs comes once, in the order of pages and ids; what is the same in both languages is left out.
-    Raises InputError where a package cannot be unpacked, or has no such pages.
+    Raises InputError if a package cannot be unpacked, or has no such pages.
     """
     with tempfile.TemporaryDirectory(dir=out.parent) as place:
         for package in sorted(files.rglob("*.deb")):
@@ -100,7 +100,7 @@ def _unpack(package: Path, folder: Path) -> None:
     if shutil.which("dpkg-deb") is None:
         raise InputError(
             "download.no_dpkg",
-            f"{package.name}: there is no dpkg-deb here to unpack it; fetch the data set on a Debian machine",
+            f"{package.name}: dpkg-deb not found; fetch the data set on a Debian machine",
         )
     try:
         done = subprocess.run(

@@ -35,7 +35,7 @@ EVERY = 10  # pages: the last of so many is for testing
 def wiki_pages(files: Path, out: Path) -> None:
     """Write train/NNN.txt and test/NNN.txt to `out`, a paragraph a line; every tenth page is for testing.
 
-    Raises InputError where there is no export that can be read.
+    Raises InputError if there is no export that can be read.
     """
     pages = [page for path in sorted(files.rglob("*.bz2")) for page in _pages(path)]
     if not pages:

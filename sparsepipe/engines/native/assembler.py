@@ -48,7 +48,7 @@ class Assembler:
     def code(self, *, processor: str = "") -> bytes:
         """Compile for a processor, by LLVM's name of it; this one if none is named.
 
-        Raises RuntimeError where the result is not code alone: what refers to something outside cannot be copied.
+        Raises RuntimeError if the result is not code alone: what refers to something outside cannot be copied.
         """
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -125,7 +125,7 @@ class Builder(ir.IRBuilder):
         return new
 
     def choose(self, value: Value, cases: dict[int, Callable[[], None]]) -> None:
-        """Do what stands for the value, nothing where it is not among the cases."""
+        """Do what stands for the value, nothing if it is not among the cases."""
         end = self.append_basic_block("chosen")
         switch = self.switch(value, end)
         for number, case in cases.items():
@@ -193,7 +193,7 @@ class Builder(ir.IRBuilder):
     ) -> None:
         """Add to rows of `width` vectors, at these addresses, what `add(number, sums)` adds for those below `stop`.
 
-        Where `anew` says so, to the row of `zeros` instead: what stands in the rows is not read.
+        If `anew` says so, to the row of `zeros` instead: what stands in the rows is not read.
         """
         starts = [self.select(anew, zeros, row) for row in rows]
         sums = self.carried(stop, [self.read(start, j) for start in starts for j in range(width)], add)

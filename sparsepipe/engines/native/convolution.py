@@ -69,7 +69,9 @@ def _without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 
 def _wanted(ctx: Any, place: int) -> bool:
-    """Whether this time through the graph asks for an input's gradient; `needs_input_grad` says whether any may."""
+    """Return whether this time through the graph asks for an input's gradient; `needs_input_grad` says whether any
+    may.
+    """
     node, _ = ctx.next_functions[place]
     if not ctx.needs_input_grad[place] or node is None:
         return False
@@ -101,7 +103,7 @@ def _forward_gathered(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -
 def _backward(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of the features, None where not `wants_features`, and of the kernel."""
+    """Return the gradients of the features, None if not `wants_features`, and of the kernel."""
     if direct.suits(features, transposed.mT) and (not wants_features or direct.suits(grad_output, transposed)):
         grad_features = direct.convolve(grad_output, transposed, kernel_map.transposed) if wants_features else None
         return grad_features, direct.kernel_gradient(features, grad_output, kernel_map)
@@ -149,7 +151,9 @@ def _fits(kernel: Tensor, kernel_map: KernelMap) -> bool:
 
 
 def _grouped(rows: Tensor, *widths: int) -> bool:
-    """Whether torch multiplies all groups of rows in one call: on CPU, in these types, rows of whole 16 bytes."""
+    """Return whether torch multiplies all groups of rows in one call: on CPU, in these types, rows of whole 16
+    bytes.
+    """
     if not hasattr(functional, "grouped_mm"):  # torch 2.9 has none
         return False
     aligned = all(width * rows.element_size() % 16 == 0 for width in widths)

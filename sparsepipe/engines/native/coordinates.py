@@ -16,7 +16,7 @@ Stride = tuple[int, ...]
 
 
 def times(stride: Stride, factor: int | Sequence[int]) -> Stride:
-    """Return a tensor stride that is `factor` times as coarse, on all axes alike or on each by its own."""
+    """Return a tensor stride that is `factor` times as coarse, on all axes equally or on each by its own."""
     return tuple(step * own for step, own in zip(stride, each_axis(factor, len(stride)), strict=True))
 
 
@@ -141,7 +141,7 @@ class CoordinateManager:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def _parents(self, stride: Stride, out_stride: Stride) -> Tensor:
-        """Return the row at `out_stride` of each row at `stride`, -1 where it is not there."""
+        """Return the row at `out_stride` of each row at `stride`, -1 where it does not exist."""
         keys, wanted = self._keys[out_stride], self._floored(stride, out_stride)
         rows = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
         return torch.where(keys.index_select(0, rows) == wanted, rows, -1)

@@ -47,14 +47,14 @@ def operation(lanes: int, name: str) -> int:
 
 
 def columns_at_a_time(lanes: int) -> int:
-    """Return how many columns of a row a task takes: four vectors where there are 32 registers, else two."""
+    """Return how many columns of a row a task takes: four vectors if there are 32 registers, else two."""
     return 64 if lanes == 16 else 16
 
 
 def suits(features: Tensor, kernel: Tensor) -> bool:
     """Return whether to convolve here: in single or half precision on a CPU, output rows of whole vectors.
 
-    Where matrices are transposes, input rows too.
+    If matrices are transposes, input rows too.
     """
     if features.dtype not in _TYPES or features.device.type != "cpu":
         return False
@@ -116,7 +116,7 @@ def _lanes_for(kernel: Tensor) -> int:
 
 
 def _lanes(*widths: int) -> int:
-    """Return the most lanes that vectors may have for rows of these widths to be whole ones; 0 where there are none."""
+    """Return the most lanes that vectors may have for rows of these widths to be whole ones; 0 if there are none."""
     most = machine_code.lanes()
     return next((lanes for lanes in LANES if lanes <= most and not any(width % lanes for width in widths)), 0)
 
@@ -130,7 +130,9 @@ def _num_parts(count: int, most: int) -> int:
 
 
 def _part(count: int, most: int) -> int:
-    """Return how large the parts of `count` are: at most `most`, all but the last alike, multiples of `_LEAST_PART`."""
+    """Return how large the parts of `count` are: at most `most`, all but the last in the same way, multiples of
+    `_LEAST_PART`.
+    """
     return _LEAST_PART * _num_parts(count, _LEAST_PART * _num_parts(count, most))
 
 

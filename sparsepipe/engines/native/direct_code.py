@@ -83,7 +83,7 @@ class Direct(Assembler):
 
 
 def _rows(lanes: int, width: int) -> int:
-    """Return how many rows of `width` vectors stay in registers, beside the vectors that are added to them."""
+    """Return how many rows of `width` vectors stay in registers, in addition to the vectors that are added to them."""
     registers = 32 if lanes == 16 else 16
     return min(_MOST_ROWS, (registers - width - 2) // width)
 

@@ -1,10 +1,10 @@
 """Convolution in Triton that gathers rows as it multiplies them: nothing of the size of the pairs is written.
 
     forward           one program per block of output rows and output channels walks the kernel's offsets, takes each
-                      row's neighbour under the offset where there is one, and adds up in registers; offsets under which
+                      row's neighbour under the offset if there is one, and adds up in registers; offsets under which
                       no row of the block has a neighbour are passed over. The features' gradient is the same over the
                       transposed map.
-    kernel_gradient   one program per offset and block of its matrix walks the offset's pairs; where they are many,
+    kernel_gradient   one program per offset and block of its matrix walks the offset's pairs; if they are many,
                       several share them and their sums are added up afterwards.
 
 No atomics: the same input gives the same bits. Sums are in single precision. The only file that imports Triton.

@@ -145,7 +145,7 @@ class KernelMap:
 
     @_built_once
     def neighbours(self) -> Tensor:
-        """int32 [K, N_out]: the input row of each output row under each kernel offset, -1 where there is none."""
+        """int32 [K, N_out]: the input row of each output row under each kernel offset, -1 if there is none."""
         pairs, (_, places) = self.pairs, self._places()
         table = torch.full((len(pairs.counts) * self.num_out,), -1, dtype=torch.int32, device=places.device)
         return table.scatter_(0, places, pairs.in_rows.int()).view(len(pairs.counts), self.num_out)
@@ -252,7 +252,7 @@ def _search(
     offsets: tuple[tuple[int, ...], ...],
     dilation: tuple[int, ...],
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """For each offset pair every output voxel with the input voxel that lies there, where there is one.
+    """For each offset pair every output voxel with the input voxel that lies there, if there is one.
 
     Voxels become cell numbers of a box, in units of `in_stride`, that holds all inputs and all places looked at, so
     that an offset is one number to add to a cell and never runs into the next row of cells.

@@ -62,7 +62,7 @@ def sum_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
 
 
 def average_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
-    """Average each output row's inputs, those that are there: [N_in, C] -> [N_out, C]; a row without any is 0."""
+    """Average each output row's inputs, those that exist: [N_in, C] -> [N_out, C]; a row without any is 0."""
     counts = kernel_map.inputs.starts.diff().clamp(min=1).unsqueeze(1)
     return sum_pool(features, kernel_map) / counts
 
@@ -198,7 +198,7 @@ class LocalPool(nn.Module):
 
 
 class Unpool(nn.Module):
-    """Give each voxel of `like` the sum, mean or maximum of the voxels it is pooled into; 0 where there is none.
+    """Give each voxel of `like` the sum, mean or maximum of the voxels it is pooled into; 0 if there is none.
 
     All three are a copy where kernels do not overlap. MinkowskiEngine has but one, whose documentation says that it
     divides by their number; its code does not, it is the sum.

@@ -39,7 +39,7 @@ class Code:
 
 @functools.cache
 def lanes() -> int:
-    """Return how many numbers a vector has here; 0 where there is no code for this machine, which is said once."""
+    """Return how many numbers a vector has here; 0 if there is no code for this machine, which is said once."""
     found, why_none = compiled()
     if why_none:
         tell(f"engine native: {why_none}: torch gathers rows and multiplies them, which takes longer")
@@ -50,7 +50,8 @@ def lanes() -> int:
 def compiled() -> tuple[int, str]:
     """Return how many numbers a vector has here, and ""; or 0, and why there is no code for this machine.
 
-    Decided by what the machine is and has installed, not by a measurement: all its processes must round alike.
+    Decided by what the machine is and has installed, not by a measurement: all its processes must round in the same
+    way.
     """
     found = _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
     try:
@@ -72,7 +73,7 @@ def run(arguments: Sequence[int]) -> None:
 def _team() -> Callable[..., None]:
     """Return the entry point of the OpenMP library that torch uses, which runs a function on all its threads.
 
-    Raises RuntimeError where that library is unknown.
+    Raises RuntimeError if that library is unknown.
     """
     found = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
     own = Path(torch.__file__).resolve().parent  # an environment may be reached by a link
@@ -89,7 +90,7 @@ def _team() -> Callable[..., None]:
 def _code(lanes: int) -> Code:
     """Return the code for vectors of `lanes` numbers, ready to run.
 
-    Raises OSError, RuntimeError or SubprocessError where it cannot be compiled.
+    Raises OSError, RuntimeError or SubprocessError if it cannot be compiled.
     """
     path = _path(lanes)
     return _placed((_kept(path) if path else None) or _compiled(lanes, path))
@@ -114,7 +115,7 @@ def _path(lanes: int) -> Path | None:
 
 
 def _kept(path: Path) -> bytes | None:
-    """Return the code that a file holds; None where there is none, it is damaged, or others may have written it.
+    """Return the code that a file holds; None if there is none, it is damaged, or others may have written it.
 
     It is run as it is, and its seal is a checksum that anybody can make: file and folder must be the user's own.
     """
@@ -139,12 +140,12 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether this user alone may write to a file or folder."""
+    """Return whether this user alone may write to a file or folder."""
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Keep the code for the next process, in a folder of the user's own; raises OSError where there can be none."""
+    """Keep the code for the next process, in a folder of the user's own; raises OSError if there can be none."""
     folder = path.parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -16,14 +16,14 @@ class Bags:
     starts: Tensor  # int32 [R + 1]
 
     def sum(self, table: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Add up each result row's rows of `table` [T, C], each times its weight: [R, C], 0 where there is none.
+        """Add up each result row's rows of `table` [T, C], each times its weight: [R, C], 0 if there is none.
 
         Always in the same order, whatever the number of threads; half precision is summed in single.
         """
         return torch.embedding_bag(table.contiguous(), self.rows, self.starts, False, 0, False, weights, True)[0]
 
     def max(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the maximum of each result row's rows, channel by channel, 0 where there is none, and who gave it.
+        """Take the maximum of each result row's rows, channel by channel, 0 if there is none, and who gave it.
 
         Of equals the first one gave it. Returns [R, C] and int32 [R, C].
         """

@@ -43,7 +43,7 @@ class Choices:
     """The fastest way of each class of problem and size on one kind of device, in a file that processes share.
 
     Sizes count in powers of two. One not measured goes by a neighbour's, so that minibatches of slightly different
-    sizes measure nothing anew. A damaged file counts as none; one that cannot be written is said once.
+    sizes measure nothing again. A damaged file counts as none; one that cannot be written is said once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Choices:
         self._known = self._read()
 
     def find(self, kind: str, size: int) -> str | None:
-        """Return the way chosen for a kind of problem at a size, None where neither it nor a neighbour was measured."""
+        """Return the way chosen for a kind of problem at a size, None if neither it nor a neighbour was measured."""
         known = self._known.get(kind, {})
         return next((known[str(bits)] for bits in _near(size) if str(bits) in known), None)
 

@@ -12,7 +12,7 @@ Of several pipelines it is their parent, with their coordination and a launcher 
                           ├─ launcher of pipeline 0 ── workers
                           └─ launcher of pipeline 1 ── workers
 
-A pipeline whose worker dies is restarted by its launcher while the others go on.
+A pipeline whose worker dies is restarted by its launcher while the others continue.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def _ranks(told: str) -> tuple[int, ...]:
 def _launch(
     record: RunRecord, arguments: argparse.Namespace, listener: Listener, lifeline: Lifeline
 ) -> FailureCause | None:
-    """Run the workers to their end. Returns why they failed, None where they did not."""
+    """Run the workers to their end. Returns why they failed, None if they did not."""
     clear(record.folder, 0)
     os.environ["SPARSEPIPE_LAUNCH"] = f"{os.getpid()}-{time.time_ns()}"
     closing = (*listener.descriptors, *_own(lifeline))
@@ -194,7 +194,7 @@ def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
         listener = socket.create_server((LOOPBACK, port))
     except OSError as error:
         raise InputError(
-            "port.in_use", f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); give another, or none"
+            "port.in_use", f"port {port} of {LOOPBACK} is not available ({error.strerror}); give another, or none"
         ) from None
 
     def serve() -> int:
@@ -209,7 +209,7 @@ def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
 
 
 def _own(lifeline: Lifeline) -> list[int]:
-    """The descriptor of a lifeline, where there is one."""
+    """The descriptor of a lifeline, if there is one."""
     return [lifeline.descriptor] if lifeline.descriptor >= 0 else []
 
 

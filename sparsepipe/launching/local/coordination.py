@@ -1,7 +1,7 @@
 """The coordinator of several pipelines, and the parameter server of a rule that has one: kept going by their parent.
 
-parent ─┬─ coordinator          started again when it dies: it goes on from its journal, at the same address
-        └─ parameter server     started again when it dies: it begins anew from what it is given first
+parent ─┬─ coordinator          started again when it dies: it continues from its journal, at the same address
+        └─ parameter server     started again when it dies: it begins again from what it is given first
 """
 
 import json
@@ -60,7 +60,7 @@ class Coordination:
         self._gone = GoneAttempts(folder, encrypts=encrypts)
 
     def look(self) -> None:
-        """Start again what has died. Raises RuntimeError where it does so again and again."""
+        """Start again what has died. Raises RuntimeError if it does so again and again."""
         if self.coordinator.poll() is not None and time.monotonic() > self._next_coordinator:
             self.coordinator = self._start_coordinator()
         if self._server is not None and self._server.poll() is not None:
@@ -117,9 +117,9 @@ def address_of(folder: Path) -> ListenerAddress | None:
 
 
 class GoneAttempts:
-    """Attempts of pipelines that have ended, of which the coordinator of the run in `folder` is to be told.
+    """Attempts of pipelines that have ended, of which the coordinator of the run in `folder` is to be notified.
 
-    One that has just died hears nothing: the next is told as soon as it is there. Nobody waits for it: whoever tells
+    One that has just died hears nothing: the next is reported as soon as it exists. No one waits for it: whoever tells
     keeps live pipelines going, too.
     """
 
@@ -151,7 +151,7 @@ class GoneAttempts:
         return True
 
     def _listens(self) -> bool:
-        """Whether anybody is there to hear, which is known at once: it is on this host."""
+        """Return whether anybody is there to hear, which is known at once: it is on this host."""
         address = address_of(self._folder)
         try:
             if address is not None:

@@ -39,7 +39,7 @@ def launch(
     by the system. The store at a port asks for no secret: leave it out where others have accounts on this
     machine. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: a checkpoint, or a run
     of which the newest: nothing is trained, and the network's outputs for the validation split are written.
-    Raises InputError for a port that cannot be had, more threads than there are cores, more workers than there is
+    Raises InputError for a port that is not available, more threads than there are cores, more workers than there is
     memory for, and a plan that needs more memory, by the run's profile, than its devices or this machine have.
     """
     if plan.members and port is not None:
@@ -69,9 +69,10 @@ def launch(
 
 
 def attach(run_dir: Path | str) -> FollowedJob:
-    """Return the job of a run that another process launched, running or ended: it is followed and cancelled alike.
+    """Return the job of a run that another process launched, running or ended: it is followed and cancelled in the same
+    way.
 
-    Raises InputError where the folder holds no run.
+    Raises InputError if the folder holds no run.
     """
     record = RunRecord.load(Path(run_dir).resolve())
     return FollowedJob(record, AttachedProcess(record))
@@ -88,5 +89,5 @@ def _check_port(port: Any) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise InputError(
-            "port.in_use", f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none"
+            "port.in_use", f"port {port} of 127.0.0.1 is not available ({error.strerror}); give another, or none"
         ) from None

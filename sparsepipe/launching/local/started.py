@@ -105,7 +105,7 @@ def _loopback() -> str:
 
 
 def check_workers(count: int) -> None:
-    """Raise InputError where `count` workers do not fit into memory, and warn where they are more than the cores."""
+    """Raise InputError if `count` workers do not fit into memory, and warn where they are more than the cores."""
     cores, room = num_processors(), available_bytes()
     if count > _FEW_WORKERS and count * _WORKER_BYTES > room:
         raise InputError(

@@ -2,7 +2,7 @@
 
 The first launcher that a process (a notebook's kernel, say) starts forks it, before it does anything else, and gives it
 one end of a socket whose other end that process keeps (warm_start.py). For each job that is asked for there the
-template forks a supervisor, which forks a launcher, which forks its workers: all is as it is elsewhere, but that nobody
+template forks a supervisor, which forks a launcher, which forks its workers: all is as it is elsewhere, but that no one
 imports torch. The template ends with the process that it serves, however that ends.
 """
 

@@ -1,4 +1,4 @@
-"""How a supervisor is started: by this process's template (template.py), at once, where there is one that fits.
+"""How a supervisor is started: by this process's template (template.py), at once, if there is one that fits.
 
 It fits while this process stands as it did when the template began: a fork cannot take over the environment that
 libraries read when they are loaded, nor limits, nor the cores that may be used. Else, and for the first job, the
@@ -43,7 +43,7 @@ class SentProcess:
         os.close(self._descriptor)
 
     def poll(self) -> int | None:
-        """Return None while it is alive, then 0: its exit code is told to its parent alone."""
+        """Return None while it is alive, then 0: its exit code is asked to its parent alone."""
         return 0 if select.select([self._descriptor], [], [], 0)[0] else None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -117,7 +117,7 @@ class _Template:
             return SentProcess(found[0], stdout)
 
     def __del__(self) -> None:
-        """Let it go: it ends, and its jobs go on."""
+        """Let it go: it ends, and its jobs continue."""
         self._end.close()
         self.given.close()
 
@@ -134,7 +134,7 @@ class Starter:
     ) -> subprocess.Popen[bytes] | SentProcess:
         """Start the supervisor of a run, whose launcher has these options; without a lifeline (-1) it is detached.
 
-        Raises OSError where the machine refuses another process.
+        Raises OSError if the machine refuses another process.
         """
         words = supervisor.command(lifeline, str(run_dir), python_command("sparsepipe.launching.local", *options))
         with self._lock, (run_dir / "logs" / "launcher.log").open("ab") as log:

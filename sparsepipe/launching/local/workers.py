@@ -31,7 +31,7 @@ def bring_in() -> None:
 class Workers:
     """One process for each of the `ranks`, of `world_size` in the job; where not all can be started none is left.
 
-    `attempt`: how often they were started before; `port`: of the store where they meet, None where they meet in a file;
+    `attempt`: how often they were started before; `port`: of the store where they meet, None if they meet in a file;
     `closing`: descriptors of this process that are not theirs.
     """
 
@@ -61,7 +61,7 @@ class Workers:
 
     @property
     def running(self) -> bool:
-        """Whether any of them is alive."""
+        """Return whether any of them is alive."""
         return any(process.poll() is None for process in self._processes.values())
 
     def failed(self) -> dict[int, int]:

@@ -54,7 +54,7 @@ class Probe:
         self._num_asked = 0
 
     def ask(self, what: str, *, timeout: float = 60.0, **facts: Any) -> dict[str, Any]:
-        """Ask one question. Raises InputError in one line that names the host where it fails, or takes too long."""
+        """Ask one question. Raises InputError in one line that names the host if it fails, or takes too long."""
         self._num_asked += 1
         deadline = time.monotonic() + timeout
         with suppress(OSError):  # why it ended is told where its answer is read
@@ -69,7 +69,8 @@ class Probe:
             answer = json.loads(frame.payload)
         except TimeoutError:
             raise InputError(
-                "probe.timeout", f"{self.node.name}: no answer within {timeout:.0f} s; is it overloaded, or asleep?"
+                "probe.timeout",
+                f"{self.node.name}: no answer within {timeout:.0f} s; check the load of the host",
             ) from None
         except InputError:
             raise

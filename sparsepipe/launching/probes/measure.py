@@ -5,8 +5,8 @@ What of a processor's time a byte takes that goes to or comes from another host.
 Each host sends to the next one, and receives from the one before, at the rate of the link. Counted are the seconds of a
 processor that the sending and receiving program takes, and what interrupts take, in which the kernel cuts, checks and
 acknowledges packets and which no program is charged with: by how much a calibrated loop is slower in the time that it
-runs, beside the transfer and without it in turn. What else computes on a host makes loops wait, which is not counted.
-Both directions go on at once, as activations and gradients do, so a byte is one of either.
+runs, alongside the transfer and without it in turn. What else computes on a host makes loops wait, which is not
+counted. Both directions continue at once, as activations and gradients do, so a byte is one of either.
 
 What leaves a processor through a socket is coded first (runtime/transport/compression.py), and restored where it comes:
 that takes more than to send it. It is timed on a tensor after a ReLU, where sparsepipe is on the host, for a byte as
@@ -33,7 +33,7 @@ _TRANSFER_SECONDS = 0.3  # of each transfer, and of each loop without one
 def measure_network_time(
     begun: Sequence[Probe], ports: Sequence[int], secret: str, *, seconds: float = _TRANSFER_SECONDS
 ) -> dict[str, float]:
-    """Return the seconds of a device's own time for each byte, by host; none where there is one host alone.
+    """Return the seconds of a device's own time for each byte, by host; none if there is one host alone.
 
     A device is its share of its machine's processors, those of all hosts that run on it: where a machine has more
     processors than devices, the others take a part of the sending; each device codes by itself. `ports`: where each
@@ -159,7 +159,7 @@ def measure_cluster(
 def measure_link(
     probe: Probe, peer: Probe, port: int, secret: str, *, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
 ) -> MeasuredLink:
-    """Measure the link from one host to another, where that one's probe listens. Raises InputError."""
+    """Measure the link from one host to another, if that one's probe listens. Raises InputError."""
     said = probe.ask(
         "link",
         address=peer.node.address,
@@ -202,7 +202,7 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def unlike_devices(nodes: Sequence[Node], seconds: Mapping[str, Sequence[float]]) -> tuple[Node, ...]:
-    """The nodes with types split where devices of one type are not alike: the fastest keep its name."""
+    """The nodes with types split where devices of one type are not identical: the fastest keep its name."""
     places = [(node.name, k, kind) for node in nodes for k, kind in enumerate(node.device_types)]
     taken = {kind.name for _, _, kind in places}
     chosen: dict[tuple[str, int], DeviceType] = {}
@@ -239,7 +239,7 @@ def _inside(probe: Probe, loopback: MeasuredLink) -> Link:
 
 
 def _computed(begun: Sequence[Probe], device: str | None) -> dict[str, tuple[float, ...]]:
-    """Seconds of each device by host; hosts that are one machine, reached alike, compute but once."""
+    """Seconds of each device by host; hosts that are one machine, reached in the same way, compute but once."""
     first: dict[Any, Probe] = {}
     for probe in begun:
         first.setdefault(_machine(probe.node), probe)

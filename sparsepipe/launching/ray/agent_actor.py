@@ -35,7 +35,7 @@ class AgentActor:
         )
 
     def write(self, data: bytes) -> None:
-        """Write all of it to the agent's input. Raises OSError where the agent has gone."""
+        """Write all of it to the agent's input. Raises OSError if the agent has gone."""
         assert self._process.stdin is not None
         while data:
             data = data[os.write(self._process.stdin.fileno(), data) :]

@@ -35,7 +35,7 @@ def pinned(ids: Sequence[str]) -> list[dict[str, str]]:
 def check_room(
     types: Sequence[str | None], nodes: Sequence[Mapping[str, Any]], *, gpus: bool, without: Collection[str] = ()
 ) -> None:
-    """Raise InputError where Ray's nodes never have room for the ranks, whatever else they are at.
+    """Raise InputError if Ray's nodes never have room for the ranks, whatever else they are at.
 
     `types`: of each rank's device, None for any; `nodes` are as `ray.nodes()` has them, those of `without` left out.
     """

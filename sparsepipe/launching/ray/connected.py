@@ -1,4 +1,4 @@
-"""This process as a driver of Ray, connected to a cluster that is there, or to a Ray of its own on this machine."""
+"""This process as a driver of Ray, connected to a cluster that exists, or to a Ray of its own on this machine."""
 
 import os
 import secrets
@@ -44,7 +44,7 @@ def connected(address: str | None, *, num_ranks: int, gpus: bool) -> Iterator[No
 
     The one that is started here listens on the loopback interface alone, asks for a token that is new each time, and
     ends with this process, however that ends. Statistics of usage are never sent.
-    Raises InputError in a line where there is no such cluster, or it refuses.
+    Raises InputError in a line if there is no such cluster, or it refuses.
     """
     with ExitStack() as stack:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read where Ray is imported, as are the others
@@ -134,7 +134,7 @@ def _spared(ray: Any) -> Iterator[None]:
 
     It has no option for that, as `ray start` has. Each takes two seconds of a core, and Ray gives those that a node
     needs 30 s to be there. The node's agents get ports, for a raylet waits 15 s for those that they choose themselves,
-    which are too few on a busy machine, and ends. Of one of them Ray tells the agent alone, and not the raylet.
+    which are too few on a busy machine, and ends. Of one of them Ray shows the agent alone, and not the raylet.
     """
     parameter, services = ray._private.parameter, ray._private.services
     before = parameter.RayParams, services.start_ray_process
@@ -155,7 +155,7 @@ def _spared(ray: Any) -> Iterator[None]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return so many ports that nobody listens on at the loopback address."""
+    """Return so many ports that no one listens on at the loopback address."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server((_LOOPBACK, 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]

@@ -78,7 +78,7 @@ def _launch_one_of_several(record: RunRecord, plan: Plan, arguments: argparse.Na
 
 @contextmanager
 def _place_of_all(record: RunRecord, arguments: argparse.Namespace) -> "Iterator[BundlesOfAll]":
-    """Have a bundle for each rank to the end of the block. Raises InputError where Ray has no room for them."""
+    """Have a bundle for each rank to the end of the block. Raises InputError if Ray has no room for them."""
     address, gpus = arguments.address, record.config["device"] != _CPU
     types, here = read_types(record.folder, len(record.plan.ranks)), address is None
     with connected(address, num_ranks=len(types), gpus=gpus):

@@ -36,16 +36,16 @@ def launch(
     """Start the workers of `plan` on nodes of the Ray cluster at `ray_address`, one of which is this machine.
 
     `ray_address`: "10.0.0.1:6379", or "auto" for the cluster that was started on this machine; RAY_ADDRESS unless
-    given. Where neither names one, a Ray of the job's own is started here, on the loopback interface alone, and ends
+    given. If neither names one, a Ray of the job's own is started here, on the loopback interface alone, and ends
     with it. Each rank has a CPU of Ray's and, with device "cuda", a GPU. `cluster` says of which type the device of
-    each rank is: where there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
+    each rank is: if there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
     addresses are not used. Ranks on one node share memory; data are read on each node, by the path or the manifest's
     name that the settings have, or as brought from here. `detach`: the job outlives this process; `attach` finds it
     again. `forward_only`: as on one machine; the weights are brought to the nodes. Several pipelines have a bundle for
     each of their ranks, and a node of Ray's that one of them loses is treated as a host is over ssh
     (ssh/launch_ssh.py); Ray has a minute, or `timeout_seconds` where that is longer, to find another for its
     ranks.
-    Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
+    Raises InputError if Ray is not installed, and for a plan or settings that cannot run there, before anything is
     started.
     """
     if find_spec("ray") is None:
@@ -86,7 +86,7 @@ def _check_here(config: RunConfig, count: int, address: str | None) -> None:
 
 
 def _address(told: str | None) -> str | None:
-    """Return the address of a cluster, None where Ray is to be started here. Raises InputError for one of a client."""
+    """Return the address of a cluster, None if Ray is to be started here. Raises InputError for one of a client."""
     if not told or told == "local":
         return None
     if "://" in told:

@@ -2,10 +2,10 @@
 
 Several pipelines have one placement group with a bundle for each rank of all:
 
-    parent ─────── reserves the group, has the coordinator beside the bundles
+    parent ─────── reserves the group, has the coordinator alongside the bundles
     controllers ── are drivers too: each has agents in the bundles of its pipeline's ranks
 
-Where a node is lost, Ray itself looks for another that has room for its bundles.
+If a node is lost, Ray itself looks for another that has room for its bundles.
 """
 
 import sys
@@ -103,7 +103,7 @@ class NodesOfRay:
         last = self._last
         hosts = [hosted for hosted in last.hosts if hosted not in lost]
         if not hosts:
-            raise InputError("hosts.none_left", "no node is left that ranks were on, and others have no room for them")
+            raise InputError("hosts.none_left", "no host of the ranks is left, and other hosts have no room")
         devices = devices_of(self._types, self._known)
         kept = [rank for hosted in hosts for rank in hosted.ranks]
         nodes = (
@@ -160,7 +160,7 @@ class NodesOfPipeline(OneOfSeveral):
 
     @contextmanager
     def taken(self, plan: Plan) -> Iterator[Taken]:
-        """See `Place`. Raises InputError where bundles of a lost node find no other."""
+        """See `Place`. Raises InputError if bundles of a lost node find no other."""
         own = self._placed()
         for hosted in own.hosts:
             ranks = ", ".join(str(own.ranks[rank]) for rank in hosted.ranks)

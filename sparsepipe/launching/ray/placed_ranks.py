@@ -156,7 +156,7 @@ class Reserved:
 def reserved(wanted: Sequence[dict[str, str]], *, gpus: bool, seconds: float = _TO_PLACE) -> Reserved:
     """Reserve a bundle for each rank, on a node with the labels that are wanted, until it is freed. Ray is connected.
 
-    Raises InputError where other jobs make no room for them within so many seconds.
+    Raises InputError if other jobs make no room for them within so many seconds.
     """
     cloudpickle.register_pickle_by_value(agent_actor)
     group = placement_group(
@@ -201,7 +201,7 @@ def all_nodes() -> list[dict[str, Any]]:
 
 
 def answers(id: str) -> bool:
-    """Whether the node with this id does a task: Ray takes half a minute or more to know that one is gone."""
+    """Return whether the node with this id does a task: Ray takes half a minute or more to know that one is gone."""
     asking = ray.remote(num_cpus=0, max_retries=0)(agent_actor.answer)
     asked = asking.options(scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False)).remote()
     try:

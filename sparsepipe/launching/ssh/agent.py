@@ -3,7 +3,7 @@
     controller ──ssh──► agent ──pipe──► supervisor ──► launcher, worker 2, worker 3 …
 
 It does what the controller says on standard input, and says on standard output what happens. When its input ends, or
-nothing has come for a while, however the connection was lost, it ends what it started, removes it, and ends. Where it
+nothing has come for a while, however the connection was lost, it ends what it started, removes it, and ends. If it
 is killed itself, the supervisor sees its pipe close and does the same.
 """
 
@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.1
 
 
 class Agent:
-    """Serves one controller. The main thread does the work; another listens, and ends it all when there is nobody."""
+    """Serves one controller. The main thread does the work; another listens, and ends it all when there is no one."""
 
     def __init__(self, reader: FrameReader, writer: FrameWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -57,7 +57,7 @@ class Agent:
         return 0
 
     def _step(self) -> bool:
-        """Do what is next; return whether there is more to come. Raises OSError where the controller is gone."""
+        """Do what is next; return whether there is more to come. Raises OSError if the controller is gone."""
         frame = self._next()
         try:
             if frame is not None and not self._do(frame):

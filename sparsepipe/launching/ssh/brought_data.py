@@ -20,7 +20,7 @@ class DataFile(NamedTuple):
 
 
 def is_there(source: str) -> bool:
-    """Whether this host has a data set, or whoever reads it makes it."""
+    """Return whether this host has a data set, or whoever reads it makes it."""
     from ...data.manifests import get_manifest  # no run of a replay needs it
     from ...data.sources import place_of
 
@@ -33,7 +33,7 @@ def is_there(source: str) -> bool:
 
 
 def files_of(source: str) -> Iterator[DataFile]:
-    """Yield the files of a data set that is here; none where it is not."""
+    """Yield the files of a data set that is available; none if it is not."""
     from ...data.sources import find
 
     with suppress(InputError):

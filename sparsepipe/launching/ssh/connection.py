@@ -1,4 +1,6 @@
-"""The controller's end of the connection to a host: what its agent is told and says, and why the connection ended."""
+"""The controller's end of the connection to a host: what its agent is reported and says, and why the connection
+ended.
+"""
 
 import codecs
 import json
@@ -62,11 +64,11 @@ class Reach(Protocol):
     """A way to hosts."""
 
     def begin(self, node: Node) -> AgentProcess:
-        """Start an agent there. Raises InputError where that is known to fail at once."""
+        """Start an agent there. Raises InputError if that is known to fail at once."""
         ...
 
     def failure(self, node: Node, code: int, said: str) -> str | None:
-        """Return in a line why the way failed, given how the agent's process ended; None where it did not."""
+        """Return in a line why the way failed, given how the agent's process ended; None if it did not."""
         ...
 
 
@@ -125,7 +127,7 @@ class Connection:
         return self._writer
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Send a message; where the host is gone, its end is an event of its own."""
+        """Send a message; if the host is gone, its end is an event of its own."""
         with suppress(OSError):
             self._writer.send(kind, **facts)
 
@@ -150,7 +152,7 @@ class Connection:
     def refusal(self) -> str | None:
         """Return in a line why `ssh`, or the Python there, did not do what it was called for, with the remedy.
 
-        None where the agent ended for another reason. The connection has ended.
+        None if the agent ended for another reason. The connection has ended.
         """
         node, code = self.hosted.node, self._wait()
         said = "\n".join(self._said)
@@ -198,7 +200,7 @@ class Connection:
         self._events.put(Event(self.number, None))
 
     def _keep_alive(self) -> None:
-        """Tell the agent now and then that this process is there, whatever else is being sent to other hosts."""
+        """Tell the agent now and then that this process exists, whatever else is being sent to other hosts."""
         while not self._ending.wait(_ALIVE_SECONDS):
             self.send("alive")
 

@@ -1,4 +1,4 @@
-"""What a host says of itself before anything is started there, so that unlike hosts are told apart and refused."""
+"""What a host says of itself before anything is started there, so that unlike hosts are distinguished and refused."""
 
 import hashlib
 import platform
@@ -31,7 +31,7 @@ def facts_here() -> dict[str, str]:
 
 
 def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -> None:
-    """Raise InputError where a host cannot work with the others, `there` and `here` being what they say."""
+    """Raise InputError if a host cannot work with the others, `there` and `here` being what they say."""
     for name, remedy in _ALIKE.items():
         if there.get(name) != here.get(name):
             told = str(there.get(name))[:60], str(here.get(name))[:60]
@@ -41,7 +41,7 @@ def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -
 def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
     """Return the network interface of this host that has an address, given as numbers or as a name, and the numbers.
 
-    `alone`: there is no other host, to which the loopback would not lead. Raises InputError where none has it.
+    `alone`: there is no other host, to which the loopback would not lead. Raises InputError if none has it.
     """
     if ":" in address:
         raise InputError(
@@ -74,7 +74,7 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
 
 
 def check_ways(addresses: Mapping[str, str]) -> None:
-    """Raise InputError where no network of this host leads to one of the addresses, which are by the names of hosts."""
+    """Raise InputError if no network of this host leads to one of the addresses, which are by the names of hosts."""
     for name, address in addresses.items():
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

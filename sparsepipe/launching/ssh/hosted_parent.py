@@ -5,9 +5,9 @@
                           └─ controller of pipeline 1 ─┬─ host2 ── agent ── workers
                                                        └─ host3 ── agent ── workers
 
-A controller is that of a plan of one pipeline (controller.py), in the pipeline's own folder of the record. Where the
+A controller is that of a plan of one pipeline (controller.py), in the pipeline's own folder of the record. If the
 coordinator's host is lost and restarts are left, all begin again from the last checkpoint: with a coordinator on
-another of their hosts or, as asked and where there is no other, on that one once it is back.
+another of their hosts or, as asked and if there is no other, on that one once it is back.
 
 The coordinator of several pipelines on one of their hosts, as their parent has it, on the launching host.
 
@@ -101,7 +101,7 @@ class HostedParent:
     def run(self) -> int:
         """Run all to the end, and write how they ended; return the exit code.
 
-        Raises HostLost where the coordinator's host is lost, and InputError for hosts that cannot be worked with.
+        Raises HostLost if the coordinator's host is lost, and InputError for hosts that cannot be worked with.
         """
         left = int(self.record.config["max_restarts"])
         hosted = self.place.hosts()[0]
@@ -137,7 +137,7 @@ class HostedParent:
     def _after(self, lost: HostedRanks, reason: str) -> HostedRanks:
         """Make all ready to begin again after a host was lost; return the one for the coordinator.
 
-        Raises HostLost where that host is waited for and the run is asked to stop meanwhile.
+        Raises HostLost if that host is waited for and the run is asked to stop meanwhile.
         """
         name, folder = lost.node.name, self.record.folder
         self._lost.add(name)
@@ -177,7 +177,7 @@ def _say(text: str) -> None:
 class HostedCoordination:
     """See `Coordinating`: within `with`, at whose end nothing is left of it.
 
-    The coordinator's address is in the record's folder, for its owner alone to read, while it is there; of a run that
+    The coordinator's address is in the record's folder, for its owner alone to read, while it exists; of a run that
     encrypts, the certificate that all hosts have.
     """
 
@@ -228,7 +228,7 @@ class HostedCoordination:
         ListenerAddress(host, port, secret, len(self.record.pipelines)).write(folder / COORDINATOR)
 
     def look(self) -> None:
-        """Take up what it has written, and hand on what the run is asked for. Raises HostLost where it is gone."""
+        """Take up what it has written, and hand on what the run is asked for. Raises HostLost if it is gone."""
         while (event := self._next(0.0)) is not None:
             self._take(event)
         self._forward_request()
@@ -237,7 +237,7 @@ class HostedCoordination:
         self._connection.send("leave", pipeline=pipeline, attempt=attempt)
 
     def end(self) -> None:
-        """End it, once its record is whole here. Raises HostLost where it is gone before."""
+        """End it, once its record is whole here. Raises HostLost if it is gone before."""
         self._connection.send("stop")
         self._await("stopped", TO_STOP)
 
@@ -253,7 +253,7 @@ class HostedCoordination:
         send_content(connection.writer, connection.clock_there(folder / _CLOCK), str(_CLOCK))
 
     def _await(self, kind: str, seconds: float) -> dict[str, Any]:
-        """Return what the host says of one kind. Raises HostLost where it does not."""
+        """Return what the host says of one kind. Raises HostLost if it does not."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             event = self._next(_LOOK_SECONDS)

@@ -99,7 +99,7 @@ class Shards:
         self._told = {name: which for name, which in self._told.items() if name not in own}
 
     def _is_new(self, name: str, path: Path) -> bool:
-        """Whether what a file describes was not told yet; from now on it was."""
+        """Return whether what a file describes was not told yet; from now on it was."""
         which = _which(path)
         if which == _NONE or self._told.get(name) == which:
             return False
@@ -124,7 +124,7 @@ class Shards:
 
 
 def _stays(place: Path) -> bool:
-    """Whether a folder in which something was removed is there still once nothing more is removed from it.
+    """Return whether a folder in which something was removed is there still once nothing more is removed from it.
 
     A run removes single checkpoints. Somebody who takes the whole folder away, as a host's disk is cleared or dies,
     takes nothing away from the record, where the last checkpoints are then.
@@ -136,7 +136,7 @@ def _stays(place: Path) -> bool:
 
 
 def _which(path: Path) -> tuple[int, int]:
-    """Tell a file from others that have its name before and after it; none is there: _NONE."""
+    """Tell a file from others that have its name before and after it; none exists: _NONE."""
     try:
         status = path.stat()
     except OSError:
@@ -151,7 +151,7 @@ class HostedRun:
     """
 
     def __init__(self, pipeline: int | None = None) -> None:
-        """`pipeline`: which of several it is of. Raises InputError where the host has no room for it."""
+        """`pipeline`: which of several it is of. Raises InputError if the host has no room for it."""
         self._own = own_prefix(pipeline)
         try:
             runs_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -206,7 +206,7 @@ class HostedRun:
         self.begin(python_command("sparsepipe.launching.local", *options), environment, patterns)
 
     def begin(self, command: list[str], environment: dict[str, str], patterns: tuple[str, ...]) -> None:
-        """Start a command under a supervisor. What grows from now on and matches any of `patterns` is told."""
+        """Start a command under a supervisor. What grows from now on and matches any of `patterns` is reported."""
         self._mirror = Mirror(self.folder, tuple(f"{self._own}{pattern}" for pattern in patterns))
         self._mirror.skip()
         (self.run_dir / supervisor.STATUS).unlink(missing_ok=True)
@@ -298,7 +298,7 @@ class HostedRun:
 
 
 def _among_pipelines(told: Mapping[str, Any]) -> dict[str, str]:
-    """Return what workers are told of their pipeline, as the controller describes it, in the environment."""
+    """Return what workers are notified of their pipeline, as the controller describes it, in the environment."""
     return {
         "SPARSEPIPE_PIPELINE": str(int(told["number"])),
         "SPARSEPIPE_RANKS": ",".join(str(int(rank)) for rank in told["ranks"]),
@@ -308,7 +308,7 @@ def _among_pipelines(told: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _remove_stale() -> None:
-    """Remove what is left of runs whose host lost power: nobody holds their locks."""
+    """Remove what is left of runs whose host lost power: no one holds their locks."""
     for path in runs_folder().glob("run-*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _STALE_SECONDS and not is_held(path):

@@ -36,15 +36,15 @@ def launch(
 
     Hosts are reached by the system's `ssh`, with the keys and aliases of the user's ssh_config, and nothing is typed.
     The record is on this machine. Data are read on each host, by the path or the manifest's name that the settings
-    have: the same on all of them. A host that has none gets those that are here, for the time of the run, and files of
-    the user's own code. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as on one
-    machine; the weights are brought to the hosts.
+    have: the same on all of them. A host that has none gets those that are available, for the time of the run, and
+    files of the user's own code. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as
+    on one machine; the weights are brought to the hosts.
 
     The coordinator of several pipelines is on the host of the first one's rank 0. A pipeline that loses a host does not
     stop the others, whatever `on_lost_host` says: where restarts are left it waits for its host, and joins them again;
-    else the run goes on without it, and says so. Where the coordinator's host is lost and restarts are left, all go on
-    from the last checkpoint, with a coordinator on another host; with on_lost_host "wait" once that one is back.
-    Raises InputError for a plan or settings that cannot run there, before anything is started.
+    else the run continues without it, and says so. If the coordinator's host is lost and restarts are left, all
+    continue from the last checkpoint, with a coordinator on another host; with on_lost_host "wait" once that one is
+    back. Raises InputError for a plan or settings that cannot run there, before anything is started.
     """
     cluster = asked.get("cluster")
     if cluster is None:
@@ -67,7 +67,7 @@ def launch(
 
 
 def check_tools(config: RunConfig) -> None:
-    """Raise InputError where a program is missing here that jobs on hosts need."""
+    """Raise InputError if a program is missing here that jobs on hosts need."""
     if shutil.which("ssh") is None:
         raise InputError(
             "launcher.no_ssh", "launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client"

@@ -71,7 +71,7 @@ class Mirror:
 class Copy:
     """The other side: writes what has grown on a host. A file that is replaced is so in one step.
 
-    A log is never replaced: one that begins anew, as on another host, goes on behind what was said before. A log is
+    A log is never replaced: one that begins again, as on another host, continues behind what was said before. A log is
     bounded, whatever a host prints.
     """
 

@@ -44,7 +44,7 @@ class Arrivals:
         self._folder = folder
 
     def take(self, frame: Frame) -> Path | None:
-        """Take a piece; return the file where it was the last. Raises InputError where it is not what was sent.
+        """Take a piece; return the file where it was the last. Raises InputError if it is not what was sent.
 
         What has come of a file may be removed meanwhile, with a checkpoint that is given up: the rest is passed over.
         """
@@ -65,7 +65,7 @@ class Arrivals:
             return None
         if digest != frame.head.get("sha256"):
             partial.unlink()
-            raise InputError("agent.file_damaged", f"{path}: not as it was sent (SHA-256 differs)")
+            raise InputError("agent.file_damaged", f"{path}: changed in transfer (SHA-256 differs)")
         partial.replace(path)
         return path
 

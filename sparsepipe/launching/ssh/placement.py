@@ -11,7 +11,7 @@ from ...values.plan import Plan
 
 
 def own_prefix(pipeline: int | None) -> str:
-    """Return the prefix of a pipeline's file names in the folder of the whole run; empty where it is the whole run."""
+    """Return the prefix of a pipeline's file names in the folder of the whole run; empty if it is the whole run."""
     return "" if pipeline is None else f"pipelines/{pipeline}/"
 
 
@@ -33,7 +33,7 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
     """Return the hosts that a job of `count` ranks needs with their ranks, that of rank 0 first; hosts without a rank
     are left out.
 
-    Raises InputError where the cluster has fewer devices than that, and for hosts of one address.
+    Raises InputError if the cluster has fewer devices than that, and for hosts of one address.
     """
     if count > len(cluster.devices):
         raise InputError(
@@ -46,7 +46,7 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
 
 @dataclass(frozen=True)
 class HostedPipeline:
-    """One of several pipelines: the hosts of its ranks, and who else is there."""
+    """One of several pipelines: the hosts of its ranks, and who else exists."""
 
     number: int
     ranks: tuple[int, ...]  # what its own ranks, from 0, are called among those of all

@@ -4,10 +4,10 @@
              plans/, plan.json, then control/taken.json        ◄──                   control/taken.json
              control/refused.json                              ◄──                   control/refused.json
 
-Where the plan leaves rank 0 out, it is the host of the lowest of its ranks. Each of several pipelines is asked for
+If the plan leaves rank 0 out, it is the host of the lowest of its ranks. Each of several pipelines is asked for
 plans by itself, in its own folder (`pipelines/K/`); they stop together, for which their coordinator is asked.
 
-A plan is the run's once the record has it: where hosts are lost before, the run goes on under the one that is there.
+A plan is the run's once the record has it: where hosts are lost before, the run switches to the one that exists.
 """
 
 import json
@@ -55,7 +55,7 @@ class Requests:
         self._sent = request
 
     def forget(self) -> None:
-        """Ask again for what was not answered: of workers that start anew."""
+        """Ask again for what was not answered: of workers that restart."""
         self._sent = None
 
     def is_answer(self, name: str) -> bool:
@@ -63,7 +63,7 @@ class Requests:
         return name.startswith(self.prefix) and name.removeprefix(self.prefix) in ANSWERS
 
     def take(self, name: str, content: bytes) -> Plan | None:
-        """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, where
+        """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, if
         it is another. Raises InputError for what is no answer.
         """
         refused = name.removeprefix(self.prefix) == ANSWERS[1]

@@ -1,4 +1,4 @@
-"""A plan on hosts to its end: again where that helps, on the hosts that are left or, as asked, once all are back.
+"""A plan on hosts to its end: again if that helps, on the hosts that are left or, as asked, once all are back.
 
     session ── a host is lost ──► another plan, for those left   ──► session: from the last checkpoint
                               └─► or a while, until it is back   ──►
@@ -50,13 +50,13 @@ class Place(Protocol):
     """Where the ranks of a run can be."""
 
     def taken(self, plan: Plan) -> AbstractContextManager[Taken]:
-        """Have hosts for the plan's ranks to the end of the block. Raises InputError where there are none."""
+        """Have hosts for the plan's ranks to the end of the block. Raises InputError if there are none."""
         ...
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
-        """Plan anew for what is left without these hosts, which are not taken again; `profile` may be no file.
+        """Plan again for what is left without these hosts, which are not taken again; `profile` may be no file.
 
-        Raises InputError where there is no plan for what is left.
+        Raises InputError if there is no plan for what is left.
         """
         ...
 
@@ -66,10 +66,10 @@ class Place(Protocol):
 
 
 class OneOfSeveral:
-    """A `Place` of one of several pipelines, which does without none of its hosts: others go on meanwhile."""
+    """A `Place` of one of several pipelines, which does without none of its hosts: others continue meanwhile."""
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
-        raise InputError("replan.several_pipelines", "one of several pipelines is not planned anew")
+        raise InputError("replan.several_pipelines", "pipeline replicas are not repartitioned")
 
 
 class Restarting:
@@ -86,7 +86,7 @@ class Restarting:
         first_attempt: int = 0,
         begun: bool = False,
     ) -> None:
-        """`pipeline`: which of several it is; it waits for a host that it has lost, while others go on. Its attempts
+        """`pipeline`: which of several it is; it waits for a host that it has lost, while others continue. Its attempts
         are counted from `first_attempt`. `begun`: its hosts were reached before, so that one that is not is lost.
         """
         self.record, self.plan, self.place, self.resume = record, plan, place, resume
@@ -96,7 +96,7 @@ class Restarting:
         self._begun = begun or first_attempt > 0
 
     def run(self) -> FailureCause | None:
-        """Connect, start the workers, and wait for their end, again where that helps. Returns why it failed."""
+        """Connect, start the workers, and wait for their end, again if that helps. Returns why it failed."""
         while True:
             cause, lost = self._session()
             if cause is None or cause.lasting or not lost or not self._begun or self._attempt >= self._allowed:
@@ -141,7 +141,7 @@ class Restarting:
     # --- hosts that were lost ----------------------------------------------------------------------------------------
 
     def _go_on_without(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> None:
-        """Plan anew for the hosts that are left. Raises InputError where there is no plan for them."""
+        """Plan again for the hosts that are left. Raises InputError if there is no plan for them."""
         # Here: planners, and torch, which no launch waits for.
         from ...runtime.plan_fit import check_fits
         from ...runtime.training_state import checkpoint
@@ -166,7 +166,7 @@ class Restarting:
         tell_going_on(folder, told)
 
     def _await_hosts(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> bool:
-        """Wait until hosts can be worked with again; return False where the run is asked to stop meanwhile."""
+        """Wait until hosts can be worked with again; return False if the run is asked to stop meanwhile."""
         names = ", ".join(hosted.node.name for hosted in lost)
         going_on = "to join the others again" if self._is_one_of_several else "to go on from the last checkpoint"
         _say(f"{cause.reason}; waiting for {names}, {going_on} then")
@@ -183,7 +183,7 @@ class Restarting:
 
 
 def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause | None, int]:
-    """Start the workers, again from the last checkpoint while all hosts are there, to attempt number `allowed`.
+    """Start the workers, again from the last checkpoint while all hosts exist, to attempt number `allowed`.
 
     Returns why the last attempt failed, and its number.
     """

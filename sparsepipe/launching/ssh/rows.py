@@ -1,9 +1,9 @@
-"""Rows of a run's metrics, which several hosts may write: each tells its own, and the record has them all.
+"""Rows of a run's metrics, which several hosts may write: each shows its own, and the record has them all.
 
     host1   ── rows of minibatches 0, 2, 4, of the epoch ──┐
     host2   ── rows of minibatches 1, 3, 5 ────────────────┴──► metrics.jsonl of the record, as they come
 
-Each replica of the last stage knows the losses of its own minibatches, and its host tells of them. Where a run goes on
+Each replica of the last stage knows the losses of its own minibatches, and its host reports them. If a run continues
 from a checkpoint, every host forgets the minibatches after it, and so does the record, once.
 """
 
@@ -26,7 +26,7 @@ class OwnRows:
         self._tail.skip()
 
     def tell(self, writer: FrameWriter) -> None:
-        """Send the rows since the last call. Of a file that a run begins anew, they are those that are new in it."""
+        """Send the rows since the last call. Of a file that a run begins again, they are those that are new in it."""
         while found := self._tail.read_lines():
             data = b"".join(line + b"\n" for _, line in found)
             for start in range(0, len(data), MOST_PAYLOAD):
@@ -54,13 +54,13 @@ class RowsOfHosts:
         """Take up what a host says. Raises InputError for what is no row, and OSError."""
         *lines, rest = (self._parts.get(host, b"") + data).split(b"\n")
         if len(rest) > _MOST_ROW:
-            raise InputError("agent.row_too_long", f"told a row of more than {_MOST_ROW} bytes")
+            raise InputError("agent.row_too_long", f"received a row of more than {_MOST_ROW} bytes")
         self._parts[host] = rest
         kept: list[bytes] = []
         for line in lines:
             if (row := row_of(line)) is None:
                 raise InputError(
-                    "agent.row_malformed", f"told {line[:100].decode(errors='replace')!r}, which is no row of a run"
+                    "agent.row_malformed", f"received {line[:100].decode(errors='replace')!r}, which is no row of a run"
                 )
             if row["event"] == "step":
                 self._known.add(int(row["minibatch"]))
@@ -73,7 +73,7 @@ class RowsOfHosts:
         self._write(kept)
 
     def has_all(self, minibatches: int) -> bool:
-        """Whether the rows are there of all minibatches that a checkpoint has.
+        """Return whether the rows are there of all minibatches that a checkpoint has.
 
         Those of one host come before its part of the checkpoint. Of several, one that has no part may be behind.
         """

@@ -78,7 +78,7 @@ class RunFiles:
 
     @property
     def needs_data(self) -> bool:
-        """Whether the run reads a data set."""
+        """Return whether the run reads a data set."""
         return self.record.workload.trains
 
     def begin(self) -> None:
@@ -159,7 +159,7 @@ class RunFiles:
             connection.send("forget", checkpoint=name)
 
     def _bring_weights(self, connection: Connection, plan: Plan, forwards: ForwardOnly) -> None:
-        """Send a host the weights that its ranks compute outputs with, and where they are there."""
+        """Send a host the weights that its ranks compute outputs with, and where they exist."""
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 
         found, folder = checkpoint.load(forwards.checkpoint), f"weights/{forwards.checkpoint.name}"

@@ -54,7 +54,7 @@ class Session:
         reach: Reach,
         pipeline: HostedPipeline | None = None,
     ) -> None:
-        """`pipeline`: which of several the plan is, where it is one."""
+        """`pipeline`: which of several the plan is, if it is one."""
         self.record, self.hosts, self.resume, self._reach = record, hosts, resume, reach
         self.plan = plan  # the one that the run is under: another one, once the run was asked for that
         self.lost: set[int] = set()  # hosts that cannot be worked with any more
@@ -121,7 +121,7 @@ class Session:
 
     @property
     def _alone(self) -> bool:
-        """Whether no other host has ranks of the run."""
+        """Return whether no other host has ranks of the run."""
         of_all = self._pipeline.of_all if self._pipeline else self.connections
         return len(of_all) == 1
 
@@ -179,7 +179,7 @@ class Session:
         self._await("stopped", range(len(self.connections)), seconds=TO_STOP)
 
     def _go_back(self) -> None:
-        """Note where the run goes on, which may be before the newest plan began."""
+        """Note where the run continues, which may be before the newest plan began."""
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 
         found = checkpoint.latest(self.record.folder)
@@ -246,7 +246,7 @@ class Session:
         return None
 
     def _take(self, event: Event | None) -> None:
-        """Take up what a host says. Raises HostLost or HostUnreached where its connection has ended, and InputError for
+        """Take up what a host says. Raises HostLost or HostUnreached if its connection has ended, and InputError for
         what it refuses.
         """
         if event is None:

@@ -1,6 +1,6 @@
 """Interference: intruders on purpose, what the machine says while they compute, and what that costs each layer.
 
-intruding.py    intruders beside a job, of the kinds in kinds.py
+intruding.py    intruders alongside a job, of the kinds in kinds.py
 measuring.py    victims × intruders → measurements.py, rows of a file: with what the machine says (host/metrics)
 predictor.py    a forest that learned from them: forest.py, growing.py, judging.py
 dynpipe.py, colocation.py    rows that others measured, on which the forest is tested

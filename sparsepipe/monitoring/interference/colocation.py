@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Pair:
-    """A victim on a card beside an intruder: steps per second of each alone, and of the victim beside it."""
+    """A victim on a card alongside an intruder: steps per second of each alone, and of the victim next to it."""
 
     card: str
     victim: Job
@@ -89,7 +89,7 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
             if not isinstance(rates, list) or len(rates) != 2:
                 raise InputError(
                     "colocation.rates_malformed",
-                    f"{where}: {shown(name)} beside {shown(other)}: {shown(rates)}, expected two rates",
+                    f"{where}: {shown(name)} with {shown(other)}: {shown(rates)}, expected two rates",
                 )
             beside = _rate(rates[0], where)
             if beside and alone[name] and alone[other]:  # 0: they did not fit into the card together

@@ -19,7 +19,7 @@ _ALONE = 1.0
 
 
 def read_rows(path: Path | str, *, alone: bool = False) -> list[Row]:
-    """Read the rows; those of victims that were alone (slow-down 1) only where asked.
+    """Read the rows; those of victims that were alone (slow-down 1) only if asked.
 
     Raises InputError in one line, naming file and line, for what is no such row.
     """

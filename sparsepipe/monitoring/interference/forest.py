@@ -34,7 +34,7 @@ class Forest:
 
     A leaf has feature -1 and says `value[k]`; the forest's answer is the mean over trees, whose first nodes are
     `roots`. A tree's nodes stand together, children behind their parent. Features are compared as float32, as
-    scikit-learn does. Raises InputError in one line where any of this does not hold.
+    scikit-learn does. Raises InputError in one line if any of this does not hold.
     """
 
     names: tuple[str, ...]  # of the features, in the order of a row
@@ -145,7 +145,7 @@ def _check_names(names: tuple[str, ...]) -> None:
     if not 0 < len(names) <= MOST_FEATURES:
         raise InputError("forest.feature_count", f"{len(names)} features, expected 1 to {MOST_FEATURES}")
     if len(set(names)) < len(names):
-        raise InputError("forest.feature_twice", "a feature is there twice, expected each name once")
+        raise InputError("forest.feature_twice", "a feature is listed twice, expected each name once")
 
 
 def _check_nodes(forest: Forest) -> None:
@@ -155,9 +155,7 @@ def _check_nodes(forest: Forest) -> None:
         raise InputError("forest.tree_count", f"{trees} trees, expected 1 to {MOST_TREES}")
     lengths = {name: len(getattr(forest, name)) for name in _ARRAYS if name != "roots"}
     if not 0 < count <= MOST_NODES or set(lengths.values()) != {count}:
-        raise InputError(
-            "forest.node_count", f"arrays of {lengths} nodes, expected as many of each, {MOST_NODES} at most"
-        )
+        raise InputError("forest.node_count", f"arrays of {lengths} nodes, expected equal counts, {MOST_NODES} at most")
     starts = forest.roots
     if starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= count:
         raise InputError(
@@ -169,7 +167,7 @@ def _check_nodes(forest: Forest) -> None:
     if ((forest.feature < _LEAF) | (forest.feature >= len(forest.names))).any():
         raise InputError(
             "forest.feature_unknown",
-            f"a node asks for a feature that is not there, expected -1 to {len(forest.names) - 1}",
+            f"a node uses an unknown feature, expected -1 to {len(forest.names) - 1}",
         )
     places = np.arange(count)
     ends = np.append(starts[1:], count)[np.searchsorted(starts, places, side="right") - 1]  # of each node's tree

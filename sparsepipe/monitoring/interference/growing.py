@@ -30,7 +30,7 @@ def grow(
 ) -> Forest:
     """Grow a random forest (Breiman 2001) that answers with `targets` [N] for `rows` [N, F]; the same for one seed.
 
-    Raises InputError for fewer than two rows, for rows of another width than there are `names`, and where scikit-learn
+    Raises InputError for fewer than two rows, for rows of another width than there are `names`, and if scikit-learn
     is not installed.
     """
     given, wanted = np.asarray(rows, dtype=np.float64), np.asarray(targets, dtype=np.float64)

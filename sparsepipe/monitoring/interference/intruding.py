@@ -1,4 +1,4 @@
-"""Intruders beside a job, for measurements and demonstrations: a process for each processor or GPU to disturb."""
+"""Intruders alongside a job, for measurements and demonstrations: a process for each processor or GPU to disturb."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ class Intruder:
             self.process.stdin.flush()
         except OSError:
             raise InputError(
-                "intruder.gone", f"the intruder on {_where(self)} is gone: it was told to {word}"
+                "intruder.gone", f"the intruder on {_where(self)} has ended: its last command was {word}"
             ) from None
 
 
@@ -62,7 +62,7 @@ def intruding(
     block ends), or, `resting`, from each `begin` of an intruder to its `rest`. `share`: of its processor's time (a
     GPU's: of the time) each computes so much at most, a quarter of it for 0.25; whoever gets less does not catch up.
     They are killed at the block's end, and when this process dies, whatever kills it.
-    Raises InputError for unknown kinds, for processors that this process may not use, and GPUs that are not here.
+    Raises InputError for unknown kinds, for processors that this process may not use, and GPUs that are missing.
     """
     for kind in kinds:
         check_kind(kind)
@@ -99,7 +99,7 @@ def run_intruders(
 ) -> dict[int, int]:
     """Intrude once, to the end; return the steps made by the number of the processor or GPU.
 
-    The intruders end early with whoever started this process. Raises InputError where one of them failed.
+    The intruders end early with whoever started this process. Raises InputError if one of them failed.
     """
     parent = os.getppid()
     with intruding([kind], cores=cores, gpus=gpus, after=after, seconds=seconds, share=share) as intruders:
@@ -107,7 +107,7 @@ def run_intruders(
         say(f"{kind} on {where}: ready; begins in {after:g} s, for {seconds:g} s")
         while any(one.process.poll() is None for one in intruders):
             if os.getppid() != parent:
-                raise InputError("intruder.orphaned", "who started the intruder is gone, and so is the intruder")
+                raise InputError("intruder.orphaned", "its parent process has ended; the intruder ended too")
             time.sleep(_LOOK)
         return {one.number: _steps(one) for one in intruders}
 

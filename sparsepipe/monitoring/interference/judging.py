@@ -1,4 +1,6 @@
-"""How far a forest's slow-downs are from measured ones on rows it did not learn from, beside the mean predictor's."""
+"""How far a forest's slow-downs are from measured ones on rows it did not learn from, compared with the mean
+predictor's.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +59,7 @@ def judge(
 ) -> tuple[Forest, Judged]:
     """Grow a forest on some rows and ask it about others.
 
-    `of_paces`: it learns which share of its pace a victim keeps, 1 over the slow-down, as Gavel does: where some
+    `of_paces`: it learns which share of its pace a victim keeps, 1 over the slow-down, as Gavel does: if some
     slow-downs are a hundred times others, these alone would be learned. Raises InputError for rows of unlike features,
     or for none.
     """

@@ -1,7 +1,7 @@
 """What intruders do, by name: each kind makes a function that is called again and again, on a processor or a GPU.
 
 They are unlike in what they take from their neighbours: arithmetic units, memory, caches, or some of each. On a GPU
-each step ends when the GPU has done it: kernels that wait in a queue disturb nobody, and would still be there when the
+each step ends when the GPU has done it: kernels that wait in a queue disturb no one, and would still be there when the
 intruder is to be gone.
 """
 
@@ -42,7 +42,7 @@ def memory_streams(device: str = CPU) -> Step:
 
 
 def sparse_convolutions(device: str = CPU) -> Step:
-    """Forward and backward of two sparse convolutions by the native engine, kernel maps made anew each time."""
+    """Forward and backward of two sparse convolutions by the native engine, kernel maps rebuilt each time."""
     from ...data.synthetic_batches import scattered_batch
     from ...engines import engine
     from ...engines.subnetwork import build

@@ -1,6 +1,6 @@
-"""Measurements of interference as rows of JSON: what was measured is there, whatever ends the measuring.
+"""Measurements of interference as rows of JSON: what was measured exists, whatever ends the measuring.
 
-The first row says on what machine and how; each further one is a victim beside a set of intruders, or alone.
+The first row says on what machine and how; each further one is a victim alongside a set of intruders, or alone.
 """
 
 import json
@@ -23,7 +23,7 @@ _SECONDS = fields({"seconds": number, "layers": integer, "parameter_bytes": numb
 
 @dataclass(frozen=True)
 class Measurement:
-    """One victim at `place`, beside `intruders` at `intruder_place`; alone without any.
+    """One victim at `place`, alongside `intruders` at `intruder_place`; alone without any.
 
     Places are numbers of processors, or of GPUs where that is the device that the file's first row names.
     """
@@ -61,7 +61,7 @@ def _checked(row: Mapping[str, Any], where: str) -> Measurement:
 
 
 def _ordinary(value: object, what: str) -> Any:
-    """A field of a row beside the metrics and the kinds: a name, a number, or a list of names."""
+    """A field of a row in addition to the metrics and the kinds: a name, a number, or a list of names."""
     if isinstance(value, list):
         return each(text)(value, what)
     return value if isinstance(value, str) else integer(value, what, least=-1)

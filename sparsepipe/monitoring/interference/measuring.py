@@ -37,12 +37,12 @@ def measure(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Measurement]:
-    """Measure every victim alone and beside every set of intruders, and add each measurement to the file `out`.
+    """Measure every victim alone and alongside every set of intruders, and add each measurement to the file `out`.
 
-    The victim is on one processor; the intruders are all on that one, then all on another, where there is one. With
+    The victim is on one processor; the intruders are all on that one, then all on another, if there is one. With
     device "cuda" both are on GPUs, whose gauges are among the metrics; None: there where torch sees one. What `out` has
-    is not measured again, so that an interrupted call goes on. Raises InputError for unknown kinds and victims, for a
-    device that is not here, and for a file of another machine or of other settings.
+    is not measured again, so that an interrupted call continues. Raises InputError for unknown kinds and victims, for a
+    device that is missing, and for a file of another machine or of other settings.
     """
     for kind in kinds:
         check_kind(kind)

@@ -21,7 +21,7 @@ def places(device: str) -> list[int]:
 
 
 def check_places(device: str, numbers: Sequence[int]) -> None:
-    """Raise InputError where there is no such processor that this process may use, or no such GPU, or none is given."""
+    """Raise InputError if there is no such processor that this process may use, or no such GPU, or none is given."""
     here = places(device)
     if numbers and not set(numbers) - set(here):
         return
@@ -41,7 +41,7 @@ def device_here() -> str:
 
 
 def device_at(device: str, number: int) -> str:
-    """Return how torch calls a processor, which it does not tell apart, or a GPU."""
+    """Return how torch calls a processor, which it does not distinguish, or a GPU."""
     return device if device == CPU else f"{device}:{number}"
 
 

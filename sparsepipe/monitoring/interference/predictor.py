@@ -41,7 +41,7 @@ class Predictor:
     ) -> tuple[float, ...]:
         """Return for each layer of a profile how many times as long as alone it takes while the machine says `metrics`.
 
-        `size`: of the minibatch, the profile's typical one where it is not given. Raises InputError where the metrics
+        `size`: of the minibatch, the profile's typical one if it is not given. Raises InputError if the metrics
         are not those that the forest learned from: another machine, system or device.
         """
         self.check_metrics(metrics)
@@ -54,7 +54,7 @@ class Predictor:
         return tuple(1 / max(_LEAST_PACE, float(pace)) for pace in self.forest.predict(asked))
 
     def check_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Raise InputError where a machine's metrics are not those that the forest learned from."""
+        """Raise InputError if a machine's metrics are not those that the forest learned from."""
         if odd := sorted(metrics.keys() ^ set(self.metrics)):
             where = f" (on {self.machine})" if self.machine else ""
             raise InputError(
@@ -90,7 +90,7 @@ class Predictor:
             odd = sorted(set(wanted) ^ set(forest.names))
             raise InputError(
                 "predictor.features_differ",
-                f"{what}: its forest asks for other features than its metrics and kinds give: {shown(odd)}",
+                f"{what}: the features of its forest do not match its metrics and kinds: {shown(odd)}",
             )
         errors = {key: number(value, f"{what}: error {shown(key)}") for key, value in error.items()}
         return cls(forest, metrics, kinds, text(document.get("machine", ""), f"{what}: machine"), errors)

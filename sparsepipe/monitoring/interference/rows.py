@@ -21,7 +21,7 @@ class Row:
 def table_of(rows: Sequence[Row]) -> tuple[tuple[str, ...], Floats, Floats]:
     """Return the features' names, the features [N, F] and the slow-downs [N].
 
-    Raises InputError without rows, and where one has other features than the first.
+    Raises InputError without rows, and if one has other features than the first.
     """
     if not rows:
         raise InputError("interference.no_rows", "no rows to learn from; measure some first")

@@ -49,7 +49,7 @@ class KindSeconds:
 class OpenVictim:
     """A victim whose data are read and whose layers are built, ready to be timed again and again.
 
-    `device`: "cpu", or a GPU such as "cuda:0". Raises InputError where its network, its data or its device are none.
+    `device`: "cpu", or a GPU such as "cuda:0". Raises InputError if its network, its data or its device are none.
     """
 
     def __init__(self, victim: Victim, *, device: str = CPU, seed: int = 0) -> None:

@@ -92,7 +92,7 @@ class NormalCell(nn.Module):
 class ReductionCell(nn.Module):
     """Figure 4, right: halves the size and gives 4 * channels.
 
-    `previous`: what turns the input before the last into `previous_channels`; None where it is taken as it is.
+    `previous`: what turns the input before the last into `previous_channels`; None if it is taken as it is.
     """
 
     def __init__(

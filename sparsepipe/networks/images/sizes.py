@@ -1,4 +1,4 @@
-"""The size of the images that a network is built for, held against the least that its strides leave something of."""
+"""The size of the images that a network is built for, compared with the least that its strides leave something of."""
 
 from ...errors import InputError
 

@@ -37,8 +37,8 @@ LOSSES: Mapping[str, tuple[str, str]] = {
 def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> "Loss":
     """Return a loss by name, or one of the user's own: `package.module:function` or `path/file.py:function`.
 
-    `facts` are what the data set tells of itself (num_classes, ...); `args` are settings, which come last. Raises
-    InputError for an unknown name, a function that is not there, settings that it does not have, facts that it lacks.
+    `facts` are what the data set says of itself (num_classes, ...); `args` are settings, which come last. Raises
+    InputError for an unknown name, a function that does not exist, settings that it does not have, facts that it lacks.
     """
     args = args or {}
     if is_function(name):
@@ -62,7 +62,7 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
     if lacking:
         raise InputError(
             "loss.fact_missing",
-            f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss",
+            f"loss {name} needs {', '.join(lacking)}, which this data set does not provide; choose another loss",
         )
     return builder(**given)
 

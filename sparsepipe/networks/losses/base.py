@@ -28,7 +28,7 @@ class Loss(Protocol):
 
     @property
     def counts_correct(self) -> bool:
-        """Whether outcomes say how many predictions are right: then there is an accuracy to report."""
+        """Return whether outcomes say how many predictions are right: then there is an accuracy to report."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Loss(Protocol):
 
         `output` is what the network's forward gives, `target` what the data set gives for the same samples;
         `detailed`: for a validation; `weights`: what each mean weighs among those of the step's other minibatches, 1
-        unless told. What is reported weighs 1. Raises InputError where output and target do not fit each other.
+        unless told. What is reported weighs 1. Raises InputError if output and target do not fit each other.
         """
         ...
 
@@ -69,7 +69,7 @@ def mean_of(total: float, count: float) -> float | None:
 
 
 def weighed(mean: Tensor, weights: Sequence[float] | None, which: int = 0) -> Tensor:
-    """Return a mean of the loss times its weight, where there are weights."""
+    """Return a mean of the loss times its weight, if there are weights."""
     return mean if weights is None else mean * weights[which]
 
 
@@ -83,7 +83,7 @@ class Tally:
 
     @property
     def counts_correct(self) -> bool:
-        """Whether there is an accuracy to report."""
+        """Return whether there is an accuracy to report."""
         return self._loss.counts_correct
 
     def add(self, outcome: Outcome) -> None:

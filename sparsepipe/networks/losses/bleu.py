@@ -121,7 +121,7 @@ def greedy_decode(
     """Translate sentences, `source` int64 [B, S] with `source_mask` [B, S], false in padding.
 
     `module` is called as module(source=, source_mask=, target=) and returns logits [B, T, V] of the words that follow
-    target's: of GNMT the encoder runs once and the decoder a word at a time, any other runs anew for each word, on
+    target's: of GNMT the encoder runs once and the decoder a word at a time, any other runs again for each word, on
     what there is so far. It should be in eval mode. `begin` is the id that translations begin with, `end` that they end
     with; one of `longest` words ends there. Returns ids without either.
     """

@@ -29,9 +29,9 @@ class CrossEntropy:
     """Of samples' classes: `output` float [B, classes], `target` int64 [B]. Details: those found among the five first.
 
     Targets IGNORED (-100, as torch has it) count for nothing; if none counts, there is no loss. The minibatches of a
-    step weigh by their samples all the same: to know more, every replica would read the images of all. Where the output
+    step weigh by their samples all the same: to know more, every replica would read the images of all. If the output
     is a tuple, such as Inception's (logits, aux_logits) in training, or a dict with entries "aux…", the loss of each
-    head beside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper
+    head alongside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper
     (Szegedy et al. 2014, section 5) has 0.3. What is found right is the main head's.
     """
 

@@ -36,7 +36,7 @@ class MaskedWords:
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
     ) -> tuple[Tensor, Outcome]:
-        """Raises InputError where there is not a row of output for each target, with a column for each word."""
+        """Raises InputError if there is not a row of output for each target, with a column for each word."""
         words, follows = _targets(target)
         word_loss, counted, correct = _mean(main_output(output), words, "word")
         means = [(word_loss, weighed(word_loss, weights), counted)]
@@ -68,7 +68,7 @@ def _targets(target: Any) -> tuple[Any, Any]:
     if "words" not in target:
         raise InputError(
             "loss.target_malformed",
-            f"the target is {described(target)}, expected a dict with words, and next_sentence if told",
+            f"the target is {described(target)}, expected a dict with words, and optionally next_sentence",
         )
     return target["words"], target.get("next_sentence")
 

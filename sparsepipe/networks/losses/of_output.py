@@ -22,7 +22,7 @@ class OutputLoss:
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
     ) -> tuple[Tensor, Outcome]:
-        """Raises InputError where the output has no loss."""
+        """Raises InputError if the output has no loss."""
         found = output
         if isinstance(output, Mapping):
             if output.get("loss") is None:

@@ -32,14 +32,14 @@ class UserLoss:
     counts_correct = False  # where the function does, "accuracy" is one of its numbers
 
     def __init__(self, function: UserFunction, args: Mapping[str, Any]) -> None:
-        """Raises InputError where there is no such function."""
+        """Raises InputError if there is no such function."""
         self._name, self._args, self._function = str(function), dict(args), function.load()
         self._reported: tuple[str, ...] | None = None
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
     ) -> tuple[Tensor, Outcome]:
-        """Raises InputError where the function raises, and for what it must not return."""
+        """Raises InputError if the function raises, and for what it must not return."""
         result = self._call(output, target)
         found, numbers = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         loss = check_scalar(found, f"what loss {self._name} returns")
@@ -80,7 +80,7 @@ class UserLoss:
         if not isinstance(numbers, Mapping):
             raise InputError(
                 "loss.numbers_malformed",
-                f"loss {self._name} returns {described(numbers)} beside the loss, expected a dict of numbers",
+                f"loss {self._name} returns {described(numbers)} in addition to the loss, expected a dict of numbers",
             )
         try:
             told = {str(name): _number(value) for name, value in numbers.items()}
@@ -92,7 +92,7 @@ class UserLoss:
         for name in _OURS & told.keys():
             raise InputError(
                 "loss.name_reserved",
-                f"loss {self._name} reports {name!r}, a name that reports have already: choose another",
+                f"loss {self._name} reports {name!r}, a reserved name: choose another",
             )
         for name, value in told.items():
             if (not math.isfinite(value) and told.get("counted") != 0) or (

@@ -13,7 +13,7 @@ from ...errors import InputError
 def main_output(output: Any) -> Tensor:
     """Return a tensor as it is; of a dict "logits", or else the first entry; of a tuple the first entry.
 
-    Raises InputError where that is no tensor.
+    Raises InputError if that is no tensor.
     """
     main = output
     if isinstance(output, Mapping) and output:
@@ -29,7 +29,7 @@ def main_output(output: Any) -> Tensor:
 
 
 def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:
-    """Return what heads beside the main one give: further tensors of a tuple, entries of a dict named "aux…"."""
+    """Return what heads alongside the main one give: further tensors of a tuple, entries of a dict named "aux…"."""
     found: list[Any] = []
     if isinstance(output, Mapping):
         found = [value for name, value in output.items() if str(name).startswith("aux")]
@@ -53,19 +53,19 @@ def check_rows(output: Tensor, target: Any) -> None:
 
 
 def check_known(output: Tensor, target: Tensor, what: str) -> None:
-    """Raise InputError where `target` has an id that `output` [..., classes] has no column for."""
+    """Raise InputError if `target` has an id that `output` [..., classes] has no column for."""
     largest = int(target.max()) if target.numel() else -1
     if largest >= output.shape[-1]:
         raise InputError(
             "loss.class_count",
-            f"the target has {what} {largest}, the network tells {output.shape[-1]} apart: it is made for other data",
+            f"the target has {what} {largest}, the network has {output.shape[-1]} outputs: it is made for other data",
         )
 
 
 def num_correct(rows: Tensor, labels: Tensor) -> int:
     """Return how many of `rows` [N, C] are largest at their label, int64 [N]: as `argmax` says, in a third of its time.
 
-    Negative labels are nobody's. Only where the label's number is as large as any is it asked which comes first.
+    Negative labels are no one's. Only where the label's number is as large as any is it asked which comes first.
     """
     if not rows.numel():
         return 0

@@ -17,7 +17,7 @@ from .outputs import check_known, check_rows, main_output, num_correct, num_know
 
 @dataclass(frozen=True)
 class TokenCrossEntropy:
-    """Of words: `output` float [B, T, vocabulary], `target` int64 [B, T], IGNORED where there is padding.
+    """Of words: `output` float [B, T, vocabulary], `target` int64 [B, T], IGNORED if there is padding.
 
     Means are over the words that count, whatever the padding. `label_smoothing`: the share of a label that is spread
     over the whole vocabulary (Szegedy et al. 2016, section 7). Details: the summed cross entropy without smoothing,
@@ -59,7 +59,7 @@ class TokenCrossEntropy:
 
 
 def words_cross_entropy(rows: Tensor, words: Tensor, counted: int, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean over those of `words` [N] that count of the cross entropy of `rows` [N, V]; 0 where none does."""
+    """Return the mean over those of `words` [N] that count of the cross entropy of `rows` [N, V]; 0 if none does."""
     if not counted:
         return rows.sum() * 0.0
     return functional.cross_entropy(rows, words, ignore_index=IGNORED, label_smoothing=label_smoothing)

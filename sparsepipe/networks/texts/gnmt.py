@@ -100,7 +100,7 @@ class Attention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tells the next word from the words before it and the encoded source; residuals begin with the third layer."""
+    """Shows the next word from the words before it and the encoded source; residuals begin with the third layer."""
 
     def __init__(self, embedding: nn.Embedding, *, num_layers: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def gnmt(
 ) -> GNMT:
     """Build a GNMT of as many encoder as decoder layers.
 
-    `source_vocabulary_size` and `target_vocabulary_size`: words of each language, where they are not `vocabulary_size`.
+    `source_vocabulary_size` and `target_vocabulary_size`: words of each language, if they are not `vocabulary_size`.
     `spread`: weights begin uniformly within plus and minus so much; NVIDIA's 0.1 is for wide networks, narrow ones
     learn sooner from more. `shared_embedding`: both languages are of one vocabulary and have one embedding, as in
     NVIDIA's; PipeDream's, and here by default, have two. Raises InputError for fewer than two layers and for sizes

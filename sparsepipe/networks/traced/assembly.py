@@ -109,7 +109,7 @@ class Assembly:
             taken.add(layer.id)
 
     def _is_acyclic(self, partners: Mapping[int, int]) -> bool:
-        """Whether the layers of both modes have an order if these pairs of them are one layer each."""
+        """Return whether the layers of both modes have an order if these pairs of them are one layer each."""
         first = {j: i for i, j in partners.items()}
         sources: dict[tuple[bool, int], set[tuple[bool, int]]] = {}
         for training, grouping in self.groupings.items():
@@ -217,9 +217,9 @@ class Assembly:
         return found
 
     def _is_own(self, key: str, id: str) -> bool:
-        """Whether a tensor is in a layer, not a layer itself: no other reads it, and the layer is its module's.
+        """Return whether a tensor is in a layer, not a layer itself: no other reads it, and the layer is its module's.
 
-        Raises CannotBeTraced where several layers have a buffer that a forward changes: each would change its own.
+        Raises CannotBeTraced if several layers have a buffer that a forward changes: each would change its own.
         """
         if key in self.written and key not in self.trained:
             if self.readers[key] != [id]:
@@ -368,7 +368,7 @@ class Assembly:
         return [(node, names) for (mode, node), names in self.value_names.items() if mode is training and node in given]
 
     def _differentiable(self) -> frozenset[str]:
-        """Trained parameters, and values that the example needed gradients for: as it trained, where it gave them."""
+        """Trained parameters, and values that the example needed gradients for: as it trained, if it gave them."""
         known = {key: kind == "parameter" for key, kind in self.state_rows.items()}
         for training in self.groupings:
             for node, names in self._values(training):

@@ -17,7 +17,7 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
     """Return the module, its parameters drawn as its builder draws them, from `seed` alone.
 
     `facts` of the data (num_classes, in_channels, ...) are given to a builder whose parameters have these names,
-    `args` come over them. Raises InputError for a function that is not there, arguments that do not fit, or anything
+    `args` come over them. Raises InputError for a function that does not exist, arguments that do not fit, or anything
     but a module returned.
     """
     if model in MODULE_NETWORKS:
@@ -58,7 +58,7 @@ def _wanted(function: Callable[..., Any], facts: Mapping[str, Any]) -> dict[str,
 
 
 def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise InputError where a function does not take these arguments, or wants others."""
+    """Raise InputError if a function does not take these arguments, or wants others."""
     parameters = _parameters(function)
     if not parameters and given:
         raise InputError("model.no_arguments", f"model {model}: takes no arguments, {', '.join(given)} given")

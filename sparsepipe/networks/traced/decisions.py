@@ -8,7 +8,7 @@ from .operations import name_of, of_numbers
 
 
 def same_answer(value: object, answer: bool, where: str) -> bool:
-    """Check that Python would decide as it did when the network was recorded. Raises InputError where not."""
+    """Check that Python would decide as it did when the network was recorded. Raises InputError if not."""
     if bool(value) is not answer:
         raise InputError(
             "module.decides_by_size",
@@ -18,7 +18,7 @@ def same_answer(value: object, answer: bool, where: str) -> bool:
 
 
 def decidable(node: fx.Node) -> bool:
-    """Whether a number comes from sizes alone, without that of the first axis, which is the minibatch's."""
+    """Return whether a number comes from sizes alone, without that of the first axis, which is the minibatch's."""
     if isinstance(node.meta["value"], Tensor) or node.op not in ("call_function", "call_method"):
         return False
     name = name_of(node)
@@ -42,7 +42,7 @@ def _axis(tensor: object, axis: object) -> int | None:
 
 
 def _axes(node: fx.Node) -> list[int] | None:
-    """Return the axes whose sizes a value lists; None where it lists others."""
+    """Return the axes whose sizes a value lists; None if it lists others."""
     if not isinstance(node.meta["value"], torch.Size):
         return None
     if name_of(node) in ("getattr", "size"):

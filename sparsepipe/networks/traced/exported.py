@@ -27,7 +27,7 @@ from .values import flattened, tensors_of
 
 
 def record(module: nn.Module, inputs: Inputs) -> Recording:
-    """Record the forward of a module in the mode that it is in. Raises CannotBeTraced where torch.export cannot."""
+    """Record the forward of a module in the mode that it is in. Raises CannotBeTraced if torch.export cannot."""
     args, kwargs = inputs.arguments({})
     try:
         with (

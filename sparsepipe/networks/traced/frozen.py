@@ -25,7 +25,7 @@ _LONGEST = 1000  # of the lists and dicts outside of modules that are looked int
 
 
 def difference(first: Recording, again: Recording) -> tuple[str, str] | None:
-    """Return where two recordings of a forward differ: the path of the module, and how; None where they do not."""
+    """Return where two recordings of a forward differ: the path of the module, and how; None if they do not."""
     places: dict[fx.Node, int] = {}
     for number, (a, b) in enumerate(zip(first.nodes, again.nodes, strict=False)):
         places[a] = places[b] = number
@@ -115,7 +115,7 @@ class Watch:
         self._draws = _draws()
 
     def changed(self, parts: Iterable[nn.Module] | None = None) -> str:
-        """Say what of modules, all by default, is another than when it was noted; "" where nothing is."""
+        """Say what of modules, all by default, is another than when it was noted; "" if nothing is."""
         for part in self._paths if parts is None else parts:
             now, before = _attributes(part), self._known.get(part)
             if before is None or now == before:
@@ -138,7 +138,7 @@ class Watch:
 
 
 def outside(module: nn.Module) -> dict[str, Any]:
-    """Return, by name, what a forward may change and nobody gives back: of classes, globals that they read, iterators.
+    """Return, by name, what a forward may change and no one gives back: of classes, globals that they read, iterators.
 
     Two of them, before and after a forward, are equal unless it did.
     """

@@ -102,7 +102,7 @@ class Grouping:
             self._open(node)
 
     def _is_floating(self, node: fx.Node) -> bool:
-        """Whether it reads but inputs, parameters and constants, and little work."""
+        """Return whether it reads but inputs, parameters and constants, and little work."""
         if self._reads_written(node):
             return False
         reads_parameter = any(source.op == "get_attr" for source in node.all_input_nodes)
@@ -112,14 +112,18 @@ class Grouping:
         return is_small(node) if reads_parameter or sparse else is_cheap(node)
 
     def _reads_written(self, node: fx.Node) -> bool:
-        """Whether it reads a buffer that a forward changes: one layer alone has it, and does what reads it once."""
+        """Return whether it reads a buffer that a forward changes: one layer alone has it, and does what reads it
+        once.
+        """
         return any(source.op == "get_attr" and source.target in self.written for source in node.all_input_nodes)
 
     def _effect_of_inputs(self, node: fx.Node) -> bool:
         return bool(node.meta["written"])
 
     def _is_late(self, node: fx.Node) -> bool:
-        """Whether a view is left to its readers: they read what it is a view of anyway, or it cannot cross itself."""
+        """Return whether a view is left to its readers: they read what it is a view of anyway, or it cannot cross
+        itself.
+        """
         if node in self.leaves or not is_view(node) or self._reads_written(node):
             return False
         if self._is_of_state(node):
@@ -132,7 +136,7 @@ class Grouping:
         return Structure.of(node.meta["value"]) is None
 
     def _is_of_state(self, node: fx.Node) -> bool:
-        """Whether a view shows parameters or buffers, and sizes alone come from layers."""
+        """Return whether a view shows parameters or buffers, and sizes alone come from layers."""
         sources = [source for source in node.all_input_nodes if not of_numbers(source)]
         return bool(sources) and all(
             source.op == "get_attr" or (source in self.late and self._is_of_state(source)) for source in sources
@@ -210,7 +214,7 @@ class Grouping:
         return sorted(steps, key=self.position.__getitem__), sorted(reads, key=self.position.__getitem__)
 
     def _again(self, number: fx.Node, there: set[fx.Node]) -> set[fx.Node] | None:
-        """Return the operations that make a number of tensors that are there anyway; None where some are not."""
+        """Return the operations that make a number of tensors that are there anyway; None if some are not."""
         chain: set[fx.Node] = set()
         waiting = [number]
         while waiting:

@@ -35,7 +35,7 @@ def out_of_place(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
     """Return target and arguments of the same without changing anything, and whether it would have changed the first.
 
-    Raises CannotBeTraced where torch has no such function.
+    Raises CannotBeTraced if torch has no such function.
     """
     if kwargs.get("out") is not None:
         raise CannotBeTraced("module.writes_into_out", f"{_name(target)} writes into out=")

@@ -51,7 +51,7 @@ class Inputs:
         return {name: leaf for name, leaf in zip(self.names, self.leaves, strict=True) if is_tensor(leaf)}
 
     def arguments(self, tensors: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments with these tensors in place of the example's."""
+        """Return positional and keyword arguments with these tensors instead of the example's."""
         leaves = [tensors.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True)]
         found = pytree.tree_unflatten(leaves, self.spec)
         return ((), found) if self.keywords else (found, {})
@@ -93,7 +93,7 @@ class Inputs:
                     expected = repr(self.constants[name]) if name in self.constants else "a tensor"
                     raise InputError(
                         "example.argument_differs",
-                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace it anew",
+                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace again",
                         name=name,
                     )
             elif is_tensor(leaf):

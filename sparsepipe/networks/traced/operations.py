@@ -36,12 +36,14 @@ def name_of(node: fx.Node) -> str:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node picks or turns what another holds: no work, no numbers of its own."""
+    """Return whether a node picks or turns what another holds: no work, no numbers of its own."""
     return node.op in ("call_function", "call_method") and name_of(node) in VIEWS
 
 
 def is_small(node: fx.Node) -> bool:
-    """Whether a node is no layer: views, casts, arithmetic of one tensor with plain numbers, everything of numbers."""
+    """Return whether a node is no layer: views, casts, arithmetic of one tensor with plain numbers, everything of
+    numbers.
+    """
     if node.op not in ("call_function", "call_method") or node.meta["draws"]:
         return False
     name = name_of(node)
@@ -54,7 +56,9 @@ def is_small(node: fx.Node) -> bool:
 
 
 def is_cheap(node: fx.Node) -> bool:
-    """Whether a node may be done again by every layer that reads it, if it reads nothing but inputs and constants."""
+    """Return whether a node may be done again by every layer that reads it, if it reads nothing but inputs and
+    constants.
+    """
     if node.op not in ("call_function", "call_method") or node.meta["draws"]:
         return False
     return is_small(node) or name_of(node) in ARITHMETIC | CASTS | MAKERS | VIEWS
@@ -69,13 +73,15 @@ def holds_tensors(value: Any) -> bool:
 
 
 def of_numbers(node: fx.Node) -> bool:
-    """Whether a node's value is a number, or sizes."""
+    """Return whether a node's value is a number, or sizes."""
     value = node.meta["value"]
     return is_number(value) or isinstance(value, torch.Size)
 
 
 def is_rectified(node: fx.Node, known: set[fx.Node], root: torch.nn.Module) -> bool:
-    """Whether the gradient of a node's value does not matter where that is zero: a ReLU, and max pools behind one."""
+    """Return whether the gradient of a node's value does not matter where that is zero: a ReLU, and max pools behind
+    one.
+    """
     if not isinstance(node.meta["value"], Tensor):
         return False
     if node.op == "call_module":

@@ -69,7 +69,7 @@ class ValueProxy(fx.Proxy):
         raise CannotBeTraced("module.counts_numbers", "Python counts with a number of a tensor or a size")
 
     def __float__(self) -> float:
-        raise CannotBeTraced("module.reckons_with_numbers", "Python reckons with a number of a tensor or a size")
+        raise CannotBeTraced("module.reckons_with_numbers", "Python computes with a number of a tensor or a size")
 
     def __contains__(self, item: Any) -> bool:
         value = self.node.meta["value"]
@@ -157,5 +157,5 @@ def _method(proxy: ValueProxy, name: str, found: Callable[..., Any]) -> Callable
 
 
 def stands_for_itself(value: Any) -> bool:
-    """Whether what an operation gave is the same in every minibatch: a type, a device, None."""
+    """Return whether what an operation gave is the same in every minibatch: a type, a device, None."""
     return is_constant(value) or isinstance(value, torch.finfo | torch.iinfo)

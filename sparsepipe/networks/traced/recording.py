@@ -71,7 +71,9 @@ class Recording:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a module is one layer as it is: torch's, MinkowskiEngine's, scripted ones, and those without parts."""
+    """Return whether a module is one layer as it is: torch's, MinkowskiEngine's, scripted ones, and those without
+    parts.
+    """
     home = type(module).__module__
     if isinstance(module, torch.jit.ScriptModule):
         return True
@@ -192,7 +194,7 @@ def run(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], module:
 
 
 def filled(argument: Any, value: Callable[[Any], Any]) -> Any:
-    """Return an argument with values in the place of nodes, and of devices; containers are made anew, plain ones."""
+    """Return an argument with values in the place of nodes, and of devices; containers are rebuilt, plain ones."""
     if isinstance(argument, fx.Node | torch.device):
         return value(argument)
     if isinstance(argument, tuple):

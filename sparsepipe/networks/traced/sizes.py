@@ -30,7 +30,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of each input, how long its axes may be; nothing where they may be anything."""
+    """Of each input, how long its axes may be; nothing if they may be anything."""
 
     owner: str
     axes: Mapping[str, tuple[Length, ...]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Sizes:
         return cls(owner, axes)
 
     def fixed(self, name: str, axis: int) -> bool:
-        """Whether an axis has to be as long as in the example."""
+        """Return whether an axis has to be as long as in the example."""
         return self.axes[name][axis].least == self.axes[name][axis].most
 
     def single(self, tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

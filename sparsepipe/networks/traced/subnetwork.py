@@ -126,7 +126,7 @@ class TracedSubnetwork(nn.Module):
     def run_layer(self, row: TracedRow, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
         """Run one layer on its inputs among `tensors`; return its outputs by name.
 
-        Raises InputError where an input is not there.
+        Raises InputError if an input does not exist.
         """
         program = row.programs.get(self.training)
         if program is None:
@@ -229,7 +229,7 @@ def _seeded(seed: int, tensors: Mapping[str, Any], program: Program) -> Iterator
 def synchronise(stage: nn.Module, group: Any) -> int:
     """Give `group` to every batch norm of a stage that has weights; return how many there are.
 
-    Each becomes a GroupBatchNorm, which is torch's own where there is no group.
+    Each becomes a GroupBatchNorm, which is torch's own if there is no group.
     """
     norms = [module for module in stage.modules() if type(module) in _NORMS and module.weight is not None]
     for norm in norms:

@@ -54,7 +54,7 @@ def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), w
     """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
 
     `watch`: of what Python changes, where the forward was recorded before: it may change nothing any more.
-    Raises CannotBeTraced where the module's own forward cannot be recorded, ChangedModule for one that is watched and
+    Raises CannotBeTraced if the module's own forward cannot be recorded, ChangedModule for one that is watched and
     has a part that cannot.
     """
     tracer = LayerTracer(module, leaves, watch)
@@ -172,7 +172,7 @@ class LayerTracer(fx.Tracer):
         return found
 
     def _check_unchanged(self, parts: Iterable[nn.Module] | None) -> None:
-        """Raise CannotBeTraced where Python drew numbers, or changed attributes of modules; by default of all."""
+        """Raise CannotBeTraced if Python drew numbers, or changed attributes of modules; by default of all."""
         if self.watch is not None and (why := self.watch.drawn() or self.watch.changed(parts)):
             raise CannotBeTraced("module.changes_state", why)
 
@@ -205,7 +205,7 @@ class LayerTracer(fx.Tracer):
         return stand_in(node, self)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Any:
-        """Record an operation and run it on the example. Returns what it gives itself where that is always the same."""
+        """Record an operation and run it on the example. Returns what it gives itself if that is always the same."""
         first = args[0] if args else None
         self._check_open(self)
         called = list(self.module.get_submodule(target).modules()) if kind == "call_module" else []
@@ -236,12 +236,12 @@ class LayerTracer(fx.Tracer):
 
     def _may_be_written(self, proxy: Any) -> None:
         if not isinstance(proxy, fx.Proxy):
-            raise CannotBeTraced("module.changes_own_tensor", "it changes a tensor of its own in place")
+            raise CannotBeTraced("module.changes_own_tensor", "it changes its tensor in place")
         if proxy.node.op == "get_attr":
             raise CannotBeTraced("module.changes_own_tensor", f"it changes {proxy.node.target} in place")
 
     def _written(self, node: fx.Node, changed: Any, args: Any, kwargs: Any) -> None:
-        """Let whoever holds what was changed read the result from now on, and nobody what shares its memory."""
+        """Let whoever holds what was changed read the result from now on, and no one what shares its memory."""
         written = set(node.meta["written"])
         if isinstance(changed, fx.Proxy):
             written.add(changed.node)
@@ -278,7 +278,7 @@ class LayerTracer(fx.Tracer):
             ) from None
 
     def _state(self, tensor: Tensor) -> ValueProxy:
-        """Record the reading of a parameter, a buffer, or a tensor that nobody registered."""
+        """Record the reading of a parameter, a buffer, or a tensor that no one registered."""
         if tensor not in self.states:
             name = self.names.get(id(tensor))
             node = self.graph.create_node("get_attr", name or f"constant_{len(self.states)}")

@@ -40,9 +40,9 @@ def trace(
     `example` is what a forward takes: a tensor (dense or sparse), a tuple (positional arguments) or a dict (keywords).
     Sizes of a minibatch and lengths of sequences may differ from the example's later on. A layer is the call of one of
     torch's modules, of a module without parts, or of a function; what cannot be looked into is one layer, and `say` is
-    told so in a line. The module stays as it is, buffers and modes too.
+    reported so in a line. The module stays as it is, buffers and modes too.
 
-    `another`: a second minibatch, of another size and other lengths where there are; by default the example with its
+    `another`: a second minibatch, of another size and other lengths if there are; by default the example with its
     last sample once more. The forward is recorded on both, one after the other: a module whose forward does something
     else then (it loops over samples, keeps tensors or numbers, draws in Python) stays Python, as one layer.
     `phases`: whether the network is to train (True), to evaluate (False), or both. One in which the forward raises is
@@ -86,7 +86,7 @@ class Examples:
 
     @classmethod
     def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
-        """Raises InputError where what the module gives is no network's output."""
+        """Raises InputError if what the module gives is no network's output."""
         second = inputs.larger() if another is None else inputs.another(inputs.bind(another))
         try:
             runs = _runs(module, (inputs, second, second), phases)
@@ -157,14 +157,14 @@ def _no_whole(node: fx.Node, module: nn.Module) -> str:
 
 
 def _hides_much(network: TracedNetwork) -> bool:
-    """Whether what could not be looked into has most of the parameters: another way may see more."""
+    """Return whether what could not be looked into has most of the parameters: another way may see more."""
     total = sum(row.num_parameters for row in network.rows)
     hidden = sum(row.num_parameters for row in network.rows if network.opaque_paths & set(row.modules))
     return 2 * hidden > total
 
 
 def _sees_more(network: TracedNetwork, partial: TracedNetwork) -> bool:
-    """Whether an exported network has more layers, and takes minibatches and sequences of any length too."""
+    """Return whether an exported network has more layers, and takes minibatches and sequences of any length too."""
     lengths = [(name, axis) for name, sizes in network.sizes.axes.items() for axis in exported.open_axes(len(sizes))]
     free = not any(network.sizes.fixed(name, axis) for name, axis in lengths)
     return free and len(network.rows) > len(partial.rows)
@@ -256,7 +256,7 @@ def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves:
     """Record the next minibatch; return the path of a module that does something else now, and why; {} for none.
 
     In evaluation without gradients, as a run evaluates: Python may ask for them.
-    Raises CannotBeTraced where that is the module itself.
+    Raises CannotBeTraced if that is the module itself.
     """
     leaves = {*leaves, *recording.opaque}
     try:
@@ -320,7 +320,7 @@ def _modes(module: nn.Module, name: str) -> dict[bool, dict[str, bool]]:
 
 
 def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[bool]) -> dict[bool, Any]:
-    """Run a module in each phase. Raises InputError where it raises in one of `phases`; else that one is left out."""
+    """Run a module in each phase. Raises InputError if it raises in one of `phases`; else that one is left out."""
     found = {}
     for training in MODES:
         try:
@@ -340,7 +340,7 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
 def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tuple[list[Any], str]:
     """Run the module on minibatches; return what it gives, and what Python changed in the last one.
 
-    Raises InputError where it raises, and where it changes what is outside of modules.
+    Raises InputError if it raises, and if it changes what is outside of modules.
     """
     found, kept, name = [], "", f"{minibatches[0].owner}: the forward of {type(module).__name__}"
     with put_back(module):
@@ -382,7 +382,7 @@ def _copied(output: Any) -> Any:
 
 
 def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:
-    """Raise InputError where what a module gives for two minibatches is no network's output."""
+    """Raise InputError if what a module gives for two minibatches is no network's output."""
     name = f"{owner}: the forward of {type(module).__name__}"
     if not tensors_of(one):
         raise InputError("module.returns_object", f"{name} returns a {type(one).__name__}, expected tensors")
@@ -396,7 +396,7 @@ def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:
 
 
 def _check_against(network: TracedNetwork, examples: Examples) -> None:
-    """Run the layers one by one and compare with the module's outputs. Raises CannotBeTraced where they differ."""
+    """Run the layers one by one and compare with the module's outputs. Raises CannotBeTraced if they differ."""
     for training, expected in examples.expected.items():
         stage = network.build(engine=None).train(training)
         stage.draws_by_layer = False
@@ -445,9 +445,9 @@ def _same(found: Any, expected: Any) -> bool:
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
-    """Whether two values are the same but for rounding, as `verify` means it: of the largest number in them.
+    """Return whether two values are the same but for rounding, as `verify` means it: of the largest number in them.
 
-    LSTMs have another kernel where no gradient is asked for, which adds up in another order.
+    LSTMs have another kernel if no gradient is asked for, which adds up in another order.
     """
     if not is_tensor(theirs):
         return type(ours) is type(theirs) and bool(ours == theirs)

@@ -15,7 +15,7 @@ _CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), t
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether a value is a SparseTensor of MinkowskiEngine, which is asked only where it is there already."""
+    """Return whether a value is a SparseTensor of MinkowskiEngine, which is asked only where it is there already."""
     library = sys.modules.get("MinkowskiEngine")
     return library is not None and isinstance(value, library.SparseTensor)
 
@@ -29,7 +29,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value says what is done, not with what: it is the same in every minibatch."""
+    """Return whether a value says what is done, not with what: it is the same in every minibatch."""
     return isinstance(value, _CONSTANTS)
 
 
@@ -97,7 +97,7 @@ class Structure:
 
     @classmethod
     def of(cls, value: Any) -> "Structure | None":
-        """Return the structure of a value; None where a part of it cannot cross."""
+        """Return the structure of a value; None if a part of it cannot cross."""
         if any(isinstance(part, PackedSequence) for part in _parts(value)):
             return None  # its batch sizes must stay on the CPU
         leaves, spec = flattened(value)

@@ -122,7 +122,7 @@ def differences(
     stages: Sequence[Sequence[str]] | int | None = None,
     training: bool = True,
 ) -> list[Difference]:
-    """Return where a cut network differs from its module on one minibatch, run twice in a row: nothing where every bit
+    """Return where a cut network differs from its module on one minibatch, run twice in a row: nothing if every bit
     is the same.
     """
     inputs = _of_engine(inputs, engine)
@@ -398,7 +398,7 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
 
 
 def _gradients(outputs: Sequence[Tensor], wanted: Sequence[Tensor], given: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return the gradients of tensors: zeros where nothing leads to them."""
+    """Return the gradients of tensors: zeros if nothing leads to them."""
     pairs = [(output, each) for output, each in zip(outputs, given, strict=True) if output.requires_grad]
     if not pairs or not wanted:
         return [torch.zeros_like(each) for each in wanted]

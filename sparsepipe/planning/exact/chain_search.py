@@ -303,7 +303,7 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
 
 
 def _reach(model: StageModel, group: Index, last: Index, seconds: float) -> Index:
-    """The smallest cut from which each group computes the layers up to `last` in time; `last` where there is none."""
+    """The smallest cut from which each group computes the layers up to `last` in time; `last` if there is none."""
     low, high = np.zeros_like(last), last.copy()
     begin_times, begin_weights = model.begins or (model.times, model.weights)
     rates = [column.take(group) for column in model.rates.T]

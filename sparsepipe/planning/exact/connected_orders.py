@@ -1,6 +1,6 @@
 """Plans of a branching network along orders of its layers in which those that a type is good at follow one another.
 
-Where cuts are too many to search, those along one order of the layers are searched in some milliseconds. Of the stages
+If cuts are too many to search, those along one order of the layers are searched in some milliseconds. Of the stages
 that are best for a type (connected_stages.py) as many are drawn at random as it has devices, those that spare the most
 more often; layers that must be before the first of them come first, then its own, and so on.
 """

@@ -50,7 +50,7 @@ class Connected:
 
 @dataclass(frozen=True, eq=False)
 class ConnectedStages:
-    """Of each type what bounds its stages, and the best of them; where they begin is told by classes of cuts."""
+    """Of each type what bounds its stages, and the best of them; where they begin is identified by classes of cuts."""
 
     first: Array  # [K]: reference seconds before cuts of each class, at least
     last: Array  # [K]: at most

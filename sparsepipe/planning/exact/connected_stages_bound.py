@@ -2,7 +2,7 @@
 
 A plan is a walk over the numbers of devices that are used of each type: of each the most of the work is kept that may
 be done by then, in seconds of one type, the reference. A stage adds what its devices can do between two cuts at most
-(connected_stages.py), where it begins at a cut with no more before it than that. What crosses cuts is left out.
+(connected_stages.py), if it begins at a cut with no more before it than that. What crosses cuts is left out.
 """
 
 import time
@@ -37,7 +37,7 @@ class ConnectedWalks:
 
     @classmethod
     def of(cls, problem: Problem, stages: ConnectedStages) -> "ConnectedWalks | None":
-        """None where there are too many ways to use the devices."""
+        """None if there are too many ways to use the devices."""
         easier, layers = merged(problem), tuple(problem.layers)
         classes = device_classes(easier.cluster)
         sizes = [len(one.ranks) for one in classes]
@@ -48,7 +48,7 @@ class ConnectedWalks:
         return cls(stages, default_model(easier, ends, DeviceGroups.of(easier, classes, counts)), moves)
 
     def exist(self, period: float) -> bool:
-        """Whether stages that each take no longer than a period may do the whole work."""
+        """Return whether stages that each take no longer than a period may do the whole work."""
         stages, moves = self.stages, self.moves
         slack, most = _ROUNDING * stages.whole, np.full(len(moves.used), -inf)
         most[0], done = 0.0, self._done(period)

@@ -61,7 +61,7 @@ class _Ways:
 def counted_path(stages: PlacedStages, asked: Sequence[Placed], *, until: float) -> list[Span] | None:
     """Return spans in pipeline order that are below the limit of `stages`; None as proof that no plan is.
 
-    `asked`: cheapest spans at some prices. Raises TimeoutError where neither is known at `until` of
+    `asked`: cheapest spans at some prices. Raises TimeoutError if neither is known at `until` of
     `time.process_time()`.
     """
     available, priced = stages.placements.available, list(asked)[-_PRICES:]
@@ -198,7 +198,7 @@ def _on_nodes(
 def order_of_spans(spans: Sequence[Span], types: Sequence[str], classes: Sequence[DeviceClass]) -> list[int]:
     """The devices by class, from the end of the pipeline; those left out come last.
 
-    Spans on a node, large ones first, go where the least is left beside them. Of the others those with many devices a
+    Spans on a node, large ones first, go where the least is left next to them. Of the others those with many devices a
     node come first; one after the other, their devices go to the node that has the fewest of them.
     """
     left: dict[str, dict[str, int]] = {}

@@ -3,13 +3,13 @@
 A cut is kept as three numbers: the work before it, the bytes of weights before it, and what crosses it. A stage from a
 cut to any that has more before it is allowed, whether or not the one holds the other, as long as the difference of the
 sums fits into the period; a boundary is allowed where what crosses it does. A plan of a period is then a walk over such
-cuts, so that where there is no walk there is no plan:
+cuts, so that if there is no walk there is no plan:
 
     most[u, m]   of the cuts that u devices can lead up to, and a stage of m may begin at, the most that an m-th part of
                  the work and its averaging come to; the walk's next stage covers one period more
 
-Cuts that are alike are taken together, with the smaller of their sums where it is reached and the larger where it is
-left, which allows more and makes the search of some hundred thousand cuts one of some thousand.
+Cuts that are identical are taken together, with the smaller of their sums where it is reached and the larger where it
+is left, which allows more and makes the search of some hundred thousand cuts one of some thousand.
 """
 
 import time
@@ -42,12 +42,12 @@ class CutProfile:
 
     @classmethod
     def of(cls, listed: ListedCuts) -> "CutProfile":
-        """Take alike cuts together."""
+        """Take identical cuts together."""
         sums = listed.sums.T
         return cls(sums, sums, listed.crossing, sums[-1]).coarser(_WORK_BINS, _WEIGHT_BINS)
 
     def coarser(self, work_bins: int, weight_bins: int) -> "CutProfile":
-        """Tell at most so many amounts of work and of weights apart: alike cuts are taken together."""
+        """Tell at most so many amounts of work and of weights apart: identical cuts are taken together."""
         whole, crossing = self.whole, self.crossing
         work = np.floor(self.low[:, 0] / max(whole[0], 1e-300) * work_bins)
         weight = np.floor(self.low[:, 1] / max(whole[1], 1e-300) * weight_bins)
@@ -96,7 +96,7 @@ class _Walks:
         self.num_devices = len(rates)
 
     def exist(self, period: float) -> bool:
-        """Whether stages and boundaries that each take less than `period` lead from the start to the end."""
+        """Return whether stages and boundaries that each take less than `period` lead from the start to the end."""
         most = np.full((self.num_devices + 1, self.num_devices), -np.inf)
         most[0] = 0.0
         tables = self._tables(period)

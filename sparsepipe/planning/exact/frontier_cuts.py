@@ -3,14 +3,14 @@
 Layers are decided one after the other, in a topological order that keeps few bytes alive: before the cut or after it.
 All that later layers must know of a decision is kept for the layers at the frontier, those with a consumer that is not
 decided yet: whether such a layer is after the cut, before it, or before it and paid for since a consumer is after it.
-Of all decisions that leave the same frontier and come to the same work, those that the fewest bytes cross go on:
+Of all decisions that leave the same frontier and come to the same work, those that the fewest bytes cross continue:
 
     relu ─ conv ─┐            decided: relu, conv; open: conv       least[(before,)]      = {work of both: 0}
     relu ─ conv ─ add                                               least[(after,)]       = {0: 0, relu's: relu's bytes}
 
 A cell of NASNet has more than a million cuts, and its frontiers some hundred states. Work is counted in units of an
 equal part of all work, rounded so that what lies before any layer of the order is right to half a unit. For a bound the
-least and the most that the cuts taken together come to, in seconds of a type or bytes, are kept beside it (`sums`).
+least and the most that the cuts taken together come to, in seconds of a type or bytes, are kept next to it (`sums`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,10 +78,10 @@ class FrontierCuts:
         sums: Array | None = None,
         most_spread: float = float("inf"),
     ) -> "FrontierCuts | None":
-        """Work them out; None where a frontier has more than MOST_STATES states.
+        """Work them out; None if a frontier has more than MOST_STATES states.
 
         Cuts that more than `most_bytes` cross are left out. `sums`, of the graph's layers, [Q, L]: what to add up for a
-        bound, so that ties are not settled; None where sums of the first of them, before cuts that are taken together,
+        bound, so that ties are not settled; None if sums of the first of them, before cuts that are taken together,
         are usually more than `most_spread` apart.
         """
         order = least_payload_order(problem.table, problem.layers)

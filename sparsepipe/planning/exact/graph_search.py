@@ -70,7 +70,7 @@ def over_sets(
 ) -> Path | None:
     """Search any cuts. A path, or None as proof that there is none.
 
-    Raises TimeoutError where neither is known at `until` of `time.process_time()`.
+    Raises TimeoutError if neither is known at `until` of `time.process_time()`.
     """
     model = ends.model
     limit, cuts = Limit(model, seconds), model.cuts

@@ -1,9 +1,9 @@
 """A path that uses no more devices than there are, looked for where prices of devices say that one may be.
 
-From the end of the pipeline, one stage is put in front of the other. A beginning is worth going on with where at all
+From the end of the pipeline, one stage is put in front of the other. A beginning is worth continuing with where at all
 prices that were asked for it costs, with the cheapest stages before it, no more than all devices do; of those at each
-cut the ones that are the least dear at any of the prices go on. What is found is below the limit where groups may sit
-on any node; `devices_in_order` puts them on nodes, and slices of that order are searched (search_space.py).
+cut the ones that are the least dear at any of the prices continue. What is found is below the limit where groups may
+sit on any node; `devices_in_order` puts them on nodes, and slices of that order are searched (search_space.py).
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class _Beginnings:
 
 
 def guided_path(stages: PricedStages, asked: Sequence[Priced]) -> Path | None:
-    """Return a path of the joined model below the limit of `stages`; None where none was found."""
+    """Return a path of the joined model below the limit of `stages`; None if none was found."""
     search = _Search(stages, list(asked)[-_PRICES:])
     return search.path()
 
@@ -131,7 +131,7 @@ class _Search:
 def devices_in_order(joined: JoinedNodes, path: Path, classes: Sequence[DeviceClass]) -> tuple[int, ...]:
     """The devices by class, from the end of the pipeline, for a path of the joined model; those left out come last.
 
-    Groups on a node, large ones first, go where the least is left beside them; the others take what is left then.
+    Groups on a node, large ones first, go where the least is left next to them; the others take what is left then.
     """
     model, left = joined.model, [len(one.ranks) for one in classes]
     names = list(dict.fromkeys(one.node.name for one in classes))

@@ -1,9 +1,9 @@
-"""Devices of all nodes by their types alone, for bounds where there are too many nodes and types to try each place.
+"""Devices of all nodes by their types alone, for bounds if there are too many nodes and types to try each place.
 
 Which node a device sits on is left out, but not what nodes are for: a group that fits on one may average over the best
 link inside a node, and every other goes over the network. A group that fits is there twice, once on a node, from which
 all of its minibatches leave by one port, and once spread over several. No plan does worse here than on the nodes
-themselves. Where even the groups by type are too many, those of several types are listed up to some size only, and
+themselves. If even the groups by type are too many, those of several types are listed up to some size only, and
 larger ones are counted by the work that they could do at best (`Fluid`).
 """
 

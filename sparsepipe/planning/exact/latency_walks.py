@@ -38,7 +38,7 @@ _ROUNDING = 1e-12  # of all work: sums are added up in different orders
 def walk_latency_bound(problem: Problem, listed: ListedCuts | None, below: float, *, low: float, high: float) -> float:
     """Return a bound of the latency of all plans whose period is below a limit: from `low`, which is one, to `high`.
 
-    `low` counts no transfer, and a plan has the latency `high` (infinity: none is known). `listed`: all cuts, where
+    `low` counts no transfer, and a plan has the latency `high` (infinity: none is known). `listed`: all cuts, if
     these were listed.
     """
     walks = Walks.of(problem) or Walks.of(merged(problem))
@@ -196,7 +196,7 @@ class Walks:
 
     @classmethod
     def of(cls, problem: Problem) -> "Walks | None":
-        """Return None where even walks over few kinds of cuts take more than a second or so."""
+        """Return None if even walks over few kinds of cuts take more than a second or so."""
         found = every_move(problem, LATENCY_BUDGET // _FEWEST**2)
         return cls(problem, *found) if found else None
 
@@ -211,11 +211,11 @@ class Walks:
 
     @property
     def is_limited(self) -> bool:
-        """Whether any device has so much memory and no more."""
+        """Return whether any device has so much memory and no more."""
         return any(one.type.memory_bytes < inf for one in self.groups.classes)
 
     def sums(self, listed: ListedCuts | None, most_bytes: float) -> CutSums | None:
-        """Those of all cuts that `most_bytes` cross at most; None where there are too many."""
+        """Those of all cuts that `most_bytes` cross at most; None if there are too many."""
         table, quantities = self.problem.table, self.quantities
         cuts = Cuts.of(table, self.problem.layers, limit=MAX_CUTS)
         if cuts.complete:

@@ -1,9 +1,10 @@
-"""Moves of a search on nodes of which several are alike: which one a group sits on is told up to swapping like nodes.
+"""Moves of a search on nodes of which several are identical: which one a group sits on is identified up to swapping
+like nodes.
 
 A state is what later stages use of each node. States that differ only in which of several like nodes is which lead to
 the same plans, so that one of them stands for all: its nodes are sorted by what is used of them. Four nodes of 2, 1 and
-1 devices have 20,736 states and 8,503,056 moves, of which 1,365 and 395,009 are left. A move's group is told by the
-places of the nodes in the state before it, and once more by those in the state after it, where it receives from the
+1 devices have 20,736 states and 8,503,056 moves, of which 1,365 and 395,009 are left. A move's group is identified by
+the places of the nodes in the state before it, and once more by those in the state after it, if it receives from the
 next group (`Swaps`).
 """
 
@@ -20,7 +21,7 @@ from .chain_search import Moves, Swaps
 
 
 def like_nodes(classes: Sequence[DeviceClass]) -> list[list[list[int]]]:
-    """The nodes, those that are alike together: the classes of each node, in the same order for like nodes."""
+    """The nodes, those that are identical together: the classes of each node, in the same order for like nodes."""
     of_node: dict[str, list[int]] = {}
     for k, one in enumerate(classes):
         of_node.setdefault(one.node.name, []).append(k)

@@ -27,7 +27,7 @@ class ListedCuts:
 
     @classmethod
     def of(cls, problem: Problem) -> "ListedCuts | None":
-        """List them; None where there are more than MOST_CUTS."""
+        """List them; None if there are more than MOST_CUTS."""
         table, layers = problem.table, problem.layers
         place = {layer: k for k, layer in enumerate(layers)}
         joined = _joined(problem)

@@ -64,7 +64,7 @@ class MemoryRule:
 
     @property
     def binds(self) -> bool:
-        """Whether any stage at all could be too large."""
+        """Return whether any stage at all could be too large."""
         saved, _, least = self.stage_bytes(0, len(self.weights) - 1)
         largest = self.copies * self.weights[-1] + self.waiting * saved + least + self.returned.max()
         return bool((largest + self.minibatches * self.incoming.max() > self.limit).any())
@@ -86,7 +86,7 @@ class MemoryRule:
         return []
 
     def fits(self, moves: Moves, path: Path) -> bool:
-        """Whether every stage of a path fits."""
+        """Return whether every stage of a path fits."""
         behind = 0
         for group, first, last in reversed(path):
             move = int(np.flatnonzero((moves.group == group) & (moves.used[moves.source] == behind))[0])

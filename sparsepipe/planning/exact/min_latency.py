@@ -3,7 +3,7 @@
 An input goes through every stage, on one of its replicas, and over every boundary: its latency is the sum of the
 stages' forwards, each on the stage's slowest type, and of the transfers. The pace asks that no stage, with its shares,
 and no busiest port of a boundary takes longer than the period. So the best plan is a shortest path over (devices used,
-cut), as for schedules that flush with one limit (min_step_time.py). Where cuts or devices are too many for that, those
+cut), as for schedules that flush with one limit (min_step_time.py). If cuts or devices are too many for that, those
 that few bytes cross are searched too (frontier_cuts.py), and the sums of all bound the latency (latency_walks.py).
 
 A lower bound of the latency of every plan at a pace, whatever its cuts: each layer's inputs spread over the types.
@@ -77,7 +77,7 @@ class LatencyModel:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """A path of a space, and its latency. `shares`: of each stage's types, where they are not its group's own."""
+    """A path of a space, and its latency. `shares`: of each stage's types, if they are not its group's own."""
 
     space: Space
     path: Path
@@ -88,7 +88,7 @@ class _Found:
 def least_latency(problem: Problem, period_at_most: float | None, planner: str) -> Plan:
     """Return the plan of least latency whose period, forwards alone, is at most `period_at_most` seconds.
 
-    Its estimate is that of inference. Raises InputError where no plan keeps that pace, or none fits into memory.
+    Its estimate is that of inference. Raises InputError if no plan keeps that pace, or none fits into memory.
     """
     if problem.recompute:
         raise InputError(
@@ -150,7 +150,7 @@ def _over_frontier(problem: Problem, searched: Space, below: float, best: _Found
 
 
 def _searched(problem: Problem, space: Space, below: float) -> _Found | None:
-    """The best path of a space; None where none is below the limit, or none fits into memory."""
+    """The best path of a space; None if none is below the limit, or none fits into memory."""
     return None if _refusal(space) else _search(problem, space, below)[0]
 
 
@@ -164,7 +164,7 @@ def _is_least(found: _Found | None, bound: float) -> bool:
 
 
 def _refusal(space: Space) -> str:
-    """Return why no plan of a space fits into memory; empty where one does."""
+    """Return why no plan of a space fits into memory; empty if one does."""
     if space.memory is None:
         return ""
     ends = StageEnds(space.model)
@@ -187,7 +187,7 @@ def _search(problem: Problem, space: Space, below: float) -> tuple[_Found | None
 
 
 def _with_every_ratio(problem: Problem, space: Space, ratios: ShareRatios) -> Space | None:
-    """The space with each group once for every ratio; None where that is too much to search."""
+    """The space with each group once for every ratio; None if that is too much to search."""
     model, moves = space.model, space.moves
     like = ratios.group[len(model.groups) :]
     num_moves = len(moves.source) + int(np.bincount(moves.group)[like].sum())
@@ -251,7 +251,7 @@ def _value(seconds: Array, counts: Array, pace: float, prices: Array) -> float:
 
 
 def _prices(seconds: Array, counts: Array, pace: float) -> Array:
-    """The prices of the linear program; none where it has no answer."""
+    """The prices of the linear program; none if it has no answer."""
     from scipy.optimize import linprog  # here, as few plans ask for it
 
     num_types, num_layers = seconds.shape

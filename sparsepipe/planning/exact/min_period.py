@@ -90,7 +90,7 @@ def bisect(
     until: float = 0.0,
     least: float = 0.0,
 ) -> list[Path]:
-    """Search for paths of falling period, each below a limit; where `certain` finds none, there is none.
+    """Search for paths of falling period, each below a limit; if `certain` finds none, there is none.
 
     `first`: any path to begin with; it is searched for when not given. `near`: it is thought to be near the best.
     `until`: the gap at which to stop. `least`: no path is known to have a smaller period.

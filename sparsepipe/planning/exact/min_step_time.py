@@ -145,21 +145,21 @@ class LeastSum:
         return [self._tables(group) for group in range(len(self.model.works.groups))]
 
     def _tables(self, group: int) -> tuple[Array, Array]:
-        """(what each stage on a group limits, what it adds), each [S, S]; a limit of inf where it is no stage."""
+        """(what each stage on a group limits, what it adds), each [S, S]; a limit of inf if it is no stage."""
         return np.where(self.follows, self.model.limits(group), inf), self.model.latencies.every(group)
 
     @cached_property
     def _fits(self) -> NDArray[np.bool_]:
-        """Whether each stage fits into memory, [cases, S, S]."""
+        """Return whether each stage fits into memory, [cases, S, S]."""
         assert self.memory is not None
         examples, cuts = self.memory.cases[0], np.arange(len(self.follows))
         need = self.memory.need(examples[:, None, None], cuts[None, :, None], cuts[None, None, :])
         return need <= self.memory.limit[examples][:, None, None]
 
     def _stage(self, move: int, seconds: float, kept: dict[tuple[int, int], Array]) -> Array:
-        """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit.
+        """[S, S]: what the stage of a move adds; inf if it is not below the limit or does not fit.
 
-        `kept`: those at this limit by group, and by case of memory, where they are few enough.
+        `kept`: those at this limit by group, and by case of memory, if they are few enough.
         """
         group, case = int(self.moves.group[move]), 0 if self.memory is None else int(self.memory.cases[1][move])
         if (group, case) in kept:
@@ -235,7 +235,7 @@ class LeastSum:
 
 
 def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float] | None:
-    """(paths of falling step time, a proven lower bound of it), where `search` is by `model`; None where no plan is."""
+    """(paths of falling step time, a proven lower bound of it), where `search` is by `model`; None if no plan is."""
     total, order = model.total, count()
     found = search.below(inf)
     if found is None:

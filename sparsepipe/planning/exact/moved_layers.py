@@ -1,4 +1,4 @@
-"""Cuts near those of a plan of a branching network: layers at the ends of stages go to the stage beside theirs.
+"""Cuts near those of a plan of a branching network: layers at the ends of stages go to the stage alongside theirs.
 
 Searches look at some of all cuts only, those that few bytes cross. Here any layer moves whose inputs and consumers let
 it, so that stages come to take the same time, and a type gets the layers that it is good at. Moves are drawn at random;
@@ -136,7 +136,7 @@ class _Stages:
         return _part((once + each * self.crossing[number]) / self.scale)
 
     def may_move(self, layer: int, step: int) -> bool:
-        """Whether a layer may go to the stage before its own (−1) or after it (1), which keeps a layer."""
+        """Return whether a layer may go to the stage before its own (−1) or after it (1), which keeps a layer."""
         number = self.stage[layer]
         if not 0 <= number + step < len(self.count) or self.count[number] == 1:
             return False

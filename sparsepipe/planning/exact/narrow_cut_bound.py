@@ -41,7 +41,7 @@ class CutClasses:
 
     @classmethod
     def of(cls, problem: Problem, until: float = float("inf")) -> "CutClasses | None":
-        """Find them; None where that is not done at `until` of `time.process_time()`."""
+        """Find them; None if that is not done at `until` of `time.process_time()`."""
         layers = list(problem.layers)
         edges, _, before, after = classes_of_cuts(problem)
         sent = problem.crossing_bytes[layers]

@@ -1,4 +1,4 @@
-"""Plans on hosts whose processors also send and receive: what crosses a cut takes time of the stages beside it.
+"""Plans on hosts whose processors also send and receive: what crosses a cut takes time of the stages next to it.
 
 A processor of a type with `network_seconds_per_byte` computes less while it sends or receives, so a stage's seconds
 depend on what crosses both of its cuts, and on whether its neighbours are on other hosts. A stage that holds more then
@@ -6,7 +6,7 @@ may take less: a search may neither keep the nearest cut alone (chain_search.py)
 reaches (graph_search.py). Tables of every stage are searched (`LeastSum`), with each group once for each way in which
 its ends may cross the network (`DeviceGroups.with_ends`).
 
-That time only adds to what stages take. So where there is too much for those tables, the other searches, which leave it
+That time only adds to what stages take. So if there is too much for those tables, the other searches, which leave it
 out, bound every plan, and tell orders of the devices and cuts to look near.
 """
 
@@ -42,7 +42,7 @@ _FEWEST_CUTS = 16  # of a chain that is thinned until it can be searched
 
 
 def whole_space(problem: Problem, rules: Rules) -> Space | None:
-    """All cuts and all moves, by ends; None where that is too much to search."""
+    """All cuts and all moves, by ends; None if that is too much to search."""
     cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
     budget = LATENCY_BUDGET if problem.forward_only else STEP_BUDGET
     every = every_move(problem, budget // len(cuts) ** 2) if cuts.complete else None
@@ -94,7 +94,7 @@ def _thinned(
 def _space(
     problem: Problem, rules: Rules, cuts: Cuts, groups: DeviceGroups, moves: Moves, *, complete: bool
 ) -> Space | None:
-    """The space with each group by its ends; None where that is too much to search."""
+    """The space with each group by its ends; None if that is too much to search."""
     told, like = groups.with_ends()
     count = len(moves.source) * (len(told) // len(groups))
     enough = fits(problem, rules, cuts, count) if problem.forward_only else count * len(cuts) ** 2 <= STEP_BUDGET

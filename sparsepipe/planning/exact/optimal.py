@@ -74,7 +74,7 @@ class Optimal(Settings):
 
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
     one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
-    device's memory. Where that is too much, parts of it are searched, and the gap says how much better a plan could be
+    device's memory. If that is too much, parts of it are searched, and the gap says how much better a plan could be
     at most.
 
     `cost_model="published"` is `published_model`, "dnn-partitioning" that of published/contiguous.py: no replicas,
@@ -112,7 +112,7 @@ class Optimal(Settings):
         self._check_objective()
 
     def _check_cost_model(self) -> None:
-        """Raise InputError where an option means nothing to the cost model."""
+        """Raise InputError if an option means nothing to the cost model."""
         if self.activation_compression_ratio is not None and self.cost_model != "published":
             raise InputError(
                 "planner.option_of_published",
@@ -128,7 +128,7 @@ class Optimal(Settings):
                 )
 
     def _check_objective(self) -> None:
-        """Raise InputError where another option does not go with the objective."""
+        """Raise InputError if another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
                 text = "{period_at_most} goes with {objective}: the period is as short as can be"
@@ -143,7 +143,7 @@ class Optimal(Settings):
                 )
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises InputError where no plan fits into memory."""
+        """Raises InputError if no plan fits into memory."""
         if self.cost_model == CONTIGUOUS:
             return contiguous_plan(problem, self.name)
         if self.objective == LATENCY:
@@ -254,7 +254,7 @@ class Optimal(Settings):
         return Rules(self.cost_model == "published", self.activation_compression_ratio, self.all_devices)
 
     def _refusal(self, space: Space) -> str:
-        """Return why no plan of this space fits into memory; empty where one does."""
+        """Return why no plan of this space fits into memory; empty if one does."""
         if space.memory is None:
             return ""
         ends = StageEnds(space.model)
@@ -263,7 +263,7 @@ class Optimal(Settings):
         return nothing_fits(ends, space.moves, space.memory, self.all_devices)
 
     def _settled(self, problem: Problem, found: list["Found"]) -> float | None:
-        """A bound of steps that flush on several nodes, where it is so near what was found that no more is looked for.
+        """A bound of steps that flush on several nodes, if it is so near what was found that no more is looked for.
 
         Other searches take seconds each there.
         """
@@ -325,7 +325,7 @@ class Optimal(Settings):
         return self._with_layers_moved(problem, found, low), low
 
     def _with_layers_moved(self, problem: Problem, found: list["Found"], low: float) -> list["Found"]:
-        """One more path where some other cuts on the same groups are better than those of the best."""
+        """One more path if some other cuts on the same groups are better than those of the best."""
         best = min(found, key=lambda one: one.value)
         if problem.synchronous or best.space.memory is not None or len(best.path) == 1 or is_close(low, best.value):
             return found
@@ -342,7 +342,7 @@ class Optimal(Settings):
     ) -> tuple[list["Found"], float]:
         """More paths, along orders of the devices in which prices of them say that a better plan may be, and a bound.
 
-        Where even the bound cannot be near the best, periods between the two are tried, each half as far as is open.
+        If even the bound cannot be near the best, periods between the two are tried, each half as far as is open.
         """
         if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
             problem = merged(problem)
@@ -392,7 +392,7 @@ class Optimal(Settings):
     def _with_like_nodes(
         self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
     ) -> tuple[list["Found"], float]:
-        """More paths of a branching network on several nodes of which some are alike, and a bound."""
+        """More paths of a branching network on several nodes of which some are identical, and a bound."""
         period = min(one.value for one in found)
         if problem.synchronous or self.all_devices or is_close(low, period):
             return found, low

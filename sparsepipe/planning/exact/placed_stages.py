@@ -1,7 +1,7 @@
 """The cheapest way to cut a chain into stages on several nodes below a limit of time, where devices have prices.
 
-As in priced_stages.py, but what is between two boundaries that the network carries is told by where it is, not by the
-devices' types alone: stages that follow one another on one node, or one over several.
+As in priced_stages.py, but what is between two boundaries that the network carries is identified by where it is, not by
+the devices' types alone: stages that follow one another on one node, or one over several.
 
     node 0: a ─ b ═══ network, every minibatch ═══ node 1: a ═══ network, a half each ═══ nodes 2, 3: a a
 
@@ -233,7 +233,7 @@ class NodeRuns:
         return cls(models, kind, group, source, target, share, np.concatenate(states))
 
     def reached(self, seconds: float) -> Index:
-        """The last cut that each state gets to from each cut, [U, S], that cut itself where it does not get on."""
+        """The last cut that each state gets to from each cut, [U, S], that cut itself if it does not get on."""
         size = len(self.models[0].cuts)
         cuts, last, allowed = np.arange(size), self._last(seconds), self._allowed_until(seconds)
         found = np.tile(cuts, (len(self.used), 1))
@@ -301,7 +301,7 @@ class Placements:
 
     @classmethod
     def of(cls, problem: Problem, cuts: Cuts) -> "Placements | None":
-        """`cuts`: all there are; None where there is too much to look at.
+        """`cuts`: all there are; None if there is too much to look at.
 
         Those of a network with branches are taken for a chain, in which stages take no longer.
         """
@@ -350,7 +350,7 @@ class PlacedStages:
 
     @cached_property
     def _alone(self) -> NDArray[np.bool_]:
-        """Whether one node's port carries what crosses both ends of each span, [P]."""
+        """Return whether one node's port carries what crosses both ends of each span, [P]."""
         carried = self.placements.whole.ports[-1] < self.seconds
         carried[[0, -1]] = True
         return carried[self.first] & carried[self.last]

@@ -55,7 +55,7 @@ class PricedStages:
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
-        """Whether a boundary at each cut stays below the limit, [kinds of sender, kinds of receiver, S]."""
+        """Return whether a boundary at each cut stays below the limit, [kinds of sender, kinds of receiver, S]."""
         sets, number = self._limit.sets
         return np.pad(sets[number], ((0, 1), (0, 1), (0, 0)), constant_values=True)
 
@@ -68,7 +68,7 @@ class PricedStages:
 
     @cached_property
     def _cells(self) -> Index:
-        """The place of each of those stages in a table [kinds, S, S], one past its end where there is none."""
+        """The place of each of those stages in a table [kinds, S, S], one past its end if there is none."""
         size, last = len(self.joined.model.cuts), np.arange(1, len(self.joined.model.cuts))
         cells = (self.kind[:, None] * size + self.first) * size + last
         return np.where(self.first < last, cells, len(self.allowed) * size * size)
@@ -77,7 +77,7 @@ class PricedStages:
     def _fluids(self) -> list[tuple[int, Array]]:
         """For each range of unlisted groups: (devices at least, how many of each type a stage needs, [T, S, S]).
 
-        Not a number where no number of them is enough.
+        Not a number if no number of them is enough.
         """
         model, found = self.joined.model, []
         weights = model.weights[None, :] - model.weights[:, None]
@@ -151,7 +151,7 @@ class PricedStages:
         return counts
 
     def ever_dearer(self) -> Iterator[Priced]:
-        """Ask for the cheapest stages at ever better prices; the last is above 1 where no plan is below the limit.
+        """Ask for the cheapest stages at ever better prices; the last is above 1 if no plan is below the limit.
 
         It ends where that cannot be shown.
         """
@@ -173,7 +173,7 @@ Found = TypeVar("Found", bound=AtPrices)
 
 
 def too_dear(found: AtPrices) -> bool:
-    """Whether stages cost more than all devices, so that no plan is below the limit."""
+    """Return whether stages cost more than all devices, so that no plan is below the limit."""
     return found.value > 1 + _MORE
 
 

@@ -1,7 +1,7 @@
 """The best bound of the period that is known where not all plans can be looked at.
 
 All plans must do the whole work (`work_bound`). On like devices more is proven by the sums of all cuts
-(cut_profile_bound.py), which are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), by
+(cut_profile_bound.py), which are listed or, if they are too many, worked out by frontiers (frontier_cuts.py), by
 packing layers into stages where that leaves a gap, and, where even frontiers are too many, by how
 wide stages must be to send what crosses cuts (narrow_cut_bound.py); on unlike ones, on several nodes and of steps that
 flush by walks over the same sums with the groups that there are (walk_bound.py).
@@ -12,7 +12,7 @@ A stage of layers s on a group g of devices takes size_g(s) = Σ over its layers
 bytes of weights at least: its compute, its averaging and its step of the optimizer. Leave out where cuts may lie and
 what crosses them: the fewest devices for a period T are then a covering of the layers by pairs (s, g), each at the cost
 of the group's devices. The linear relaxation, solved by column generation (Gilmore and Gomory, "A linear programming
-approach to the cutting-stock problem", 1961), needs more devices than there are where no plan reaches T. New columns
+approach to the cutting-stock problem", 1961), needs more devices than there are if no plan reaches T. New columns
 are the answers of one knapsack for each group; sizes are rounded down in it, and the relaxation's value is divided by
 the worst reduced price (Farley, "A note on bounding a class of linear programming problems", 1990), so that every
 answer is a bound, however early the search is stopped.
@@ -51,7 +51,7 @@ _SPREAD = 0.002  # of the period: where sums that are taken together are further
 
 
 def is_close(low: float, period: float) -> bool:
-    """Whether the gap is not worth a second."""
+    """Return whether the gap is not worth a second."""
     return period - low <= CLOSE * period
 
 
@@ -114,17 +114,17 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
 
 
 def _is_simple(problem: Problem, space: Space) -> bool:
-    """Whether devices are alike and on one node, or on a space's."""
+    """Return whether devices are identical and on one node, or on a space's."""
     return len(space.model.groups.types) == len(space.model.groups.nodes) == 1
 
 
 def several(problem: Problem) -> bool:
-    """Whether devices are of several types or on several nodes."""
+    """Return whether devices are of several types or on several nodes."""
     return len(problem.cluster.nodes) > 1 or len({kind.name for kind in problem.cluster.device_types}) > 1
 
 
 def _profile(problem: Problem, space: Space, listed: ListedCuts | None, period: float) -> CutProfile | None:
-    """The sums of all cuts that a plan below a period could have; None where all are searched, or sums are too many."""
+    """The sums of all cuts that a plan below a period could have; None if all are searched, or sums are too many."""
     if listed:
         return CutProfile.of(listed)
     if space.model.cuts.complete:
@@ -207,7 +207,7 @@ def packing_bound(model: StageModel, moves: Moves, *, low: float, high: float, s
 
 
 def _sizes(model: StageModel) -> Array:
-    """Seconds of each layer on each group, [G, L]; what a stage takes beside its layers is left out."""
+    """Seconds of each layer on each group, [G, L]; what a stage takes in addition to its layers is left out."""
     order = model.cuts.in_order if not model.cuts.is_chain else np.arange(len(model.cuts))
     times, weights = np.diff(model.times[0, order]), np.diff(model.weights[order])
     sizes: Array = model.rates[:, :1] * times + model.weight_rates[:, None] * weights

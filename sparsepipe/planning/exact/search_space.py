@@ -124,7 +124,7 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
 
 
 def every_move(problem: Problem, most: int) -> tuple[DeviceGroups, Moves] | None:
-    """All groups of devices, and all moves by them; None where there are more than `most` moves."""
+    """All groups of devices, and all moves by them; None if there are more than `most` moves."""
     classes = device_classes(problem.cluster)
     sizes = [len(c.ranks) for c in classes]
     if _num_moves(sizes) > most:
@@ -134,12 +134,12 @@ def every_move(problem: Problem, most: int) -> tuple[DeviceGroups, Moves] | None
 
 
 def _num_moves(sizes: Sequence[int]) -> int:
-    """How many moves there are among classes of so many devices."""
+    """Return how many moves there are among classes of so many devices."""
     return prod((n + 1) * (n + 2) // 2 for n in sizes)
 
 
 def branching_space(problem: Problem, rules: Rules, searched: Space, listed: ListedCuts) -> Space | None:
-    """The moves of `searched`, with the best of all cuts instead of those along an order; None where too many fit."""
+    """The moves of `searched`, with the best of all cuts instead of those along an order; None if too many fit."""
     along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
     for count in LISTED:
         if space := _fitting(problem, rules, searched, listed.cheapest(count, *along)):
@@ -157,7 +157,7 @@ def frontier_space(
 ) -> Space | None:
     """The moves of `searched`, cuts of these `masks`, and the cheapest for each amount of work, more near `around`.
 
-    `around` are shares of all work. None where too many cuts fit.
+    `around` are shares of all work. None if too many cuts fit.
     """
     for count in FRONTIER:
         if space := _fitting(problem, rules, searched, frontier.cheapest(count, masks, around, _REACH)):
@@ -166,7 +166,7 @@ def frontier_space(
 
 
 def symmetric_space(problem: Problem, cuts: Cuts) -> Space | None:
-    """All moves on nodes of which several are alike; None where searching a chain by them takes more than seconds."""
+    """All moves on nodes of which several are identical; None if searching a chain by them takes more than seconds."""
     classes = device_classes(problem.cluster)
     if not (swapped := _swapped_moves(problem, Rules(), classes, most=CHAIN_BUDGET)):
         return None
@@ -178,7 +178,7 @@ def symmetric_space(problem: Problem, cuts: Cuts) -> Space | None:
 def _swapped_moves(
     problem: Problem, rules: Rules, classes: Sequence[DeviceClass], *, most: int = SWAPPED_MOVES
 ) -> tuple[Index, Moves] | None:
-    """`symmetric_moves`; None where no nodes are alike, there are too many, or what is asked knows no swaps."""
+    """`symmetric_moves`; None if no nodes are identical, there are too many, or what is asked knows no swaps."""
     limited = any(one.type.memory_bytes < float("inf") for one in classes)
     if limited or rules.published or rules.all_devices or problem.forward_only:
         return None
@@ -199,7 +199,7 @@ def orders_on_like_nodes(problem: Problem, cuts: Cuts) -> tuple[Space, list[Inde
 
 
 def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]) -> Space | None:
-    """Groups of consecutive devices of one order, by class, the end of the pipeline first; None where too many fit."""
+    """Groups of consecutive devices of one order, by class, the end of the pipeline first; None if too many fit."""
     classes = device_classes(problem.cluster)
     counts, moves = slice_moves(order, class_prices(problem, classes))
     if not fits(problem, rules, cuts, len(moves.source)):
@@ -227,7 +227,7 @@ def cuts_along_orders(problem: Problem) -> list[Cuts]:
 
 
 def _fitting(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space | None:
-    """`with_cuts`, None where that is too much to search."""
+    """`with_cuts`, None if that is too much to search."""
     return with_cuts(problem, rules, searched, cuts) if fits(problem, rules, cuts, len(searched.moves.source)) else None
 
 
@@ -237,7 +237,7 @@ def with_cuts(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Sp
 
 
 def fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
-    """Whether a search of this size takes seconds only."""
+    """Return whether a search of this size takes seconds only."""
     if problem.forward_only:
         return num_moves * max(len(cuts) ** 2, _FEW) <= LATENCY_BUDGET
     if problem.synchronous and not rules.published:

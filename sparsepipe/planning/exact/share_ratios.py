@@ -1,7 +1,7 @@
 """The ratios in which unlike replicas of a stage may share minibatches, for a search that leaves the choice open.
 
 A search asks of each group of devices whether any ratio keeps a limit of time, with the least share of the busiest
-port that any has. That is more than one ratio may do at once, so what it finds is no worse than the best plan; where
+port that any has. That is more than one ratio may do at once, so what it finds is no worse than the best plan; if
 there is a ratio for each stage of its path that does all of it, its path is the best plan.
 """
 
@@ -30,7 +30,7 @@ class ShareRatios:
 
     @classmethod
     def of(cls, model: StageModel) -> "ShareRatios | None":
-        """Return None where there are too many."""
+        """Return None if there are too many."""
         if len(model.groups) * MAX_SHARE ** len(model.groups.types) > MAX_RATIOS:
             return None
         rows, like = model.groups.with_shares()
@@ -89,6 +89,6 @@ class ShareRatios:
 
 
 def _beside(path: Sequence[tuple[int, int, int]], place: int) -> list[tuple[int, int]]:
-    """(group beside a stage, the cut between them): before it and after it, where there are such."""
+    """(group alongside a stage, the cut between them): before it and after it, if there are such."""
     before = [(path[place - 1][0], path[place][1])] if place else []
     return before + ([(path[place + 1][0], path[place][2])] if place + 1 < len(path) else [])

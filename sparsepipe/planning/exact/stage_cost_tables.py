@@ -19,7 +19,7 @@ class StageModel:
 
     A stage of group g from cut a to cut b takes the max over types t of
         rates[g, t] × (times[t, b] − times[t, a]) + weight_rates[g] × (weights[b] − weights[a]) + fixed[g]
-    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups. Where groups
+    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups. If groups
     tell their ends, times[t, b] − times[t, a] has network[t, a] more if what comes crosses the network, and
     network[t, b] if what goes does: then a stage that holds more may take less.
     """
@@ -89,7 +89,7 @@ class StageModel:
         """All cuts as if they were a chain, for bounds: in an order in which those that a cut holds are before it.
 
         A stage may go from any cut to any after it, whether or not the one holds the other, and takes no longer than it
-        does: what is done where it begins is the most of all cuts up to there, where it ends the least of those from
+        does: what is done where it begins is the most of all cuts up to there, if it ends the least of those from
         there on.
         """
         row = self.along(order)
@@ -186,7 +186,7 @@ def published_model(problem: Problem, cuts: Cuts, groups: DeviceGroups, ratio: f
     """SparsePipe's published cost model without its faults (sparsepipe.py): even shares, pace of the slowest type.
 
     The slowest type is judged on the whole network; transfers cost 2 × bytes / bandwidth whatever the replication, and
-    nothing where no activation compression `ratio` is given.
+    nothing if no activation compression `ratio` is given.
     """
     first = problem.cluster.devices[0].type.name
     of_first = problem.profile.costs_at(first, [problem.size])["output_bytes"][:, 0].tolist()

@@ -1,7 +1,8 @@
 """A lower bound of every plan's period on any nodes, where cuts are too many to search: only their sums are kept.
 
-As in cut_profile_bound.py a plan is a walk over cuts that are told by the work and the bytes of weights before them and
-by what crosses them; here devices may sit on several nodes and be of several types. A stage of a group takes at least
+As in cut_profile_bound.py a plan is a walk over cuts that are identified by the work and the bytes of weights before
+them and by what crosses them; here devices may sit on several nodes and be of several types. A stage of a group takes
+at least
 
     rate × (work + ratio × weights) + fixed
 
@@ -94,7 +95,7 @@ class Walks:
 
     @classmethod
     def over_all(cls, problem: Problem, profile: CutProfile) -> "Walks | None":
-        """By all ways to use the devices: on their nodes, else by their types alone; None where these are too many."""
+        """By all ways to use the devices: on their nodes, else by their types alone; None if these are too many."""
         classes, ends = device_classes(problem.cluster), Cuts.along(problem.table, problem.layers)
         ends = Cuts.chosen(ends.layers, ends.inputs, (0, ends.masks[-1]))
         if prod(len(one.ranks) + 1 for one in classes) <= _MOST_GROUPS and num_moves(classes) <= _MOST_MOVES:
@@ -137,7 +138,7 @@ class Walks:
         return float(self.low[0, -1]) * (1 - _ROUNDING)
 
     def _done(self, by: Index, reach: Array) -> Array:
-        """The most work before any cut that ends before a sum by a measure, [N]; below 0 where there is none."""
+        """The most work before any cut that ends before a sum by a measure, [N]; below 0 if there is none."""
         found, (low, _, order) = np.full(len(by), -np.inf), self.sums
         for one in np.unique(by):
             rows, own = np.flatnonzero(by == one), order[one]
@@ -147,7 +148,7 @@ class Walks:
         return found
 
     def exist(self, seconds: float) -> bool:
-        """Whether stages and boundaries that each take less than `seconds` lead from the start to the end."""
+        """Return whether stages and boundaries that each take less than `seconds` lead from the start to the end."""
         moves, measure, step = self.moves, self.measures[1], _Step(self, seconds)
         room, whole = (seconds - self.model.fixed) / self.rate, self.sums[0][:, -1][measure]
         most = np.full((len(moves.used), len(step.parts)), -np.inf)

@@ -9,7 +9,7 @@ before a backward it receives the gradient, and only then sends what its last fo
     stage 1       receive F0 B0 send       receive F1 …
 
 So where the last stage is the slowest, it waits in every round for its gradient to arrive, and for the activation that
-leaves afterwards. Source: TrainSchedule of deepspeed.runtime.pipe.schedule. Sends run beside computation, as NCCL's
+leaves afterwards. Source: TrainSchedule of deepspeed.runtime.pipe.schedule. Sends run alongside computation, as NCCL's
 proxy threads do them. The GPUs of a replica each receive a part of a tensor, and gather the whole over their node's
 links before they work on it (PartitionedTensor).
 """
@@ -50,7 +50,7 @@ class Prediction:
     peak_bytes: float
 
     def errors(self, measured: MeasuredPlan) -> tuple[float, float]:
-        """How far time and memory are off, as shares of what was measured; above 0 where too much is predicted."""
+        """How far time and memory are off, as shares of what was measured; above 0 if too much is predicted."""
         return self.seconds / measured.seconds - 1, self.peak_bytes / measured.peak_bytes - 1
 
 
@@ -77,13 +77,13 @@ def peak_bytes(measured: MeasuredPlan) -> float:
 
 
 def context_bytes(kind: str) -> float:
-    """What a GPU of this type of device holds beside torch's memory."""
+    """What a GPU of this type of device holds in addition to torch's memory."""
     usual = CONTEXT_BYTES_ALONE if kind.endswith(" x1") else CONTEXT_BYTES
     return CONTEXT_BYTES_OF.get(gpu_of(kind), usual)
 
 
 class DeepSpeedSimulation(Simulation):
-    """A simulation in which an activation leaves when the gradient before it is there, over links that know sizes."""
+    """A simulation in which an activation leaves when the gradient before it exists, over links that know sizes."""
 
     def __init__(self, measured: MeasuredPlan) -> None:
         plan = measured.plan
@@ -156,7 +156,7 @@ def gathering_seconds(measured: MeasuredPlan, kind: str, num_bytes: float) -> fl
 def averaging_seconds(measured: MeasuredPlan, stage: int) -> float:
     """Seconds of a ring all-reduce of a stage's gradients: 2(m−1) messages of 1/m of them, at its slowest link.
 
-    All GPUs of a replica send beside each other over their node's network.
+    All GPUs of a replica send alongside each other over their node's network.
     """
     own = measured.plan.stages[stage]
     count = len(own.ranks)

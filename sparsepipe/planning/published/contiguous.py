@@ -271,7 +271,7 @@ def contiguous_plan(problem: Problem, planner: str) -> Plan:
 def best_split(problem: Problem) -> Split:
     """Find the plan with the smallest largest load.
 
-    Raises InputError where nothing fits into memory, for more than one type of accelerator, and for too many cuts.
+    Raises InputError if nothing fits into memory, for more than one type of accelerator, and for too many cuts.
     """
     kinds = [kind for kind in problem.cluster.device_types if kind.name != CPU]
     if len(kinds) > 1 or len(problem.cluster.nodes) > 1:

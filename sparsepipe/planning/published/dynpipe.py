@@ -8,7 +8,7 @@ says of the intruder on its device. Its faults:
 * Cuts move to heavy layers of the stages as they were alone: the best cut is often no candidate, and the answer to a
   device that has been left alone again is not the first plan.
 * Neither the number of stages nor their devices nor their order change, and stages with replicas stay as they are; only
-  the stages after the last of those are cut anew.
+  the stages after the last of those are cut again.
 * It looks at every choice, C(2S − 1, S − 1) for S stages: the original takes 17 ms for each disturbed stage of each.
 * It asks neither what a move costs nor what is left to gain.
 * The simulator has faults of its own.
@@ -50,7 +50,7 @@ _AT_ONCE = 4096  # choices simulated together
 
 @dataclass(frozen=True, repr=False)
 class DynPipe(Settings):
-    """One device a stage, in rank order, cut anew from `sizes`: how many layers each stage has now.
+    """One device a stage, in rank order, cut again from `sizes`: how many layers each stage has now.
 
     Without `sizes` from the cuts that `ModelParallel` makes. `top_k`: candidates of each stage.
     """
@@ -85,10 +85,10 @@ class DynPipe(Settings):
 
 
 def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
-    """Cut the stages after the last one with replicas anew, on the devices that they have.
+    """Cut the stages after the last one with replicas again, on the devices that they have.
 
-    The plan's estimate is DynPipe's own period beside what the default cost model says of each stage. Raises InputError
-    for interleaved stages, and for more than 10 stages to cut.
+    The plan's estimate is DynPipe's own period compared with what the default cost model says of each stage. Raises
+    InputError for interleaved stages, and for more than 10 stages to cut.
     """
     if plan.stages_per_rank > 1:
         raise InputError("planner.one_stage_per_device", "dynpipe: several stages per device; it cuts one per device")
@@ -97,7 +97,7 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     if len(straight) > MOST_STAGES:
         raise InputError(
             "planner.too_many_stages",
-            f"dynpipe: {number_of(len(straight), 'stage')}, it looks at every choice of cuts: expected {MOST_STAGES}",
+            f"dynpipe: {number_of(len(straight), 'stage')}, it enumerates all cuts: expected {MOST_STAGES}",
         )
     period, stages = None, straight
     if len(straight) > 1:

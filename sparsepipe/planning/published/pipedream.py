@@ -61,7 +61,7 @@ class Level:
         return (self.seconds + averaging) / count
 
     def fits(self, behind: int, count: int) -> NDArray[np.bool_] | bool:
-        """Whether states i..j fit on `count` devices with `behind` devices after them, [i, j]."""
+        """Return whether states i..j fit on `count` devices with `behind` devices after them, [i, j]."""
         if self.settings.memory_bytes is None:
             return True
         copies = -(-behind // count)
@@ -74,7 +74,7 @@ class Level:
         return 2 * self.states.out / (self.bandwidth * count) / ratio
 
     def last_stage(self, count: int, behind: int) -> Array:
-        """[k, j]: what a last stage of states k+1..j on `count` devices adds; inf where k does not precede j."""
+        """[k, j]: what a last stage of states k+1..j on `count` devices adds; inf if k does not precede j."""
         seconds = np.where(self.fits(behind, count), self.replicated(count), np.inf)[1:]
         if self.settings.activation_compression_ratio is not None:
             leaving = self.transfer(count)
@@ -154,7 +154,8 @@ class Level:
 
 @dataclass(frozen=True, repr=False)
 class PipeDream(Settings):
-    """PipeDream's hierarchical planner. All devices must be alike and every node have the same number of them.
+    """PipeDream's hierarchical planner. All devices must be identical and every node have the same number of
+    them.
 
     On a mixed cluster it is as blind as the original: it plans for the slowest type, and the plan says so.
     """
@@ -167,7 +168,7 @@ class PipeDream(Settings):
     name = "pipedream"
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises InputError for nodes of unequal size, networks with too many states, and where nothing is feasible."""
+        """Raises InputError for nodes of unequal size, networks with too many states, and if nothing is feasible."""
         kind, warnings = slowest_type(problem, "pipedream")
         counts = {len(node.device_types) for node in problem.cluster.nodes}
         if len(counts) > 1:
@@ -229,7 +230,7 @@ def _times(problem: Problem, layer: int, kind: str) -> tuple[float, float]:
 
 
 def total_seconds_between(states: States, kind: str) -> Array:
-    """T[i, j]: forward and backward of states i..j on one device; inf where j comes before i."""
+    """T[i, j]: forward and backward of states i..j on one device; inf if j comes before i."""
     return states.between(states.total(lambda k: sum(_times(states.problem, k, kind))), absent=np.inf)
 
 
@@ -274,13 +275,13 @@ def data_parallel(total: float, weights: float, sizes: Sequence[tuple[int, float
 
 
 def memory_limit(problem: Problem, wanted: bool | None) -> float | None:
-    """Memory of the smallest device in bytes; None where the limit is not `wanted`."""
+    """Memory of the smallest device in bytes; None if the limit is not `wanted`."""
     least = min(kind.memory_bytes for kind in problem.cluster.device_types)
     return least if wanted or (wanted is None and least < float("inf")) else None
 
 
 def slowest_type(problem: Problem, planner: str) -> tuple[str, list[str]]:
-    """The slowest device type, which is planned for, and a warning where there are several types."""
+    """The slowest device type, which is planned for, and a warning if there are several types."""
     kinds = [kind.name for kind in problem.cluster.device_types]
     slowest = max(kinds, key=problem.total_seconds)
     others = (

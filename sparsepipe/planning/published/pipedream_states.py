@@ -32,7 +32,7 @@ class States:
 
     @classmethod
     def of(cls, problem: Problem, sizes_from: str) -> "States":
-        """Enumerate the states of the problem's graph. Raises InputError where there are more than `MAX_STATES`."""
+        """Enumerate the states of the problem's graph. Raises InputError if there are more than `MAX_STATES`."""
         graph = problem.graph
         dropped = {
             k

@@ -10,7 +10,7 @@ faults:
 * `exchange_gpu` swaps devices after the search and the period is not computed again;
 * with several servers, each server is one device of an upper level, and only the slowest server of an upper stage gets
   its layers: the others are left without any, which the plan's warnings say;
-* with `straight_pipeline`, where nothing was feasible before, the first split found is accepted as it is;
+* with `straight_pipeline`, if nothing was feasible before, the first split found is accepted as it is;
 * the data-parallel time it compares with divides by the number of servers and takes the first type's times.
 """
 
@@ -43,7 +43,7 @@ Assignment = list[tuple[int, int, list[str]]]  # (first state, last state, names
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The recurrence over prefixes of one list of devices that are not alike."""
+    """The recurrence over prefixes of one list of devices that are not identical."""
 
     states: States
     devices: tuple[str, ...]  # names, in the list's order; like devices share a name
@@ -133,7 +133,7 @@ class Slices:
 
 
 def _first(reached: Array) -> Array:
-    """For each column the first finite entry: what the original accepts where nothing was feasible before."""
+    """For each column the first finite entry: what the original accepts if nothing was feasible before."""
     finite = np.isfinite(reached)
     chosen = reached[finite.argmax(axis=0), np.arange(reached.shape[1])]
     return np.where(finite.any(axis=0), chosen, np.inf)
@@ -164,7 +164,7 @@ class SparsePipe(Settings):
     name = "sparsepipe-2020"
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises InputError for networks with too many states and where nothing is feasible."""
+        """Raises InputError for networks with too many states and if nothing is feasible."""
         cluster = problem.cluster
         first = cluster.devices[0].type.name
         memory = memory_limit(problem, self.use_memory_constraint)

@@ -6,10 +6,10 @@ slow-down of a part is that of a step which is even but for this part (their equ
 what the measured step would gain if this part alone were even. Only a part that accounts for four fifths of the loss is
 called the cause: many real jobs have none.
 
-Of several pipelines a stage is held against those with the same layers (copies.py), and an even computation takes what
+Of several pipelines a stage is compared with those with the same layers (copies.py), and an even computation takes what
 it takes the middle one of their ranks, the faster of two: by their mean the many minibatches of the fast would be
 slower, and the few of a slow one faster. Minibatches stay where they were trained in every step of these, also where
-pipelines that take them by pace would share them out anew.
+pipelines that take them by pace would share them out again.
 """
 
 from collections import Counter, defaultdict
@@ -196,7 +196,7 @@ def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> str:
 
 
 def _slowest(known: Dependencies, copies: Copies) -> str:
-    """Which rank takes longest for its layers, beside others that have the same."""
+    """Which rank takes longest for its layers, compared with others that have the same."""
     places: dict[tuple[str, int], list[int]] = {}
     for place, node in enumerate(known.nodes):
         if node.kind in COMPUTE:

@@ -1,7 +1,7 @@
-"""The copies of a network in a trace, replicas of one plan's stages or several pipelines, and whose work is alike.
+"""The copies of a network in a trace, replicas of one plan's stages or several pipelines, and whose work is identical.
 
-Pipelines may be cut unlike and be of unlike devices. So a rank of theirs is held against those alone whose stage has
-the same layers, as a trace's fact "like_stages" tells of each stage; of one plan, all are held against all.
+Pipelines may be cut unlike and be of unlike devices. So a rank of theirs is compared with those alone whose stage has
+the same layers, as a trace's fact "like_stages" shows of each stage; of one plan, all are compared with all.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from .lives import COMPUTE
 
 @dataclass(frozen=True)
 class Copies:
-    """Which copy of the network each rank works on, and which stages are alike.
+    """Which copy of the network each rank works on, and which stages are identical.
 
     `word` is what a copy is called, "replica" or "pipeline". Stages of pipelines are numbered over all, pipeline 0's
     first, as in the plan's file.
@@ -44,7 +44,7 @@ class Copies:
 
     @property
     def several(self) -> bool:
-        """Whether they are pipelines, which may take minibatches by pace."""
+        """Return whether they are pipelines, which may take minibatches by pace."""
         return self.word == "pipeline"
 
     def stage(self, node: Node) -> int:
@@ -54,7 +54,7 @@ class Copies:
         return self.of_rank.get(rank, 0)
 
     def kind(self, node: Node) -> tuple[str, int]:
-        """What a node's work is alike with: its operation, of several pipelines on the same layers."""
+        """What a node's work is identical with: its operation, of several pipelines on the same layers."""
         stage = self.stage(node)
         return node.operation, (self.like.get(stage, -1 - stage) if self.several else 0)
 

@@ -105,7 +105,7 @@ def operation_of(span: Span) -> str:
 
 
 def _flushed(trace: Trace) -> Iterator[tuple[int, int, int]]:
-    """(number of the step, first minibatch, that of the next), cut where no minibatch is under way."""
+    """(number of the step, first minibatch, that of the next), cut if no minibatch is under way."""
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
     for span in trace.spans:
@@ -252,7 +252,7 @@ class _Builder:
         return after
 
     def _meet(self, members: Sequence[tuple[int, Node]]) -> None:
-        """Let all members of a collective go on from the moment at which the last has arrived."""
+        """Let all members of a collective continue from the moment at which the last has arrived."""
         moment = max(span.begin for _, span in members)
         first = members[0][1]
         meeting = self._add(first._replace(operation="", kind="meeting", begin=moment, end=moment))
@@ -271,7 +271,7 @@ class _Builder:
         before: dict[int, int],
         step: Step,
     ) -> None:
-        """Let `node` wait for the stage beside it, with the transfer between them as a node of its own."""
+        """Let `node` wait for the stage next to it, with the transfer between them as a node of its own."""
         if span.kind == "weights":
             return
         away = -1 if span.kind == "forward" else 1
@@ -318,7 +318,7 @@ class _Builder:
 
 
 def _taken(sent: int, ready: float, wait: Span | None, step: Step, last: int | None) -> tuple[list[int], float, float]:
-    """(what a transfer waits for, when it began, when it ended), where it is `ready` once the node `sent` is done."""
+    """(what a transfer waits for, when it began, when it ended), if it is `ready` once the node `sent` is done."""
     if wait is None:
         return [sent], ready, ready
     asked, arrived = wait.start - step.begin, wait.end - step.begin

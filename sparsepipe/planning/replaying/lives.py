@@ -17,7 +17,7 @@ def last_lives(trace: Trace) -> Trace:
     """Return the trace without what was trained again later: of each such minibatch the last time is kept.
 
     A job begins again where a rank computes a forward that it had computed before. Of several pipelines (fact
-    "pipelines") each does so by itself. A trace in which nobody began again is returned as it is.
+    "pipelines") each does so by itself. A trace in which no one began again is returned as it is.
     """
     of_rank = trace.pipeline_of_rank
     together: defaultdict[int, list[Span]] = defaultdict(list)

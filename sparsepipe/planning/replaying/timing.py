@@ -15,7 +15,7 @@ class Timing:
     """Nodes with what each waits for, sorted once so that all nodes of one depth are computed together."""
 
     def __init__(self, num_nodes: int, edges: Sequence[tuple[int, int]]) -> None:
-        """`edges` are (node, another that waits for it). Raises InputError where they wait in a circle."""
+        """`edges` are (node, another that waits for it). Raises InputError if they wait in a circle."""
         pairs: Ints = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
         order, depths = _by_depth(num_nodes, pairs)
         self._order, place = order, np.empty(num_nodes, np.int64)

@@ -62,7 +62,7 @@ class SimulationSettings(Settings):
 
 
 def check_sizes(sizes: Any) -> None:
-    """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
+    """Raise InputError if a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
     if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
         raise InputError(
             "simulation.sizes_malformed",
@@ -87,14 +87,14 @@ def simulate(
 ) -> Trace:
     """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
 
-    Several pipelines share them: `simulate_pipelines` tells what became of each, and this returns the trace alone.
+    Several pipelines share them: `simulate_pipelines` shows what became of each, and this returns the trace alone.
 
     The optimizer's step takes no time where the profile has no rate for it. `stragglers`, a value or its text, make
-    passes longer; the trace says in its fact "held_up" what they are. Where one kills a rank all ranks train again
+    passes longer; the trace says in its fact "held_up" what they are. If one kills a rank all ranks train again
     `restart_seconds` later, from the last checkpoint on: the pipeline runs empty and leaves one after each
     `epoch_minibatches`, without them at the end alone. The fact "restart" says what that cost
-    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that are not
-    there, and for seconds below 0.
+    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that do
+    not exist, and for seconds below 0.
     """
     if plan.members:
         if epoch_minibatches is not None:
@@ -143,7 +143,7 @@ def simulate_pipelines(
 
     Each takes the next ones when it has room, as many ahead as a run's loaders read ahead of what is trained, in whole
     units of its plan's updates; less than a unit goes to who is empty. They average by `pipelines.replication`, whose
-    draws are by `seed`. Weights are on their way for as long as the cluster's links take for them, beside the
+    draws are by `seed`. Weights are on their way for as long as the cluster's links take for them, alongside the
     activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a live one's weights;
     what its last stage had not done goes back to all. `starts`: when each pipeline begins, in seconds; all at once when
     not given, which in a run they do not: of those that wait for each other little, the groups depend on it.
@@ -151,7 +151,7 @@ def simulate_pipelines(
     Reading takes no time here. Labels that a run reads from files are asked for a step earlier still in schedules with
     several minibatches a step; that is not simulated.
 
-    Raises InputError for pipelines that cannot run, for stragglers of ranks that are not there, and for a kill where
+    Raises InputError for pipelines that cannot run, for stragglers of ranks that do not exist, and for a kill where
     the rule averages gradients: what the others do then is not simulated.
     """
     check_sizes(sizes)

@@ -17,7 +17,7 @@ flight     A stage holds D minibatches at most, each from its forward to its bac
 ports      A port carries one transfer after the other:  min (fill + F) + Σ C + min (rest of the way).
 
 A pipeline that flushes fills and drains in every step, with other minibatches each time: the smallest so many of them
-count, and the first stage's update with each. Where the backward is split, weights' gradients may come last, and
+count, and the first stage's update with each. If the backward is split, weights' gradients may come last, and
 nothing has to drain after them: these schedules count one fill alone.
 """
 

@@ -1,4 +1,4 @@
-"""When the results of a merge are there: each stage's layers travel to where they are reduced, and back."""
+"""When the results of a merge exist: each stage's layers travel to where they are reduced, and back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Exchange:
 
     @property
     def complete(self) -> bool:
-        """Whether all results are known."""
+        """Return whether all results are known."""
         return len(self.results) == len(self.routes.around)
 
     def come(self, place: Place, now: float) -> list[Place]:

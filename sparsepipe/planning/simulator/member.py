@@ -34,7 +34,7 @@ class Loader:
         return self.places[self.read] if self.read < min(self.begun + READ_AHEAD, len(self.places)) else None
 
     def is_awaited(self, stage: int, place: int) -> bool:
-        """Whether the rank is idle until the first stage, `stage`, has its minibatch at a place."""
+        """Return whether the rank is idle until the first stage, `stage`, has its minibatch at a place."""
         rank = self.rank
         due = rank.todo[rank.place] if rank.place < len(rank.todo) else None
         return rank.free is not None and due == (FORWARD, stage, place)
@@ -63,11 +63,11 @@ class Others(Protocol):
         ...
 
     def takes_step(self, member: "Member", update: Update, averaged: float) -> bool:
-        """Gradients of the replicas are averaged at `averaged`. True: whoever was told calls `step` later on."""
+        """Gradients of the replicas are averaged at `averaged`. True: whoever was reported calls `step` later on."""
         ...
 
     def waits_after(self, unit: int) -> bool:
-        """Whether ranks that have made the last update of a unit go on only by `release`."""
+        """Return whether ranks that have made the last update of a unit continue only by `release`."""
         ...
 
     def updated(self, member: "Member", update: Update) -> None:
@@ -87,7 +87,7 @@ class Member(Simulation):
     """The state of one pipeline. Minibatches have a place among the pipeline's own, and a number in the epoch.
 
     A unit is as many minibatches as make whole updates of every stage: they are taken together, and contributions to
-    averages are numbered by them. A pipeline that goes on from an empty one, since it was killed or since less than a
+    averages are numbered by them. A pipeline that continues from an empty one, since it was killed or since less than a
     unit was left of all, is another object: another life, whose units are numbered on.
     """
 
@@ -200,7 +200,7 @@ class Member(Simulation):
         assert state.todo[: state.place] == done, "a shorter program begins as a longer one does"
 
     def wake(self) -> None:
-        """Let ranks begin, or go on that wait for what does not come any more."""
+        """Let ranks begin, or continue that wait for what does not come any more."""
         if self.dead:
             return
         for loader in self.loaders.values():
@@ -236,7 +236,7 @@ class Member(Simulation):
             self.others.read_on(self, loader)
 
     def _dies(self, rank: RankState, stage: int, minibatch: int, free: float) -> bool:
-        """Whether a rank is killed in place of a forward that would begin."""
+        """Return whether a rank is killed instead of a forward that would begin."""
         begin = self.arrivals[FORWARD][stage][minibatch]
         if begin is None or self.stragglers is None:
             return False
@@ -247,7 +247,7 @@ class Member(Simulation):
         return True
 
     def finish(self, rank: RankState, now: float) -> None:
-        """End the action of a rank that runs until `now`, and go on."""
+        """End the action of a rank that runs until `now`, and continue."""
         operation, stage, minibatch = rank.todo[rank.place]
         rank.place += 1
         rank.free = now
@@ -303,7 +303,7 @@ class Member(Simulation):
         return self.trained_until if self.trained == len(self.numbers) else None
 
     def release(self, update: Update, now: float) -> None:
-        """Let the ranks of an update go on that waited after it."""
+        """Let the ranks of an update continue that waited after it."""
         self._count_trained(update.stage, update.number)
         for rank in update.ranks:
             self.held -= 1

@@ -68,7 +68,7 @@ class PipelinesForecast:
     def samples_per_second(self) -> float:
         """All samples by the clock, from the first minibatch that is done to the last, as a run's summary has them.
 
-        All minibatches (`counted`) if nobody knows how many samples one has; likewise the pipelines' paces.
+        All minibatches (`counted`) if no one knows how many samples one has; likewise the pipelines' paces.
         """
         count, (first, last) = sum(one.minibatches for one in self.pipelines), self.done
         return pace((self.samples or 1.0) * (count - 1), last - first)
@@ -90,7 +90,7 @@ class PipelinesForecast:
 
     @property
     def own_pace(self) -> float:
-        """What the sum of paces would be if nobody ever waited."""
+        """What the sum of paces would be if no one ever waited."""
         return sum(one.own_pace for one in self.pipelines)
 
     @property

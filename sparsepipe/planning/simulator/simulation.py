@@ -1,7 +1,7 @@
 """Predict what every rank does and when, from the same action lists that the runtime obeys.
 
-A rank starts its next action once it is free and the action's inputs have arrived. Transfers run beside computation, as
-the runtime posts them: a tensor leaves when it is made, and waits while its port is busy. A device has one port for
+A rank starts its next action once it is free and the action's inputs have arrived. Transfers run alongside computation,
+as the runtime posts them: a tensor leaves when it is made, and waits while its port is busy. A device has one port for
 each neighbouring stage and direction; between nodes, all devices of a node share that node's port to the network.
 Averaging is a collective: it starts when the last replica arrives, and all of them leave it together, each to its own
 step of the optimizer.
@@ -97,7 +97,7 @@ class Simulation:
         self.rows: list[tuple[int, str, float, float, str, int, int, int]] = []  # of spans
 
     def hold_up(self, stragglers: Stragglers) -> None:
-        """Make the passes of ranks longer that are held up. What is done where one is killed, restarts.py says."""
+        """Make the passes of ranks longer that are delayed. What is done where one is killed, restarts.py says."""
         for rank in self.ranks.values():  # like ranks share their lists
             rank.seconds = {s: tuple(map(list.copy, passes)) for s, passes in rank.seconds.items()}
         for minibatch in range(self.program.num_minibatches):

@@ -118,7 +118,7 @@ class Together:
         seed: int = 0,
         restart_seconds: float = 0.0,
     ) -> None:
-        """Without a rule stragglers end nobody. `restart_seconds`: from a death until the pipeline trains again."""
+        """Without a rule stragglers end no one. `restart_seconds`: from a death until the pipeline trains again."""
         self.now, self.restart_seconds = 0.0, restart_seconds
         self.rule = rule
         self.groups: Groups | None = rule.groups(len(plans), seed=seed) if rule else None
@@ -214,7 +214,7 @@ class Together:
         return True
 
     def _may_begin(self, member: Member) -> bool:
-        """Whether the rule lets a pipeline take more; how long it does not is counted."""
+        """Return whether the rule lets a pipeline take more; how long it does not is counted."""
         if self.groups is None or self.groups.may_begin(member.number):
             return True
         tally = self.pipelines[member.number].tally
@@ -230,7 +230,7 @@ class Together:
                 self._end_life(other)
 
     def _has_enough_for(self, member: Member) -> bool:
-        """Whether as many minibatches are left as a pipeline may take: a unit, or any where it is empty."""
+        """Return whether as many minibatches are left as a pipeline may take: a unit, or any where it is empty."""
         return len(self.queue) >= (member.whole if member.numbers else 1)
 
     def _end_life(self, member: Member) -> None:
@@ -262,8 +262,8 @@ class Together:
         if self._of_gradients():
             raise InputError(
                 "straggler.kill_not_simulated",
-                f"straggler kill: pipeline {k} dies, and averages gradients by {self.rule.name}: how the others go on "
-                "is not simulated; run it, or take another rule",
+                f"straggler kill: pipeline {k} dies, and averages gradients by {self.rule.name}: the continuation "
+                "of the other pipelines is not simulated; run it, or take another rule",
                 name=self.rule.name,
             )
         self.queue.extendleft(reversed(member.end(self.now)))
@@ -285,7 +285,7 @@ class Together:
                 self.at(self.now, LAST, self._live_on, other)
 
     def _live_on(self, before: Member) -> None:
-        """A pipeline begins again from an empty one; where it died, with a live pipeline's weights: it is not killed
+        """A pipeline begins again from an empty one; if it died, with a live pipeline's weights: it is not killed
         another time.
         """
         k = before.number
@@ -304,7 +304,7 @@ class Together:
     # --- contributions ------------------------------------------------------------------------------------------------
 
     def trained(self, member: Member) -> None:
-        """Nobody waits for a pipeline that has nothing more to train on; who is ready at this moment meets it still."""
+        """No one waits for a pipeline that has nothing more to train on; who is ready at this moment meets it still."""
         self.at(self.now, LAST, self._go_on, member)
 
     def _go_on(self, member: Member) -> None:
@@ -316,7 +316,7 @@ class Together:
             self._leave(member)
 
     def _leave(self, member: Member) -> None:
-        """What a pipeline contributed and is in no merge yet goes on alone, which is no average of its rule's."""
+        """What a pipeline contributed and is in no merge yet continues alone, which is no average of its rule's."""
         assert self.groups is not None
         k = member.number
         self._decide(self.groups.leave(k, now=self.now), by=k)
@@ -377,7 +377,7 @@ class Together:
             self._contribute_stage(member, update, waits)
 
     def _come(self, member: Member, contribution: Contribution, update: Update, waits: bool) -> None:
-        """A stage's part of a contribution is there."""
+        """A stage's part of a contribution exists."""
         contribution.come[update.stage] = self.now
         if waits:
             contribution.waiting[update.stage] = update

@@ -86,7 +86,7 @@ class PartitioningFile:
 
 
 def is_partitioning_file(content: object) -> bool:
-    """Whether the content of a JSON file is a graph of dnn-partitioning."""
+    """Return whether the content of a JSON file is a graph of dnn-partitioning."""
     return isinstance(content, Mapping) and all(key in content for key in _KEYS)
 
 

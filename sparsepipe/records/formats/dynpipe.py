@@ -2,7 +2,7 @@
 
     vgg16_8.json         {"partition": [15, 5, 18], "recompute_ratio": [0, 0, 0],
                           "batch_size_all": [72], "batch_size": [12, 72, 72]}
-    hybrid_conf.json     PipeDream's, beside it: {"stage_to_rank_map": {"0": [0, 1, 2, 3, 4, 5], "1": [6], "2": [7]}}
+    hybrid_conf.json     PipeDream's, next to it: {"stage_to_rank_map": {"0": [0, 1, 2, 3, 4, 5], "1": [6], "2": [7]}}
 
     vgg16_data_1_for_.txt       milliseconds of each layer's forward, one a line
     vgg16_data_1_bac_.txt       of its backward
@@ -37,7 +37,7 @@ _MOST_LAYERS = 10_000
 
 
 def is_partition(content: object) -> bool:
-    """Whether the content of a JSON file is a partition file."""
+    """Return whether the content of a JSON file is a partition file."""
     return isinstance(content, Mapping) and "partition" in content
 
 
@@ -46,7 +46,7 @@ def load_partition(
 ) -> Plan:
     """Read a partition file as a plan for `graph`, which may be a function that is asked for it.
 
-    Ranks are those of `conf`, or of the hybrid_conf.json or mp_conf.json beside the file, where that has as many
+    Ranks are those of `conf`, or of the hybrid_conf.json or mp_conf.json alongside the file, if that has as many
     stages; else they are numbered stage by stage, `batch_size_all` / `batch_size` of them each.
     Raises InputError naming the file.
     """
@@ -173,12 +173,12 @@ def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
 
 
 def is_layer_list(path: Path | str) -> bool:
-    """Whether a file is named as a list of forward times is."""
+    """Return whether a file is named as a list of forward times is."""
     return expanded(path).name.endswith(FORWARD)
 
 
 def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: Path | str | None = None) -> Profile:
-    """Read a `*_for_.txt`, the `*_bac_.txt` and the `*_out_put_com_time.txt` beside it as the profile of a chain.
+    """Read a `*_for_.txt`, the `*_bac_.txt` and the `*_out_put_com_time.txt` next to it as the profile of a chain.
 
     `sending`: another list of transfer times. A layer's `output_bytes` are what takes the listed time on a link of
     `BANDWIDTH`. The lists know neither weights nor what minibatch they are of. Raises InputError naming file and line.

@@ -66,7 +66,7 @@ def export_plan(plan: Plan, folder: Path | str, *, profile: Profile | None = Non
 def load_conf(path: Path | str, text: GraphText) -> Plan:
     """Read a conf json for the model of `text`, a gpus=N.txt or, where the conf lists every layer, a graph.txt.
 
-    Raises InputError naming the file where the conf is incomplete or does not fit the graph.
+    Raises InputError naming the file if the conf is incomplete or does not fit the graph.
     """
     document = read_json(path, what="conf json")
     try:
@@ -78,7 +78,7 @@ def load_conf(path: Path | str, text: GraphText) -> Plan:
 def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) -> Plan:
     """Read a plan, or a conf json as a plan for `graph`, which may be a function that is asked for it only then.
 
-    A conf's modules are the stages of the gpus=N.txt beside it, the one for as many ranks where there are several; with
+    A conf's modules are the stages of the gpus=N.txt next to it, the one for as many ranks if there are several; with
     none, they are the layers of `graph` in order, or all of them in its only stage. Layers of that gpus=N.txt may have
     other names than those of `graph`, as PipeDream's have: where both graphs have the same shape, the place of a layer
     says which it is.
@@ -99,7 +99,7 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
 
 
 def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
-    """The gpus=N.txt that goes with a conf, None where there is none."""
+    """The gpus=N.txt that goes with a conf, None if there is none."""
     found = sorted(path.parent.glob("gpus=*.txt"))
     if len(found) <= 1:
         return found[0] if found else None
@@ -110,7 +110,7 @@ def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
     if path.parent / name not in found:
         raise InputError(
             "conf.graph_missing",
-            f"{path}: is for {number_of(count, 'rank')}, and {name} is not among the gpus=N.txt beside it: add it",
+            f"{path}: is for {number_of(count, 'rank')}, but {name} is not in its folder: add it",
             name=name,
         )
     return path.parent / name

@@ -1,14 +1,14 @@
 """The driver yml of PipeDream and SparsePipe: what to train, how, by which conf json, and on which GPUs of which hosts.
 
     'module': 'models.vgg16.gpus=4'                               the network's name is its second part
-    'config_file': 'models/vgg16/gpus=4/hybrid_conf.json'         beside the file, or beside the folder that it is in
-    'data_dir': 'data'
+    'config_file': 'models/vgg16/gpus=4/hybrid_conf.json'         alongside the file, or alongside the folder that it is
+    in 'data_dir': 'data'
     'model_type': 'image_classification'                          Minkowski, point_cloud, translation
     'machines': ['server0:0', 'server0:1', 'server1:0']           a rank each
     'batch_size': 64                                              learning_rate, weight_decay, epochs, voxel_size, …
 
 Learning-rate policies are PipeDream's: a tenth every 30 epochs; a polynomial of power 2; 0.97 over all epochs. Ours
-goes on within an epoch where theirs changes between epochs.
+continues within an epoch where theirs changes between epochs.
 Source: the drivers and training scripts of PipeDream's and SparsePipe's runtimes.
 """
 
@@ -50,7 +50,7 @@ class DriverFile:
 
     @property
     def model(self) -> str:
-        """The network that `module` and `model_type` mean. Raises InputError where there is none of that name."""
+        """The network that `module` and `model_type` mean. Raises InputError if there is none of that name."""
         module, kind = self._value("module"), self._value("model_type")
         parts = module.split(".")
         name = parts[1] if len(parts) > 1 and parts[0] == "models" else parts[0]
@@ -66,13 +66,13 @@ class DriverFile:
 
     @property
     def config_file(self) -> Path:
-        """The conf json. Raises InputError where it is not near."""
+        """The conf json. Raises InputError if it is not near."""
         if found := self._near("config_file"):
             return found
         raise InputError(
             "driver.conf_missing",
-            f"{self.path}: config_file {shown(self._value('config_file'))} is neither beside it, nor beside its "
-            "folder, nor here: add it, or give the conf json or another plan in the place of this file",
+            f"{self.path}: config_file {shown(self._value('config_file'))} is not in its folder, the "
+            "folder above, or the current one: add it, or give the conf json or another plan instead of this file",
         )
 
     @property
@@ -117,7 +117,7 @@ class DriverFile:
         return cluster_of_hosts(self.hosts, Unsaid())
 
     def planned(self, plan: Plan) -> Plan:
-        """The plan of its conf json as the file asks for it. Raises InputError where that is for more ranks."""
+        """The plan of its conf json as the file asks for it. Raises InputError if that is for more ranks."""
         count = sum(host.num_devices for host in self.hosts)
         if len(plan.ranks) > count:
             raise InputError(
@@ -132,7 +132,9 @@ class DriverFile:
         return plan
 
     def _near(self, key: str) -> Path | None:
-        """What a path in it means: beside the file, beside its folder (driver_configs lies in that), or from here."""
+        """What a path in it means: alongside the file, alongside its folder (driver_configs lies in that), or from
+        here.
+        """
         for folder in (self.path.parent, self.path.parent / "..", Path()):
             try:
                 if (found := Path(folder, self._value(key))).exists():
@@ -148,5 +150,5 @@ class DriverFile:
 
 
 def is_driver_file(path: Path) -> bool:
-    """Whether a path given for a plan is of a driver file by its name."""
+    """Return whether a path given for a plan is of a driver file by its name."""
     return path.suffix in (".yml", ".yaml")

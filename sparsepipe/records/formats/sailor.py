@@ -43,8 +43,8 @@ _MOST_GPUS = 1024
 class SizedLink:
     """A link whose bandwidth depends on the size of a message: a polynomial of log2(megabytes), in GB/s.
 
-    Several GPUs send beside each other, each an equal part; the bandwidth is theirs together. Below 1 MB, and beyond
-    the highest point of a parabola that opens downwards, the curve says nothing: bandwidth stays as it is there.
+    Several GPUs send alongside each other, each an equal part; the bandwidth is theirs together. Below 1 MB, and beyond
+    the highest point of a parabola that opens downwards, the curve says nothing: bandwidth stays as it is.
     """
 
     coefficients: tuple[float, ...]  # of the highest power first
@@ -84,12 +84,12 @@ class MeasuredPlan:
 
     @property
     def unlike(self) -> bool:
-        """Whether it ran on unlike GPUs."""
+        """Return whether it ran on unlike GPUs."""
         return len({gpu_of(kind) for stage in self.plan.stages for kind in stage.device_types}) > 1
 
     @property
     def time_doubt(self) -> str:
-        """A sentence on what the record's time says against itself; empty where it does not."""
+        """A sentence on what the record's time says against itself; empty if it does not."""
         alone = all(len(stage.ranks) == 1 for stage in self.plan.stages)
         if not alone or self.reduction_seconds <= max(_BARRIER, 0.02 * self.seconds):
             return ""
@@ -98,7 +98,7 @@ class MeasuredPlan:
 
     @property
     def memory_doubt(self) -> str:
-        """A sentence on why the record's memory cannot be, by the sizes that were profiled; empty where it can."""
+        """A sentence on why the record's memory cannot be, by the sizes that were profiled; empty if it can."""
         least = max(self._least_bytes(s) for s in range(len(self.plan.stages)))
         if self.peak_bytes >= least:
             return ""
@@ -143,7 +143,7 @@ class SailorFiles:
     def load(cls, folder: Path | str) -> "SailorFiles":
         """Read them from a folder that was fetched, or one with the planner's folders at its top.
 
-        Raises InputError for a file that is not there or is none of theirs.
+        Raises InputError for a file that does not exist or is none of theirs.
         """
         folder = expanded(folder)
         planner = folder / "sailor" / "Planner"
@@ -250,7 +250,7 @@ class SailorFiles:
         return found
 
     def _link(self, zone: str, a: tuple[str, int], b: tuple[str, int]) -> SizedLink:
-        """Between two nodes; where their numbers of GPUs were not measured together, with the fewer."""
+        """Between two nodes; if their numbers of GPUs were not measured together, with the fewer."""
         for senders in (min(a[1], b[1]), 1):
             own = str(senders)
             found = _find(self.between, zone, a[0], own, zone, b[0], own)
@@ -261,7 +261,7 @@ class SailorFiles:
         raise InputError("sailor.no_link", f"no link from {a[0]} to {b[0]} in {zone}")
 
     def _inner_link(self, gpu: str, degree: int) -> SizedLink | None:
-        """Within a node, where half of its GPUs were measured sending to the other half; None where they were not."""
+        """Within a node, where half of its GPUs were measured sending to the other half; None if they were not."""
         found = _find(self.alike, "intra", gpu, str(degree))
         if found is None:
             return None
@@ -352,7 +352,7 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _at(content: object, where: str, *keys: str) -> Any:
-    """What an object holds below keys. Raises InputError that names the first that is not there."""
+    """What an object holds below keys. Raises InputError that names the first that does not exist."""
     for key in keys:
         if not isinstance(content, Mapping) or key not in content:
             raise InputError("sailor.key_missing", f"{where + ': ' if where else ''}no {shown_key(key)}")
@@ -361,7 +361,7 @@ def _at(content: object, where: str, *keys: str) -> Any:
 
 
 def _find(content: object, *keys: str) -> Any:
-    """What an object holds below keys, None where it does not."""
+    """What an object holds below keys, None if it does not."""
     for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content

@@ -244,7 +244,7 @@ def pipelines_of(
 ) -> Plan:
     """The pipelines of a layout, with so many `layers` in each row, in topological order; about equal ones by default.
 
-    Raises InputError where a GPU is not in the cluster, and where the counts are not those of all layers.
+    Raises InputError if a GPU is not in the cluster, and if the counts are not those of all layers.
     """
     ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
     counts = tuple(layers) if layers is not None else _even(len(ids), len(layout))

@@ -5,7 +5,7 @@
         tv 2 profiles/tv/graph.txt
 
 A line that starts with "Server" names a server; every other line is NAME COUNT PATH. Blank lines, and comments that
-start with #, are passed over. A path is looked for beside the file first, then from the current folder.
+start with #, are passed over. A path is looked for alongside the file first, then from the current folder.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class ServerFile:
         """Join the profiles of all types, in the order of the file; sizes are those of the first.
 
         `instead`: what stands in for the file's own profiles of its device types, and comes first. Raises InputError
-        where it is of a type that no server has, or of another network than the others.
+        if it is of a type that no server has, or of another network than the others.
         """
         given = instead.device_types if instead is not None else ()
         types = [name for name, _ in self.profiles]
@@ -110,7 +110,7 @@ class ServerFile:
 
     @classmethod
     def of(cls, cluster: Cluster, profiles: dict[str, str]) -> "ServerFile":
-        """Describe `cluster`, with a profile path for each device type. Raises InputError where one lacks."""
+        """Describe `cluster`, with a profile path for each device type. Raises InputError if one lacks."""
         servers = []
         for k, node in enumerate(cluster.nodes):
             counts: dict[str, int] = {}

@@ -23,7 +23,7 @@ Row = tuple[str, list[str]]  # where it stands, and its fields
 
 @dataclass(frozen=True)
 class SpotMachines:
-    """How many machines are there: `counts[k]` from `seconds[k]` on until the next; the record ends with the last."""
+    """How many machines exist: `counts[k]` from `seconds[k]` on until the next; the record ends with the last."""
 
     name: str
     seconds: tuple[float, ...]  # from 0, rising
@@ -45,7 +45,7 @@ class SpotMachines:
         return sum((end - begin) * count for begin, end, count in self.spans)
 
     def absences(self, least: int) -> list[tuple[float, float]]:
-        """Return when fewer than `least` machines are there: (begin, seconds), each as long as it lasts."""
+        """Return when fewer than `least` machines exist: (begin, seconds), each as long as it lasts."""
         found: list[tuple[float, float]] = []  # (begin, end)
         for begin, end, count in self.spans:
             if count < least:

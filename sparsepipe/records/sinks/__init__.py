@@ -19,7 +19,7 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
     """Return a sink that writes to `folder`.
 
     `kind` is one of SINKS, or one's own: "package.module:function" or "path/file.py:function", which is called with the
-    folder and returns a `Sink`. Raises InputError for another kind, and where it cannot be opened.
+    folder and returns a `Sink`. Raises InputError for another kind, and if it cannot be opened.
     """
     folder = expanded(folder)
     if kind in SINKS:
@@ -38,7 +38,8 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
             ) from error
         if not callable(sink) or not callable(getattr(sink, "close", None)):
             raise InputError(
-                "sink.malformed", f"{kind}: returned no sink, expected what takes rows when called, and has close()"
+                "sink.malformed",
+                f"{kind}: returned no sink, expected a callable that takes rows, with a method close()",
             )
         return sink
     raise InputError(

@@ -9,10 +9,12 @@ from .base import scalars
 
 
 class TensorBoard:
-    """Writes a run's rows as scalars below `folder`: `tensorboard --logdir FOLDER` draws them while the run goes on."""
+    """Writes a run's rows as scalars below `folder`: `tensorboard --logdir FOLDER` draws them while the run
+    continues.
+    """
 
     def __init__(self, folder: Path | str) -> None:
-        """Raises InputError where tensorboard is not installed, or the folder cannot be written to."""
+        """Raises InputError if tensorboard is not installed, or the folder cannot be written to."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

@@ -62,8 +62,8 @@ class Task(NamedTuple):
 class Coordinator(Protocol):
     """The coordinator as a rank sees it. Every call is a short message to another process and back.
 
-    It may be replaced while the run goes on: calls wait for the new one. They raise DeadlinePassed where none comes,
-    PeerLost where this pipeline was given up, because one of its ranks ended or a later attempt has begun, and
+    It may be replaced while the run continues: calls wait for the new one. They raise DeadlinePassed where none comes,
+    PeerLost if this pipeline was given up, because one of its ranks ended or a later attempt has begun, and
     RuntimeError for what must not be asked. To ask the same again changes nothing and has the same answer. Several
     threads may ask at once; one that waits keeps no other waiting.
     """
@@ -79,7 +79,7 @@ class Coordinator(Protocol):
         `whole`: minibatches of a unit, after which every update is complete (Horizon.whole). `num_holders`: how many
         times this pipeline's ranks are going to `register`, all together. `data`: a digest of the training data, which
         must be the same in all as well.
-        Raises InputError where a pipeline has other data, or minibatches, than those before it.
+        Raises InputError if a pipeline has other data, or minibatches, than those before it.
         """
         ...
 
@@ -123,7 +123,7 @@ class Coordinator(Protocol):
         ...
 
     def move(self) -> None:
-        """Say that layers of this pipeline change hands: nobody holds any until each rank says `begin` and `register`.
+        """Say that layers of this pipeline change hands: no one holds any until each rank says `begin` and `register`.
 
         One rank of a pipeline, between two tasks, once none of its ranks answers others any more. Others train on.
         """
@@ -144,7 +144,7 @@ class Coordinator(Protocol):
     def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
         """Say that an epoch is checkpointed and validated, with its row for the run's metrics. One rank.
 
-        The row gets what all pipelines measured of the epoch, and is written once nobody trains on it any more.
+        The row gets what all pipelines measured of the epoch, and is written once no one trains on it any more.
         With the run, at CLOSE_RUN, its last epoch is closed: of one that has minibatches left there is no row.
         """
         ...
@@ -178,7 +178,7 @@ class Coordinator(Protocol):
         ...
 
     def contribution(self, update: int) -> int | None:
-        """Return the number of the pipeline's contribution after an update; None where it made none then.
+        """Return the number of the pipeline's contribution after an update; None if it made none then.
 
         Waits until `contribute` or `pass_over` has told of that update or of a later one.
         """
@@ -195,8 +195,8 @@ class Coordinator(Protocol):
     def last_merge(self, update: int) -> Merge:
         """Return the merge at the end of the run: of all live pipelines that come here, after their `update`.
 
-        Waits for them. Those that made an update count alike; one that made none, `update` -1, only takes the mean.
-        All ranks of all pipelines get the same answer.
+        Waits for them. Those that made an update count equally; one that made none, `update` -1, only takes the
+        mean. All ranks of all pipelines get the same answer.
         """
         ...
 
@@ -223,7 +223,7 @@ class Averager(Protocol):
     def after_step(self, update: int, *, samples: int) -> None:
         """Contribute the newest weights where one is due, and take the results that have come.
 
-        Raises DeadlinePassed where the rule waits and nobody answers.
+        Raises DeadlinePassed if the rule waits and no one answers.
         """
         ...
 
@@ -236,7 +236,7 @@ class Averager(Protocol):
         ...
 
     def state(self) -> "dict[str, Tensor]":
-        """Return what the rule keeps beside weights, buffers and optimizer state, by names as in checkpoints.
+        """Return what the rule keeps alongside weights, buffers and optimizer state, by names as in checkpoints.
 
         Empty for most rules, and of all but the first replica of a stage.
         """
@@ -249,8 +249,8 @@ class Averager(Protocol):
     def settle(self) -> "dict[str, Tensor]":
         """Bring what is under way into the weights, and answer others no more: layers are to change hands.
 
-        Returns what the rule keeps beside weights, buffers and optimizer state, by names as in checkpoints. All
-        replicas of a stage come here, between two tasks. Raises DeadlinePassed where another pipeline does not answer.
+        Returns what the rule keeps alongside weights, buffers and optimizer state, by names as in checkpoints. All
+        replicas of a stage come here, between two tasks. Raises DeadlinePassed if another pipeline does not answer.
         """
         ...
 

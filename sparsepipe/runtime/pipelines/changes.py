@@ -19,7 +19,7 @@ class Changes:
         self.version += 1
 
     def row(self, file: str, event: str, /, **facts: Any) -> None:
-        """Something has changed that a file of the record tells of, now."""
+        """Something has changed that a file of the record describes, now."""
         self.version += 1
         facts = {key: value for key, value in facts.items() if key not in ("event", "seconds")}
         self.rows.append((file, {"event": event, "seconds": round(self.now, 6), **facts}))

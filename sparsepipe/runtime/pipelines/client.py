@@ -43,7 +43,7 @@ class CoordinatorClient:
         """`timeout`: seconds for which a coordinator is looked for. `rank` -1 is a pipeline's launcher. `encryption`:
         what is said goes through TLS.
 
-        Raises DeadlinePassed where none is found.
+        Raises DeadlinePassed if none is found.
         """
         self.pipeline, self._rank = pipeline, rank
         self._tls = tls_of(encryption, server_side=False)
@@ -161,7 +161,7 @@ class CoordinatorClient:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def _ask(self, call: str, *, until: float | None = None, **given: Any) -> Any:
-        """Return the answer to a call; None where there is none at `until`, for calls that wait no longer."""
+        """Return the answer to a call; None if there is none at `until`, for calls that wait no longer."""
         while True:
             left = _LONGEST_WAIT if until is None else min(_LONGEST_WAIT, max(0.0, until - time.monotonic()))
             answer = self._request(call, left, given)
@@ -175,7 +175,7 @@ class CoordinatorClient:
                 return None
 
     def _request(self, call: str, wait: float, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make a request until a coordinator answers it. Raises DeadlinePassed where none is found in time."""
+        """Make a request until a coordinator answers it. Raises DeadlinePassed if none is found in time."""
         with self._lock:
             self._requests += 1
             number = self._requests
@@ -221,7 +221,7 @@ class CoordinatorClient:
                 self._pause(deadline, "first look", error)
 
     def _pause(self, deadline: float, call: str, error: Exception) -> None:
-        """Wait a moment before the next attempt. Raises DeadlinePassed where there is no time for one."""
+        """Wait a moment before the next attempt. Raises DeadlinePassed if there is no time for one."""
         if time.monotonic() + _PAUSE >= deadline:
             who = f"rank {self._rank} of pipeline {self.pipeline}"
             message = f"{call} of {who} waited {self._timeout:g} s for the coordinator ({error})"
@@ -232,7 +232,7 @@ class CoordinatorClient:
 def connect(
     run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float, encryption: Encryption | None = None
 ) -> CoordinatorClient:
-    """Return the coordinator of the run in `run_dir` as a rank sees it. Raises DeadlinePassed where there is none."""
+    """Return the coordinator of the run in `run_dir` as a rank sees it. Raises DeadlinePassed if there is none."""
     return CoordinatorClient(
         run_dir, pipeline=pipeline, rank=rank, attempt=attempt, timeout=timeout, encryption=encryption
     )

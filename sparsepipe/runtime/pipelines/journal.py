@@ -71,7 +71,7 @@ class Journal:
     def open(cls, run_dir: Path, launch: str, run: RunOfPipelines) -> tuple["Journal", RunState]:
         """Return the journal of a launch, and the state that it makes: that of `run` where the launch is new.
 
-        Raises InputError where what an earlier run left to do does not belong to this one.
+        Raises InputError if what an earlier run left to do does not belong to this one.
         """
         rows = _rows_of(run_dir, launch) or [_begin(run_dir, launch, run)]
         return cls.from_rows(run_dir, rows)
@@ -90,11 +90,13 @@ class Journal:
         return journal, state
 
     def origin(self) -> float:
-        """Return when the run began, on this machine's monotonic clock. One that resumes goes on after its last row."""
+        """Return when the run began, on this machine's monotonic clock. One that resumes continues after its last
+        row.
+        """
         return time.monotonic() - (time.time() - self._began)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a request that changed the state. Raises OSError where the disk takes no more."""
+        """Keep a request that changed the state. Raises OSError if the disk takes no more."""
         data = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         self._room -= len(data)
         while data:

@@ -18,7 +18,7 @@ class Phase(Enum):
 
 @dataclass
 class Member:
-    """What changes as a pipeline goes on. A newer attempt begins with an empty list."""
+    """What changes as a pipeline continues. A newer attempt begins with an empty list."""
 
     number: int
     attempt: int = 0
@@ -49,16 +49,16 @@ class Member:
     straggler_seconds: dict[int, float] = field(default_factory=dict)
 
     def die(self, *, now: float) -> None:
-        """An attempt ends. Should another train, the pipeline's seconds went on: what it had begun is lost.
+        """An attempt ends. Should another train, the pipeline's seconds continued: what it had begun is lost.
 
-        A task that trains nothing stands on no clock; where it dies in one, seconds are lost from then on.
+        A task that trains nothing stands on no clock; if it dies in one, seconds are lost from then on.
         """
         if self.lost_since is None and self.current is not None:
             self.lost_since = self.busy_until if self.current.kind is Kind.TRAIN else now
         self.stop_clock()
 
     def restart(self, attempt: int) -> None:
-        """Begin anew, with another attempt."""
+        """Begin again, with another attempt."""
         self.attempt, self.phase, self.whole = attempt, Phase.STARTING, 0
         self.held_up_since, self.finished, self.last_measured = None, False, -1
         self.stop_clock()
@@ -86,7 +86,7 @@ class Member:
         self.busy_since = self.busy_until
 
     def release(self, *, now: float, idle: bool) -> None:
-        """Count for how long the rule's bound held it up until now, where it is `idle`: it has done all that it took.
+        """Count for how long the rule's bound held it up until now, if it is `idle`: it has done all that it took.
 
         Ranks ask for minibatches ahead: until the last that they have is done nothing is lost.
         """

@@ -1,4 +1,4 @@
-"""Contributions and the merges that a rule makes of them: who is told what, and what is counted for the summary."""
+"""Contributions and the merges that a rule makes of them: who is reported what, and what is counted for the summary."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,14 +55,14 @@ class Merges:
             self._changes.note()
 
     def stand_aside(self, pipeline: int) -> None:
-        """Wait for a pipeline no more, as it trains nothing now. What it had contributed goes on alone."""
+        """Wait for a pipeline no more, as it trains nothing now. What it had contributed continues alone."""
         self._leave(pipeline)
         number = self._under_way[pipeline]
         if number is not None and self._kept[pipeline][number].merge is None:
             self._take([Merge(0, (pipeline,), (number,), (1.0,))], by_rule=False)
 
     def forget(self, pipeline: int) -> None:
-        """A pipeline's attempt has ended: the next has nothing under way, and its updates are told of anew."""
+        """A pipeline's attempt has ended: the next has nothing under way, and its updates are notified of again."""
         self._leave(pipeline)
         self._under_way[pipeline] = None
         self._told[pipeline].clear()
@@ -78,13 +78,13 @@ class Merges:
             self._changes.note()
 
     def may_begin(self, pipeline: int) -> bool:
-        """Whether the rule lets a pipeline train on."""
+        """Return whether the rule lets a pipeline train on."""
         return self._groups is None or self._groups.may_begin(pipeline)
 
     # --- contributions -----------------------------------------------------------------------------------------------
 
     def contribute(self, pipeline: int, update: int, *, rank: int, samples: int) -> int:
-        """Take a contribution; return its number. Raises RuntimeError where the one before is still under way."""
+        """Take a contribution; return its number. Raises RuntimeError if the one before is still under way."""
         told = self._told[pipeline]
         if update in told and (number := told[update]) is not None:
             return number
@@ -167,7 +167,7 @@ class Merges:
     def decide_last(self, live: Sequence[int]) -> None:
         """Make the last merge once all `live` pipelines have come to it.
 
-        All count alike but those that made no update: they have the weights that they began with, and only take.
+        All count equally except those that made no update: they have the weights that they began with, and only take.
         """
         if self.last or not self._came or not self._came.keys() >= set(live):
             return
@@ -182,7 +182,7 @@ class Merges:
         self.last = self._kept[members[0]][contributions[0]].merge
 
     def waits_for_last(self, num_stages: Sequence[int]) -> bool:
-        """Whether a stage of a pipeline in the last merge, of `num_stages` each, has not got its result yet.
+        """Return whether a stage of a pipeline in the last merge, of `num_stages` each, has not got its result yet.
 
         Those that have it still answer the others until then.
         """
@@ -190,13 +190,13 @@ class Merges:
         return any(len(self._have_last.get(k, ())) < num_stages[k] for k in members if k in self._came)
 
     def last_of(self, pipeline: int) -> Merge:
-        """Return the last merge as a pipeline sees it: of itself alone, where it came when it had been made."""
+        """Return the last merge as a pipeline sees it: of itself alone, if it came when it had been made."""
         assert self.last is not None
         return self.last if pipeline in self.last.members else Merge(self.last.number, (pipeline,), (0,), (1.0,))
 
     def _take(self, merges: Sequence[Merge], *, by_rule: bool = True) -> None:
         """Keep merges that are decided. Neither that at a run's end is a group of its rule's, nor a contribution that
-        goes on alone as its pipeline trains no more; nor are they in simulations.
+        continues alone as its pipeline trains no more; nor are they in simulations.
         """
         for decided in merges:
             merge = replace(decided, number=self._num_merges)

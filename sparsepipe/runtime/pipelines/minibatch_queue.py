@@ -1,4 +1,4 @@
-"""The minibatches of a run by epoch: which nobody has yet, who has which, which are done. Pipelines share them.
+"""The minibatches of a run by epoch: which no one has yet, who has which, which are done. Pipelines share them.
 
 epoch 0   done ██████████████████████   held by 1: 22 23 │              put back by a pipeline that died: 7
 epoch 1   done ███   held by 0: 4 5 6   waiting: 7 8 9 …                they are handed out before all others
@@ -53,7 +53,7 @@ class MinibatchQueue:
     ) -> None:
         """`progress`: what an earlier run left to do, as `progress` gives it.
 
-        Raises InputError where that does not belong to a run of this length.
+        Raises InputError if that does not belong to a run of this length.
         """
         self.epoch_minibatches, self.total_minibatches = epoch_minibatches, total_minibatches
         self.num_epochs = -(-total_minibatches // epoch_minibatches)
@@ -96,20 +96,20 @@ class MinibatchQueue:
         return min(self.epoch_minibatches, self.total_minibatches - epoch * self.epoch_minibatches)
 
     def next_epoch(self) -> int | None:
-        """Return the oldest epoch with minibatches that nobody has; None where there is none."""
+        """Return the oldest epoch with minibatches that no one has; None if there is none."""
         for number, epoch in self._begun.items():
             if epoch.waiting:
                 return number
         return self._fresh if self._fresh < self.num_epochs else None
 
     def num_waiting(self, epoch: int) -> int:
-        """How many minibatches of an epoch nobody has."""
+        """How many minibatches of an epoch no one has."""
         if epoch >= self._fresh:
             return self._length(epoch)
         return len(self._begun[epoch].waiting) if epoch in self._begun else 0
 
     def is_done(self, epoch: int) -> bool:
-        """Whether all minibatches of an epoch are done."""
+        """Return whether all minibatches of an epoch are done."""
         return epoch < self._fresh and epoch not in self._begun
 
     @property
@@ -122,7 +122,7 @@ class MinibatchQueue:
         return sum(len(epoch.held) for epoch in self._begun.values())
 
     def holds(self, pipeline: int) -> bool:
-        """Whether a pipeline has minibatches that are not done."""
+        """Return whether a pipeline has minibatches that are not done."""
         return any(pipeline in epoch.held.values() for epoch in self._begun.values())
 
     def take(self, epoch: int, count: int, *, pipeline: int) -> list[int]:

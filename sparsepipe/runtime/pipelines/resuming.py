@@ -1,4 +1,4 @@
-"""What the record of a run of several pipelines keeps when the run goes on from a checkpoint."""
+"""What the record of a run of several pipelines keeps when the run continues from a checkpoint."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,8 @@ RESUME = Path("logs", "resume.json")
 
 
 def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
-    """Take from the metrics what will be done again, and say in each file of the record that the run goes on from here.
+    """Take from the metrics what will be done again, and say in each file of the record that the run continues from
+    here.
 
     What happened to minibatches and merges stays: it did happen.
     """
@@ -32,7 +33,7 @@ def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
 
 
 def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
-    """Whether the metrics tell of each minibatch that is done.
+    """Return whether the metrics tell of each minibatch that is done.
 
     Of a host that was lost a checkpoint may have come here, and not the newest rows before it.
     """
@@ -56,7 +57,7 @@ def recorded_replans(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def keep_nothing(run_dir: Path) -> None:
-    """Take all minibatches from the metrics of a run that goes on without a checkpoint: each is trained again."""
+    """Take all minibatches from the metrics of a run that continues without a checkpoint: each is trained again."""
     path = run_dir / METRICS
     if not path.exists():
         return
@@ -83,7 +84,7 @@ def sums_of_epochs(run_dir: Path, closed: Collection[int]) -> dict[int, Sums]:
 
 
 def _staying(progress: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return what says of a row whether that which it tells of is done: its minibatch, or all of its epoch."""
+    """Return what says of a row whether what it describes is done: its minibatch, or all of its epoch."""
     left = {int(epoch): frozenset(minibatches) for epoch, minibatches in progress["left"].items()}
     each = progress["epoch_minibatches"]
     first = min(left, default=progress["done"] // each)  # where none is named, as many as were trained whole

@@ -1,7 +1,7 @@
 """`python -m sparsepipe.runtime.pipelines.service --run-dir RUN --pipelines P`: the coordinator's process.
 
-It has no torch, no weights and no threads of work: it answers one request after the other. It ends when it is told to
-(SIGTERM), or when its parent ends. Killed, it is started again with the same `--launch`, and goes on.
+It has no torch, no weights and no threads of work: it answers one request after the other. It ends when it is asked to
+(SIGTERM), or when its parent ends. Killed, it is started again with the same `--launch`, and continues.
 """
 
 import argparse
@@ -91,7 +91,7 @@ class Service:
             asyncio.get_running_loop().call_later(_GRACE, self._give_up, peer.who)
 
     def _ask(self, peer: Peer, call: str, given: Any) -> dict[str, Any]:
-        """Ask the state; return its answer or error, empty where there is none yet. What changed is in the journal."""
+        """Ask the state; return its answer or error, empty if there is none yet. What changed is in the journal."""
         pipeline, rank, attempt = peer.who
         try:
             request = Request(call, pipeline, rank, attempt, read_given(call, given))

@@ -9,7 +9,7 @@ them again, from the journal of those that changed something.
     members    each pipeline's attempt, ranks and list of tasks
     work       who trains what, who closes an epoch or the run
     merges     contributions, and what a rule makes of them
-    changes    what the record is told
+    changes    what the record is reported
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class RunOfPipelines:
-    """What a coordinator is told as it starts. `rule` None: pipelines share minibatches and nothing else."""
+    """What a coordinator is reported as it starts. `rule` None: pipelines share minibatches and nothing else."""
 
     num_pipelines: int
     rule: Rule | None = None
@@ -59,7 +59,7 @@ class RunOfPipelines:
 
 
 class RunState:
-    """Who is there, who has which minibatch, who averages with whom, who does what is to be done once."""
+    """Who exists, who has which minibatch, who averages with whom, who does what is to be done once."""
 
     def __init__(self, run: RunOfPipelines) -> None:
         self.run, self.changes = run, Changes()
@@ -115,7 +115,7 @@ class RunState:
             self.work.stop()
 
     def through(self, pipeline: int) -> bool:
-        """Whether a pipeline has come to its end; a parameter server has none."""
+        """Return whether a pipeline has come to its end; a parameter server has none."""
         task = self.members[pipeline].current if 0 <= pipeline < len(self.members) else None
         return pipeline == SERVER or (task is not None and task.kind is Kind.END)
 
@@ -224,7 +224,7 @@ class RunState:
         return found
 
     def _is_waited_for_at_its_end(self, member: Member) -> bool:
-        """Whether other ranks may still need what this pipeline holds for the run's last average.
+        """Return whether other ranks may still need what this pipeline holds for the run's last average.
 
         A rank asks for the next entry as soon as its own stage is done: its pipeline would be at its end, and who waits
         for an answer of another of its ranks would take it for gone and keep weights that no other pipeline has.
@@ -233,7 +233,7 @@ class RunState:
         return at_last and self.merges.waits_for_last([one.num_holders for one in self.members])
 
     def _may_start(self) -> bool:
-        """Whether minibatches are handed out: all pipelines are ready, or one has been for `START_SECONDS`.
+        """Return whether minibatches are handed out: all pipelines are ready, or one has been for `START_SECONDS`.
 
         Else the first to be there would train on most of a short run before the others had read their data, or before
         there was a parameter server to push to.

@@ -48,7 +48,7 @@ class Sums:
 
     @property
     def pace(self) -> float:
-        """Samples per second, from the first minibatch that was done to the last; 0 where there is but one."""
+        """Samples per second, from the first minibatch that was done to the last; 0 if there is but one."""
         if self.first is None or self.last <= self.first:
             return 0.0
         return (self.samples - self.first_samples) / (self.last - self.first)
@@ -70,7 +70,7 @@ class Tallies:
         return self._run.add(row, now=now)
 
     def of_epoch(self, epoch: int) -> dict[str, Any]:
-        """Return the fields of an epoch's row that all its minibatches together make; none where it has none."""
+        """Return the fields of an epoch's row that all its minibatches together make; none if it has none."""
         sums = self._epochs.get(epoch)
         return {"train": sums.train, "samples_per_second": sums.pace or self.pace} if sums else {}
 

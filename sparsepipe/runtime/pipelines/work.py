@@ -33,7 +33,7 @@ class Work:
     No pipeline waits for another at the end of an epoch. The first that has trained on it and has nothing more to take
     of it closes it, and validates its own weights. At the end of the run, once every minibatch is done, all average and
     one closes the run and its last epoch with it. What one that died was to do is done by the next that asks. The
-    record is told of epochs in order, of each once nobody trains on it any more.
+    record is notified of epochs in order, of each once no one trains on it any more.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Work:
         closed: Iterable[int] = (),
         sums: Mapping[int, Sums] | None = None,
     ) -> None:
-        """`arithmetic`: of the rule, where there is one. `closed`: epochs that an earlier run closed. `sums`: of what
+        """`arithmetic`: of the rule, if there is one. `closed`: epochs that an earlier run closed. `sums`: of what
         it did of others.
         """
         self.queue, self.tallies = queue, Tallies(sums)
@@ -119,7 +119,7 @@ class Work:
         return None, -1
 
     def _epoch_to_close(self, member: Member) -> int | None:
-        """Return the oldest epoch that nobody closes, of which all is handed out, and that this pipeline may close: it
+        """Return the oldest epoch that no one closes, of which all is handed out, and that this pipeline may close: it
         has trained on it, or no pipeline that is left has. The last ends with the run.
         """
         for epoch in range(min(self.queue.num_begun, self.queue.num_epochs - 1)):
@@ -203,7 +203,7 @@ class Work:
         member.units += 1
 
     def _may_begin(self, member: Member) -> bool:
-        """Whether the rule lets a pipeline train on; how long it does not is counted."""
+        """Return whether the rule lets a pipeline train on; how long it does not is counted."""
         allowed = self._merges.may_begin(member.number)
         if allowed and member.held_up_since is not None:
             member.release(now=self._changes.now, idle=not self.queue.holds(member.number))
@@ -262,7 +262,7 @@ class Work:
         self._tell_of_epochs()
 
     def _tell_of_epochs(self) -> None:
-        """Tell of those epochs that are closed, nobody trains on, and come after none that is not so."""
+        """Tell of those epochs that are closed, no one trains on, and come after none that is not so."""
         self._changes.note()
         first_open = next(number for number in range(self.queue.num_epochs + 1) if number not in self._closed)
         for number in sorted(self._untold):
@@ -287,7 +287,7 @@ class Measured:
     def add(self, pipeline: int, epoch: int, row: Mapping[str, Any]) -> None:
         """Take what a pipeline measured of a part of an epoch ("trained" minibatches), and of the run up to it.
 
-        Of several parts of an epoch the longest tells of its stages; bytes are added up.
+        Of several parts of an epoch the longest one's stages are shown; bytes are added up.
         """
         own = self._epochs.setdefault(epoch, {})
         before = own.get(pipeline, {"trained": -1, "sent_bytes": 0})
@@ -303,7 +303,7 @@ class Measured:
         return {**_together(rows), "sent_bytes": sum(row["sent_bytes"] for row in rows)}
 
     def of_run(self) -> dict[str, Any]:
-        """Return the fields of the run's summary that all pipelines measured; none where nothing was trained."""
+        """Return the fields of the run's summary that all pipelines measured; none if nothing was trained."""
         rows = _in_order(self._run)
         engines = "+".join(dict.fromkeys(row["engine"] for row in rows))
         return {"engine": engines, **_together(rows)} if rows else {}

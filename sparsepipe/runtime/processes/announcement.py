@@ -41,7 +41,7 @@ class Announcement:
         self._word[0] = 0
 
     def read(self) -> Announced | None:
-        """Return what is announced, None where nothing is."""
+        """Return what is announced, None if nothing is."""
         word = int(self._word[0])
         return Announced(word % _COMMANDS - 1, word // _COMMANDS) if word else None
 

@@ -3,7 +3,7 @@
     rank 0   propose 1 ──────────────────────────► all ranks are ready: announce when it is done (announcement.py)
     rank k            look ► checked ► ready            (or failed: rank 0 withdraws it, and nothing has changed)
 
-To look costs less than a microsecond, so a rank looks while it trains, and nobody waits for a message.
+To look costs less than a microsecond, so a rank looks while it trains, and no one waits for a message.
 """
 
 import mmap
@@ -52,7 +52,7 @@ class Ballot:
         return int(self._words[0]) // 2
 
     def stands(self, number: int) -> bool:
-        """Whether a proposal is the last one, and not withdrawn."""
+        """Return whether a proposal is the last one, and not withdrawn."""
         return int(self._words[0]) == 2 * number
 
     def answer(self, rank: int, number: int, answer: Answer) -> None:

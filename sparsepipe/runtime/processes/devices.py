@@ -7,7 +7,7 @@ from ...util.text.counting import number_of
 
 
 def check_device(name: str) -> None:
-    """Raise InputError for a CUDA device, "cuda" or "cuda:1", that is not here."""
+    """Raise InputError for a CUDA device, "cuda" or "cuda:1", that is missing."""
     if not name.startswith("cuda"):
         return
     count = torch.cuda.device_count()  # leaves CUDA alone, which a process that has begun with it cannot fork any more

@@ -27,7 +27,7 @@ def forget_gpu(logs: Path, rank: int) -> None:
 
 
 def gpu_of(logs: Path, rank: int) -> str | None:
-    """Return the UUID of the GPU that a rank computes on; None where it has not told of one."""
+    """Return the UUID of the GPU that a rank computes on; None if it has not told of one."""
     with suppress(OSError, ValueError):
         return (logs / f"rank{rank}.gpu").read_text().strip() or None
     return None

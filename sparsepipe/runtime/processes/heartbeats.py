@@ -1,7 +1,7 @@
 """What every rank of this host is doing now, in a file that they all map: who is to blame for a wait without end.
 
 A rank that waits for another may wait for one that waits itself. The one at the end of that chain is the one to name.
-What ranks of other hosts do is not known here: a chain that leads there blames nobody, those at its end will say.
+What ranks of other hosts do is not known here: a chain that leads there blames no one, those at its end will say.
 """
 
 import struct
@@ -58,7 +58,7 @@ class Heartbeats:
     def find_straggler(self, peer: int) -> Whereabout | None:
         """Follow who waits for whom, from the rank that is waited for (-1: for several), to one that does not wait.
 
-        Where all of them wait, one has been stopped while it did: the one that has waited longest.
+        If all of them wait, one has been stopped while it did: the one that has waited longest.
         """
         chain: list[Whereabout] = []
         elsewhere = peer >= 0 and peer not in self._here

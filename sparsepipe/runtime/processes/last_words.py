@@ -15,7 +15,7 @@ _READ_BYTES = 65536
 
 
 def keep_pipe() -> int:
-    """Keep the way to the launcher before standard output becomes a log; -1 where no launcher listens."""
+    """Keep the way to the launcher before standard output becomes a log; -1 if no launcher listens."""
     return os.dup(1) if os.environ.pop(VARIABLE, None) else -1
 
 
@@ -60,7 +60,7 @@ class Listener:
         return self._own, self._reading
 
     def close(self) -> None:
-        """Have standard output back. Nobody is listened to any more."""
+        """Have standard output back. No one is listened to any more."""
         os.dup2(self._own, 1)
         for descriptor in self.descriptors:
             os.close(descriptor)

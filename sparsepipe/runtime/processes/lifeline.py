@@ -9,7 +9,7 @@ _TERMINATED = 143  # what a shell says of a process ended by SIGTERM
 
 
 class Lifeline:
-    """The pipe that the environment names, opened. Where it is gone, so is who held it: this process ends at once."""
+    """The pipe that the environment names, opened. If it is gone, so is who held it: this process ends at once."""
 
     def __init__(self) -> None:
         self.descriptor = -1  # where the environment names none
@@ -21,14 +21,14 @@ class Lifeline:
                 os._exit(_TERMINATED)
 
     def look(self, seconds: float) -> None:
-        """Return after so many seconds, or end this process as soon as nobody holds the writing end."""
+        """Return after so many seconds, or end this process as soon as no one holds the writing end."""
         told = [self.descriptor] if self.descriptor >= 0 else []
         if select.select(told, [], [], seconds)[0]:
             os._exit(_TERMINATED)
 
 
 def watch() -> None:
-    """Have a thread end this process as soon as nobody holds the writing end of the pipe that the environment names."""
+    """Have a thread end this process as soon as no one holds the writing end of the pipe that the environment names."""
     lifeline = Lifeline()
     if lifeline.descriptor >= 0:
         threading.Thread(target=_wait_for_end, args=(lifeline.descriptor,), name="lifeline", daemon=True).start()

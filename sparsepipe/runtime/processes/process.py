@@ -1,6 +1,6 @@
 """A process of a running job: its rank, its device, and what all ranks do together. It lives as long as the job.
 
-Where it stands in a plan is another thing (worker/connections.py): that may change while the job goes on.
+If it stands in a plan is another thing (worker/connections.py): that may change while the job continues.
 """
 
 import time
@@ -18,7 +18,7 @@ from .heartbeats import Heartbeats
 
 @dataclass(frozen=True)
 class Process:
-    """A rank of a running job. `store` and `heartbeats` are None where it is the only one."""
+    """A rank of a running job. `store` and `heartbeats` are None if it is the only one."""
 
     rank: int
     world_size: int
@@ -39,7 +39,7 @@ class Process:
 
     @property
     def leads_host(self) -> bool:
-        """Whether this rank does what one rank of each host does: the first of its host."""
+        """Return whether this rank does what one rank of each host does: the first of its host."""
         return self.rank == 0 or any(ranks[0] == self.rank for ranks in self.hosts)
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
@@ -49,7 +49,7 @@ class Process:
         return values
 
     def barrier(self, what: str) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank is available."""
         self.sum(torch.zeros(1), what=what)
 
     def finish(self, work: Any, *, what: str) -> None:

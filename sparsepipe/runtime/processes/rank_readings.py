@@ -1,7 +1,7 @@
 """What each rank's machine says, from the rank's host to whoever asks a predictor about the run.
 
 record   control/readings           somebody asks for it  ──►  host   its ranks are read (rank_watches.py)
-         logs/rankN.machine.json                          ◄──         logs/rankN.machine.json, anew every two seconds
+         logs/rankN.machine.json                          ◄──         logs/rankN.machine.json, again every two seconds
 """
 
 import json
@@ -44,7 +44,7 @@ def write(logs: Path, rank: int, metrics: Mapping[str, float]) -> None:
 
 
 def newest(logs: Path, rank: int) -> dict[str, float] | None:
-    """Return what a rank's host has read of it in the last seconds; None where it told of nothing.
+    """Return what a rank's host has read of it in the last seconds; None if it told of nothing.
 
     Raises InputError in a line for a file that is none.
     """

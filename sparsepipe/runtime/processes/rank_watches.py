@@ -13,7 +13,7 @@ SECONDS = 2.0  # that a reading is about: as long as `sparsepipe interference me
 
 
 class RankWatches:
-    """Reads the ranks of a run by the process ids in its logs; one that was started again is read anew.
+    """Reads the ranks of a run by the process ids in its logs; one that was started again is reread.
 
     On GPUs a rank is read from when it has told which GPU is its own, with that one's gauges. The other ranks are no
     intruders.

@@ -28,7 +28,7 @@ class RunFolder:
 
     @property
     def gone(self) -> bool:
-        """Whether the path leads elsewhere, or nowhere. A look that fails for another reason is none."""
+        """Return whether the path leads elsewhere, or nowhere. A look that fails for another reason is none."""
         try:
             return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
@@ -37,7 +37,7 @@ class RunFolder:
             return False
 
     def gone_within(self, seconds: float) -> bool:
-        """Whether it is gone by then: who removes a folder begins with what is in it."""
+        """Return whether it is gone by then: who removes a folder begins with what is in it."""
         deadline = time.monotonic() + seconds
         while not self.gone and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -2,7 +2,7 @@
 
     rank 3   add ──store──► 1: …   2: …   3: …  ──► the first rank of each host (a thread), in this order
 
-The thread waits at the store for the next line, so that nobody looks again and again, and no rank that trains waits.
+The thread waits at the store for the next line, so that no one looks again and again, and no rank that trains waits.
 """
 
 import threading

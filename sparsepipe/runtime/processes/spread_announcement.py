@@ -1,4 +1,4 @@
-"""An announcement to ranks on several hosts: each host has it before the rank that makes it goes on.
+"""An announcement to ranks on several hosts: each host has it before the rank that makes it continues.
 
     rank 0   make ──store──► the first rank of each other host (a thread) ──► memory of that host ──► all ranks there
                ◄───────────────── seen ◄──────────────────────────────────────────────┘
@@ -16,7 +16,7 @@ from .shared_log import SharedLog, Store
 
 
 class SpreadAnnouncement(Announcement):
-    """An `Announcement` on each host, which one rank makes on all. `name` tells it from others of the same job.
+    """An `Announcement` on each host, which one rank makes on all. `name` distinguishes it from others of the same job.
 
     Cleared on every host by ranks there, once all have met where it was due.
     """
@@ -33,7 +33,7 @@ class SpreadAnnouncement(Announcement):
     def make(self, command: int, minibatch: int) -> None:
         """Announce a command by its number, due before a minibatch of the run. One rank does, one at a time.
 
-        Raises DeadlinePassed or PeerLost where a host does not answer.
+        Raises DeadlinePassed or PeerLost if a host does not answer.
         """
         rank, seconds = self._process.rank, self._process.timeout
         message = f"rank {rank} waited {seconds:g} s for rank {{}} to see a command"

@@ -14,7 +14,7 @@ from .shared_log import SharedLog, Store
 
 
 class SpreadBallot(Ballot):
-    """A `Ballot` on each host. `name` tells it from others of the same job.
+    """A `Ballot` on each host. `name` distinguishes it from others of the same job.
 
     What one rank says comes in its order; of what several say at once, each host may see another first.
     """
@@ -28,7 +28,7 @@ class SpreadBallot(Ballot):
             self._log.follow(self._take)
 
     def _say(self, place: int, word: int) -> None:
-        """Raises DeadlinePassed or PeerLost where the store does not answer."""
+        """Raises DeadlinePassed or PeerLost if the store does not answer."""
         process = self._process
         message = f"rank {process.rank} waited for the store, where it answers"
         with self._order, translated(message, peer=0):  # it is on rank 0's host

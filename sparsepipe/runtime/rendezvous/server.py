@@ -36,7 +36,7 @@ _REQUEST = fields(
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that is answered when all its keys are there, or told that it is late."""
+    """A request that is answered when all its keys exist, or told that it is late."""
 
     peer: Peer
     id: int
@@ -124,7 +124,7 @@ class StoreServer:
     """Serves a store at `host`, in a thread, until `close` or the end of this process."""
 
     def __init__(self, host: str, secret: bytes, *, encryption: Encryption | None = None) -> None:
-        """`encryption`: what is said goes through TLS. Raises OSError where the address cannot be had."""
+        """`encryption`: what is said goes through TLS. Raises OSError if the address is not available."""
         self._loop = asyncio.new_event_loop()
         tls = tls_of(encryption, server_side=True)
         self._board = Switchboard(host, secret, _Values(), self._loop, tls=tls)

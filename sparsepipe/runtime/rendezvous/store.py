@@ -1,6 +1,6 @@
 """`KeyedStore`: a store of torch.distributed whose server lets in only those who have the job's secret.
 
-torch's own TCPStore listens on every address of its host and asks nobody who they are.
+torch's own TCPStore listens on every address of its host and asks no one who they are.
 """
 
 import base64
@@ -98,7 +98,7 @@ class KeyedStore(dist.Store):
         return self.timeout  # type: ignore[attr-defined, no-any-return]  # torch has it, its stubs leave it out
 
     def _ask(self, op: str, keys: list[str], *, seconds: float = 0.0, **more: Any) -> list[bytes]:
-        """Return the values of an answer. Raises RuntimeError where a key did not come, as torch's stores do."""
+        """Return the values of an answer. Raises RuntimeError if a key did not come, as torch's stores do."""
         named = [self._prefix + key for key in keys]
         with self._lock:
             number, deadline = next(self._ids), time.monotonic() + seconds + _TO_ANSWER

@@ -1,1 +1,1 @@
-"""How the replicas of a stage stay alike: what they average, with whom and when."""
+"""How the replicas of a stage stay in the same way: what they average, with whom and when."""

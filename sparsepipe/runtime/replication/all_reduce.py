@@ -15,7 +15,7 @@ _BUCKET_BYTES = 2**22  # of gradients that are summed over the replicas at once
 
 class AllReduce:
     """The member of `Replication` that torch.nn.parallel.DistributedDataParallel is: gradients in buckets, summed by an
-    all-reduce each, which begins while the backward goes on.
+    all-reduce each, which begins while the backward continues.
     """
 
     overlaps = True

@@ -1,4 +1,4 @@
-"""A stage that one rank has alone: nothing to exchange, nobody to wait for."""
+"""A stage that one rank has alone: nothing to exchange, no one to wait for."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""What keeps the weights of a stage's replicas alike: what they average, when, and with whom."""
+"""What keeps the weights of a stage's replicas in the same way: what they average, when, and with whom."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ class Replication(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients set out while the last backward of a round goes on, within `overlap`."""
+        """Return whether gradients set out while the last backward of a round continues, within `overlap`."""
         ...
 
     def overlap(
@@ -65,7 +65,7 @@ class Replication(Protocol):
 
     @property
     def statistics(self) -> Group | None:
-        """With whom batch norms share the statistics of a minibatch; None: with nobody."""
+        """With whom batch norms share the statistics of a minibatch; None: with no one."""
         ...
 
     def take_waited(self) -> float:

@@ -36,7 +36,7 @@ def replicas_by_host(ranks: Iterable[int], hosts: Iterable[Sequence[int]]) -> li
 class SumOverHosts:
     """One replica's part in such sums, which a thread of its own works through in the order in which they begin.
 
-    `within`: the group of its host's replicas, None where it is the only one there; `between`: that of the hosts' first
+    `within`: the group of its host's replicas, None if it is the only one there; `between`: that of the hosts' first
     ranks, None on the other ranks; `first`: the first rank of its host.
     """
 

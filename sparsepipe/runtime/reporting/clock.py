@@ -1,4 +1,4 @@
-"""When a run began, on a clock that its ranks share and that goes on where a run that resumes left off."""
+"""When a run began, on a clock that its ranks share and that continues where a run that resumes left off."""
 
 import json
 import time
@@ -13,8 +13,8 @@ _TAIL_BYTES = 2**16  # of a file that grows by rows: the latest are in it
 def began(run_dir: Path) -> float:
     """Return the wall-clock second at which the run in `run_dir` began. One rank calls it, after `forget_rows`.
 
-    A run that resumes keeps its beginning. Where the machine's clock was set back meanwhile, so that new rows would be
-    older than those there are, the beginning moves back as far: times go on after the last that was recorded.
+    A run that resumes keeps its beginning. If the machine's clock was set back meanwhile, so that new rows would be
+    older than those there are, the beginning moves back as far: times continue after the last that was recorded.
     """
     path, now = run_dir / "logs" / "clock.json", time.time()
     if not path.exists():
@@ -28,7 +28,7 @@ def began(run_dir: Path) -> float:
 
 
 def last_recorded(run_dir: Path) -> float:
-    """Return the latest time in a run's metrics and traces, in seconds since it began; 0 where there is none."""
+    """Return the latest time in a run's metrics and traces, in seconds since it began; 0 if there is none."""
     paths = [run_dir / "metrics.jsonl", *run_dir.glob("trace-rank*.jsonl")]
     return max((_last_time(path) for path in paths if path.is_file()), default=0.0)
 

@@ -43,6 +43,8 @@ def _load(shares: Sequence[float]) -> BackgroundLoad:
 
 
 def _host() -> float:
-    """Return a number that ranks have alike which may use the same processors of the same host; exact in 64 bits."""
+    """Return a number that ranks have identical which may use the same processors of the same host; exact in 64
+    bits.
+    """
     told = repr((socket.gethostname(), sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()))
     return float(int.from_bytes(hashlib.sha256(told.encode()).digest()[:6]))

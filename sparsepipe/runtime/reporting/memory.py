@@ -14,7 +14,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
-    """Watches from its making on: CUDA's allocator, or what Linux and glibc say of the process (0 where neither tells).
+    """Watches from its making on: CUDA's allocator, or what Linux and glibc say of the process (0 if neither says).
 
     Of a process only memory of its own counts, not the code of libraries, which come in when they are first called.
     """
@@ -35,7 +35,7 @@ class PeakMemory:
         self.held_bytes = 0
 
     def restart(self, shared: SharedMemory | None) -> None:
-        """Forget the peak so far, where a rank goes on under another plan: what it held before it had a stage stays."""
+        """Forget the peak so far, where a rank switches to another plan: what it held before it had a stage stays."""
         self._shared, self.held_bytes = shared, 0
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -45,7 +45,7 @@ class PeakMemory:
     def look(self) -> None:
         """Take note of what is held now, between two layers or actions.
 
-        The peak has also what comes and goes within a layer, which plans count if their profile tells it and, on a CPU,
+        The peak has also what comes and goes within a layer, which plans count if their profile shows it and, on a CPU,
         what the allocator keeps of freed memory.
         """
         shared = self._shared.held_bytes if self._shared else 0
@@ -54,7 +54,7 @@ class PeakMemory:
     @contextmanager
     def looking_inside(self, weights: Iterable[Tensor]) -> Iterator[None]:
         """While a backward runs, look whenever one of these has its gradient: what came before it in the network is
-        still saved, and the gradients of what came after are there.
+        still saved, and the gradients of what came after exist.
         """
         hooks = [weight.register_hook(lambda _: self.look()) for weight in weights if weight.requires_grad]
         try:

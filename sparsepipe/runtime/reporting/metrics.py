@@ -18,7 +18,7 @@ def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
     `times[m]` is when minibatch m was done in the last stage. Asynchronous schedules: from the first minibatch after
     the warm-up, by whole rounds of all stages, to the last or almost: what replicas work on together ends together, and
     part of a round would count samples without their time. Schedules that flush: whole steps, from the end of the first
-    to that of the last whole one, the pipeline's filling and draining included. None where the epoch is too short.
+    to that of the last whole one, the pipeline's filling and draining included. None if the epoch is too short.
     """
     if plan.flushes:
         steps = len(times) // plan.num_microbatches
@@ -32,7 +32,7 @@ def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
 
 
 def pace(times: Sequence[float], samples: Sequence[float], window: tuple[int, int] | None, started: float) -> float:
-    """Return samples per second in the window; over the whole epoch where there is none."""
+    """Return samples per second in the window; over the whole epoch if there is none."""
     if window is None:
         return sum(samples) / max(max(times) - started, 1e-9)
     first, last = window
@@ -88,7 +88,7 @@ def median_summaries(epochs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[st
 
 
 def with_memory(stages: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
-    """Return the summaries with the memory that the planner expected of a rank of each stage, where it said so."""
+    """Return the summaries with the memory that the planner expected of a rank of each stage, if it said so."""
     if plan.estimate is None:
         return list(stages)
     planned: dict[int, float] = {}

@@ -21,7 +21,7 @@ _SECONDS_AT_MOST = 0.1  # that a row waits: who follows the run answers the soon
 class Lines:
     """A file that grows by whole lines: a batch of rows is one write to its end, so a kill tears the last at most.
 
-    Where it has grown beyond `most_bytes`, what `shortened` makes of it takes its place.
+    If it has grown beyond `most_bytes`, what `shortened` makes of it takes its place.
     """
 
     def __init__(

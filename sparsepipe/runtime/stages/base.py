@@ -26,7 +26,7 @@ class Output:
 
     @classmethod
     def of(cls, *tensors: Tensor) -> tuple["Output", ...]:
-        """Return one for each of `tensors` that has a graph behind it: none where no backward will come."""
+        """Return one for each of `tensors` that has a graph behind it: none if no backward will come."""
         return tuple(cls(get_gradient_edge(t), t.shape, t.dtype, t.device) for t in tensors if t.requires_grad)
 
 
@@ -76,22 +76,24 @@ class StageRunner(Protocol):
 
     @property
     def is_first(self) -> bool:
-        """Whether it receives samples, not packets."""
+        """Return whether it receives samples, not packets."""
         ...
 
     @property
     def reads_samples(self) -> bool:
-        """Whether it takes samples: in the first stage alone, behind it beside its packets."""
+        """Return whether it takes samples: in the first stage alone, behind it alongside its packets."""
         ...
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the loss."""
+        """Return whether it has the loss."""
         ...
 
     @property
     def id_before(self) -> int:
-        """Names the list of tensors that cross the boundary to the stage before: both sides work it out alike."""
+        """Names the list of tensors that cross the boundary to the stage before: both sides work it out in the same
+        way.
+        """
         ...
 
     @property

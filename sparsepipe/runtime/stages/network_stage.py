@@ -7,7 +7,7 @@ A backward in two: first the gradients of the inputs, later those of the weights
 
 A joint is a product of weights and features whose operation computes only those gradients it is asked for: torch's own
 matrix products and convolutions, and an engine's that says so (`splits_gradients`). All other weights (biases added on
-their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, where they are a by-product.
+their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, if they are a by-product.
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ def _splits(node: Any) -> bool:
 def boundary(network: AnyNetwork, plan: Plan, cut: int, *, training: bool = True) -> tuple[str, ...]:
     """Return the values alive between stages `cut - 1` and `cut`, in order: each once, skips included.
 
-    Where a network differs between training and evaluation, so may they.
+    If a network differs between training and evaluation, so may they.
     """
     if cut <= 0 or cut >= len(plan.stages):
         return ()
@@ -367,7 +367,8 @@ class NetworkStage:
     def _present(self, names: Sequence[str], slots: Sequence[Slot]) -> tuple[Tensor | None, ...]:
         """Return, of each tensor that gets a gradient, the bits of the elements that it gets one for; None: of all.
 
-        Both sides of a boundary go by what they know alike: the network, and how the forward's packet was sent.
+        Both sides of a boundary go by what they know in the same way: the network, and how the forward's packet was
+        sent.
         """
         return tuple(
             slot.present.to(self.device, copy=True)  # a view would keep the whole packet alive

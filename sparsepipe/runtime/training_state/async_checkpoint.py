@@ -1,4 +1,4 @@
-"""A checkpoint written beside the training: tensors are copied where it stands, a thread brings them to disk."""
+"""A checkpoint written alongside the training: tensors are copied where it stands, a thread brings them to disk."""
 
 import threading
 import time
@@ -29,9 +29,9 @@ class Snapshots:
         shards: Mapping[str, Mapping[str, Tensor]],
         finish: tuple[set[str], Callable[[], object]] | None,
     ) -> None:
-        """Begin to write this rank's `shards` (name → tensors), where it has any.
+        """Begin to write this rank's `shards` (name → tensors), if it has any.
 
-        With `finish` (names of all shards, what makes the checkpoint whole) it goes on to do so once all are there.
+        With `finish` (names of all shards, what makes the checkpoint whole) it goes on to do so once all exist.
         """
         copies = {
             name: {key: tensor.detach().clone() for key, tensor in tensors.items()} for name, tensors in shards.items()
@@ -73,7 +73,7 @@ class Snapshots:
             self._error = error
 
     def _await(self, minibatches: int, names: set[str], deadline: float) -> None:
-        """Look until every shard's description is there: it is written when the shard is."""
+        """Look until every shard's description exists: it is written when the shard is."""
         folder = partial_folder(self._run_dir, minibatches)
         while missing := {name for name in names if not (folder / f"{name}.json").exists()}:
             if time.monotonic() > deadline:

@@ -4,7 +4,7 @@
                                    manifest.json          which file holds which layer, sizes and SHA-256, position
 
 Written by torch.distributed.checkpoint in its safetensors storage: tensors alone, no pickle, and any of its users can
-load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
+load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one no one reads.
 
 A checkpoint's manifest: which file holds which layer, what the run's minibatches were, and a seal on all of it.
 
@@ -76,7 +76,7 @@ class Checkpoint:
         return int(self.manifest["minibatches"])
 
     def check(self, *, model: str, layers: Sequence[str]) -> None:
-        """Raise InputError where this is a checkpoint of another model."""
+        """Raise InputError if this is a checkpoint of another model."""
         held = self.manifest["layers"]
         if self.manifest["model"] != model:
             raise InputError(
@@ -92,11 +92,11 @@ class Checkpoint:
             )
 
     def check_minibatches(self, order: Mapping[str, Any], *, epoch_minibatches: int | None = None) -> None:
-        """Raise InputError where this run's minibatches (what `order` says of them) are not those counted here.
+        """Raise InputError if this run's minibatches (what `order` says of them) are not those counted here.
 
-        Its position is a number of minibatches, so they have as many samples out of as many in every run that goes on.
-        Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice: that is
-        looked at where `epoch_minibatches` says how many an epoch has.
+        Its position is a number of minibatches, so they have as many samples out of as many in every run that
+        continues. Between epochs they may be drawn otherwise; within one, samples would be left out and others met
+        twice: that is looked at where `epoch_minibatches` says how many an epoch has.
         """
         self._check_budget(order)
         self._check_last_minibatch(order)
@@ -111,13 +111,13 @@ class Checkpoint:
                 raise InputError(
                     "checkpoint.order_differs",
                     f"{{{name}}} is {here}, but {there} in the checkpoint {self.folder}{place}; "
-                    "resume with that, or train anew in another folder",
+                    "resume with that, or retrain in another folder",
                     setting=name,
                     name=name,
                 )
 
     def _check_budget(self, order: Mapping[str, object]) -> None:
-        """Raise InputError where minibatches had another budget: an epoch had another number of them."""
+        """Raise InputError if minibatches had another budget: an epoch had another number of them."""
         if "composition" not in order:
             return
         here, there = (_composition(text) for text in (order["composition"], self.manifest.get("composition")))
@@ -125,12 +125,12 @@ class Checkpoint:
             raise InputError(
                 "checkpoint.budget_differs",
                 f"the budget of a minibatch is {_budget_text(here)}, but {_budget_text(there)} in the checkpoint "
-                f"{self.folder}; resume with that, or train anew in another folder",
+                f"{self.folder}; resume with that, or retrain in another folder",
                 setting=dict.fromkeys(("batch_seconds", "batch_bytes")),
             )
 
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
-        """Raise InputError where an epoch had another number of minibatches: its position would be elsewhere."""
+        """Raise InputError if an epoch had another number of minibatches: its position would be elsewhere."""
         last, before = order.get("last_minibatch"), self.manifest.get("last_minibatch", KEEP)
         samples, batch_size = self.manifest.get("samples"), self.manifest.get("batch_size")
         if last is None or last == before or samples is None or batch_size is None:
@@ -140,7 +140,7 @@ class Checkpoint:
             raise InputError(
                 "checkpoint.last_minibatch_differs",
                 f"{{last_minibatch}} is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
-                f"{number_of(here, 'minibatch')}, not {there}; resume with {before}, or train anew elsewhere",
+                f"{number_of(here, 'minibatch')}, not {there}; resume with {before}, or retrain elsewhere",
                 setting="last_minibatch",
             )
 
@@ -152,11 +152,11 @@ class Checkpoint:
                 raise InputError(
                     "checkpoint.shapes_differ",
                     f"{self.folder}: {key.replace(':', ' ', 1)} has shape {there}, in this run {here}; resume with the "
-                    "features of voxels that it was trained on, or train anew in another folder",
+                    "features of voxels that it was trained on, or retrain in another folder",
                 )
 
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
+        """Return the tensors of `layers` by name. Raises InputError if a file is missing or not what was written."""
         wanted, places = set(layers), self.manifest["layers"]
         if missing := [layer for layer in layers if layer not in places]:
             raise InputError(
@@ -224,7 +224,7 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[str
 
 
 def latest(run_dir: Path) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a run, None where there is none yet."""
+    """Return the newest whole checkpoint of a run, None if there is none yet."""
     return next(newest_first(run_dir), None)
 
 
@@ -239,7 +239,7 @@ def newest_first(run_dir: Path) -> Iterator[Checkpoint]:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Open a checkpoint. Raises InputError where the folder is none, or its manifest is damaged."""
+    """Open a checkpoint. Raises InputError if the folder is none, or its manifest is damaged."""
     return Checkpoint(folder, read_manifest(folder))
 
 
@@ -276,7 +276,7 @@ def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str
 
 
 def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], **facts: Any) -> Path:
-    """Make the checkpoint whole, once all shards are there, and remove all but the newest `keep`. One rank calls it.
+    """Make the checkpoint whole, once all shards exist, and remove all but the newest `keep`. One rank calls it.
 
     `layers` names the shard of every layer, those without tensors included.
     """
@@ -314,7 +314,7 @@ def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tens
 
 
 def belongs(key: str, wanted: Collection[str], *, layers: Collection[str]) -> bool:
-    """Whether a tensor, named as in a checkpoint, is one of the layers `wanted`, of all `layers` of the network.
+    """Return whether a tensor, named as in a checkpoint, is one of the layers `wanted`, of all `layers` of the network.
 
     Of a traced network some names say other layers: those of layers made one ("norm" has "other.weight", too), which
     name none, and what is not trained of a module that is called again: "norm-2" holds "norm.running_mean".
@@ -352,7 +352,7 @@ def _file_name(value: object, what: str) -> str:
     name = text(value, what)
     if Path(name).name != name or "\0" in name:
         raise InputError(
-            "manifest.name_malformed", f"{what} = {name[:70]!r}: expected the name of a file beside the manifest"
+            "manifest.name_malformed", f"{what} = {name[:70]!r}: expected the name of a file in the manifest's folder"
         )
     return name
 
@@ -403,7 +403,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> Path:
 def read_manifest(folder: Path) -> Fields:
     """Read the manifest of a checkpoint's folder.
 
-    Raises InputError that names the file where it is missing, damaged, or not what was written.
+    Raises InputError that names the file if it is missing, damaged, or not what was written.
     """
     path = folder / MANIFEST
     aside = f"remove {folder} to resume from the checkpoint before it"

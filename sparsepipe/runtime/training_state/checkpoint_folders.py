@@ -1,6 +1,6 @@
 """Folders of checkpoints: their names, and how they come and go, in single steps: a kill leaves none half done.
 
-By name alone: nobody who removes one waits for torch.
+By name alone: no one who removes one waits for torch.
 """
 
 import os
@@ -42,7 +42,7 @@ def put_in_place(whole: Path, folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away in one step, if it is there: to remove its files takes many."""
+    """Take a checkpoint away in one step, if it exists: to remove its files takes many."""
     if not folder.exists():
         return
     gone = folder.with_name(f".{checkpoint_name(folder)}{GONE}")

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass
 class LossScale:
-    """torch.amp.GradScaler's rule, as numbers that every rank works out alike (Micikevicius et al., ICLR 2018, 3.2)."""
+    """torch.amp.GradScaler's rule, as numbers that every rank works out identical (Micikevicius et al., ICLR 2018,
+    3.2).
+    """
 
     factor: float = 2.0**16
     good_steps: int = 0  # since the factor changed

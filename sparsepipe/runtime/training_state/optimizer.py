@@ -21,13 +21,13 @@ class Optimizer(Protocol):
         ...
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return what must be kept to go on exactly, as KIND:NAME. Empty before the first step."""
+        """Return what must be kept to continue exactly, as KIND:NAME. Empty before the first step."""
         ...
 
     def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         """Go on from what `state` gave: from copies, unless the tensors are this one's to `adopt`.
 
-        Raises InputError where it is another optimizer's.
+        Raises InputError if it is another optimizer's.
         """
         ...
 

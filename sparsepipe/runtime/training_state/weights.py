@@ -1,6 +1,6 @@
 """Weight versions: each a set of leaf tensors of its own, alive as long as a minibatch in flight or to come needs it.
 
-Changing weights in place under a saved graph is what autograd refuses; so an update makes new leaves, unless nobody
+Changing weights in place under a saved graph is what autograd refuses; so an update makes new leaves, unless no one
 needs the newest version any more: then its memory is reused and no copy is made.
 """
 
@@ -55,12 +55,12 @@ class Weights:
         return version
 
     def release(self, version: Version) -> None:
-        """A minibatch is done with its version; one that nobody needs any more is let go."""
+        """A minibatch is done with its version; one that no one needs any more is let go."""
         version.users -= 1
         self._drop_unneeded()
 
     def accumulate(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add one minibatch's gradients, which autograd gave to nobody else, to those of its round.
+        """Add one minibatch's gradients, which autograd gave to no one else, to those of its round.
 
         None: the minibatch's loss does not reach that weight.
         """
@@ -73,7 +73,7 @@ class Weights:
         self._gradients = [b if a is None else a for a, b in zip(self._gradients, gradients, strict=True)]
 
     def take_gathered(self) -> list[Tensor | None] | None:
-        """Return the sum of the round's gradients so far, None where there are none yet, and start afresh."""
+        """Return the sum of the round's gradients so far, None if there are none yet, and start afresh."""
         taken, self._gradients = self._gradients, None
         return taken
 

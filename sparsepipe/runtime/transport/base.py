@@ -19,12 +19,12 @@ class Sending(Protocol):
 class Transport(Protocol):
     """A way for packets between this rank and some of the others: sockets, shared memory, NCCL.
 
-    A tag tells the packets of one cut and direction from others between the same two ranks: those with the same tag
+    A tag shows the packets of one cut and direction from others between the same two ranks: those with the same tag
     come in the order in which they were sent, and do not wait for those with another.
     """
 
     def reaches(self, peer: int) -> bool:
-        """Whether packets to and from `peer` go this way."""
+        """Return whether packets to and from `peer` go this way."""
         ...
 
     def send(self, packet: Packet, peer: int, tag: int, *, deadline: float, message: str) -> Sending:

@@ -24,7 +24,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 def tag_of(direction: int, cut: int) -> int:
-    """Return what tells the packets of one direction and cut from the others between the same ranks."""
+    """Return what shows the packets of one direction and cut from the others between the same ranks."""
     return 2 * cut + direction
 
 
@@ -32,7 +32,7 @@ class Inbox:
     """The packets of one direction and cut that an epoch will bring from other ranks, in the order of the action list.
 
     `expected` lists (peer, minibatch). Each comes by the first of `transports` that reaches its peer. `number`
-    says what a minibatch is called in packets, where that is not known before it sets out.
+    says what a minibatch is called in packets, if that is not known before it sets out.
     """
 
     def __init__(

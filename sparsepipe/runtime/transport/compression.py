@@ -5,7 +5,7 @@ int8                8-bit integers scaled by channel
 zeros               without the values that are zero: nothing is lost
 lossless            likewise, and with the exponents of the others coded
 
-Where nothing else is asked for, what leaves a CPU through a socket goes lossless: on MinkVGG16's cuts that is a quarter
+If nothing else is asked for, what leaves a CPU through a socket goes lossless: on MinkVGG16's cuts that is a quarter
 to a half less to send, for 1 to 2% of a minibatch's time. Through shared memory nothing is sent.
 
 Values with their exponents coded, to the bit: most values of a tensor have one of few exponents.
@@ -86,7 +86,7 @@ class Compressor:
 def restored(slot: Slot) -> Tensor:
     """Return the rows of a slot as they were, as far as they were kept.
 
-    Raises PacketMismatch where values were kept, but not as many as there are bits that say whose, and where coded
+    Raises PacketMismatch if values were kept, but not as many as there are bits that say whose, and if coded
     exponents are not those of so many values.
     """
     slot = with_plain_exponents(slot)
@@ -118,7 +118,7 @@ def with_coded_exponents(slot: Slot) -> Slot:
 def with_plain_exponents(slot: Slot) -> Slot:
     """Return the slot with its values float32 again, on the device of their lower halves.
 
-    Raises PacketMismatch where the coded bytes are not those of as many values.
+    Raises PacketMismatch if the coded bytes are not those of as many values.
     """
     if slot.upper is None:
         return slot

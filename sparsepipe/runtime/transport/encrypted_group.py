@@ -1,15 +1,15 @@
 """Sums over ranks on several hosts through TLS: a process group of torch.distributed in the place of gloo's, whose own
-connections are in clear and ask nobody who they are.
+connections are in clear and ask no one who they are.
 
     all_reduce   each rank adds up one part of the tensor, in the order of the ranks, and sends it to the others:
                  2 (n - 1) / n of the tensor leave each rank, as in a ring, and all have the same bits
     all_gather, broadcast, all_to_all_single      each rank's own, the root's, or a part for each, to the others
     send, recv   from one rank to another, between two of those that all ranks do together
 
-A thread does one after the other in the order in which they were begun, so every rank has to begin them alike; of sends
-and receives between the same two, a rank begins its sends first. What a message is goes in pieces, each of which is
-put, or added, where it belongs as it comes: a rank holds a few of them beside the tensors that it was given. Where one
-of them is not what was sent, the connection breaks, and what has come of the message stays in the tensor.
+A thread does one after the other in the order in which they were begun, so every rank has to begin them in the same
+way; of sends and receives between the same two, a rank begins its sends first. What a message is goes in pieces, each
+of which is put, or added, if it belongs as it comes: a rank holds a few of them alongside the tensors that it was
+given. If one of them is not what was sent, the connection breaks, and what has come of the message stays in the tensor.
 Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
 """
 

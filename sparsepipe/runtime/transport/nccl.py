@@ -1,8 +1,8 @@
 """Packets between GPUs of their own: headers by sockets, payloads from device to device by NCCL.
 
 Their order is that of the headers. A receive for more than is sent does not end, and one that waits for long occupies
-the GPU: so none is posted before its header is here. A thread for each peer and tag does that, as soon as the header
-says how large it is: nobody needs to know how many packets will come, and none is received that was not sent.
+the GPU: so none is posted before its header is available. A thread for each peer and tag does that, as soon as the
+header says how large it is: no one needs to know how many packets will come, and none is received that was not sent.
 """
 
 import math
@@ -35,7 +35,7 @@ class NcclLink:
 
 
 class NcclTransport:
-    """The member of `Transport` over links, by tag, beside sockets that carry headers alone."""
+    """The member of `Transport` over links, by tag, alongside sockets that carry headers alone."""
 
     def __init__(self, links: Mapping[int, NcclLink], headers: Sockets) -> None:
         self._links, self._headers = links, headers

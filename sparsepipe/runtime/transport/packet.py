@@ -2,7 +2,7 @@
 
 header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
 payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, its scales, its upper halves
-                       and its bits, where it has any; each 64-byte aligned
+                       and its bits, if it has any; each 64-byte aligned
 
 A payload of 1 KB or less travels at the end of the header. One in memory that both sides share does not travel:
 that end says where it is, and coordinates stay as they are, since packing them would save no bytes that are sent.
@@ -70,7 +70,7 @@ class Slot:
 
     @property
     def is_no_gradient(self) -> bool:
-        """Whether it stands for a gradient that there is none of, of any shape."""
+        """Return whether it stands for a gradient that there is none of, of any shape."""
         return self.rows.dtype is torch.bool
 
 
@@ -109,7 +109,7 @@ Memory = Callable[[int], Tensor]  # bytes → uint8 of so many
 def encode(
     packet: Packet, *, device: torch.device | str = "cpu", memory: Memory | None = None, packed: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return header and payload (on `device`), which is empty where it went into the header.
+    """Return header and payload (on `device`), which is empty if it went into the header.
 
     The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
     """
@@ -144,9 +144,9 @@ def encode(
 
 
 def payload_bytes(header: Tensor) -> int:
-    """Return the size of the payload that follows `header`, 0 where it is inside it.
+    """Return the size of the payload that follows `header`, 0 if it is inside it.
 
-    Raises PacketMismatch where this is no header.
+    Raises PacketMismatch if this is no header.
     """
     facts = header.numpy()
     if facts[1] != _MAGIC:
@@ -179,7 +179,7 @@ def arrives_at(header: Tensor) -> float:
 def decode(header: Tensor, payload: Tensor) -> Packet:
     """Rebuild the packet. Rows are views of the payload, which they keep alive.
 
-    Raises PacketMismatch where the header speaks of more than the payload holds.
+    Raises PacketMismatch if the header speaks of more than the payload holds.
     """
     try:
         return _decoded(header, payload)
@@ -267,7 +267,7 @@ _RAW = 2
 
 
 def _steps(stride: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the least distance of two coordinates in each column; a stride is 0 where all of a sample was pooled."""
+    """Return the least distance of two coordinates in each column; a stride is 0 if all of a sample was pooled."""
     return 1, *(max(1, own) for own in stride)
 
 

@@ -15,7 +15,7 @@ has two writers.
 
 Headers of packets between the processes of one host: through pipes, one from each process to each other.
 
-A write wakes the peer where it waits in `take`, and no thread beside it: with few cores, half of what a packet of a
+A write wakes the peer where it waits in `take`, and no thread next to it: with few cores, half of what a packet of a
 megabyte costs beyond its copy is threads that wake each other. Whoever waits, to read or to write, reads what all peers
 have sent, so that no two wait for each other to read; and the end of a pipe is the end of its peer.
 """
@@ -102,7 +102,7 @@ class Pipes:
         return arrived.popleft()
 
     def ended(self, peer: int) -> bool:
-        """Whether `peer` is gone, or has left the job."""
+        """Return whether `peer` is gone, or has left the job."""
         self._look(0)
         return peer in self._ended
 
@@ -120,7 +120,7 @@ class Pipes:
         self._look(min(left, _LONGEST_LOOK))
 
     def _look(self, seconds: float) -> None:
-        """Read what is there, or comes first within `seconds`."""
+        """Read what exists, or comes first within `seconds`."""
         for fd, _ in self._poll.poll(1000 * seconds):
             if fd in self._peers:
                 self._read(fd, self._peers[fd])
@@ -165,7 +165,7 @@ class Buffer:
         return int(self.counts[_GIVEN_BACK]) == self.lent
 
     def grow(self, capacity: int) -> None:
-        """Make room for payloads of at least `capacity` bytes. Only of a free buffer: the receiver maps it anew."""
+        """Make room for payloads of at least `capacity` bytes. Only of a free buffer: the receiver maps it again."""
         whole = -(-(_HEAD + capacity) // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(self.fd, whole)
         self.capacity, self.memory = whole - _HEAD, _map(self.fd, whole)
@@ -195,12 +195,12 @@ class BufferLease:
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Where the receiver finds the payload: file descriptor and capacity. None where nothing was lent."""
+        """Where the receiver finds the payload: file descriptor and capacity. None if nothing was lent."""
         return (self._buffer.fd, self._buffer.capacity) if self._buffer else None
 
     @property
     def taken(self) -> bool:
-        """Whether the receiver has the payload, or there is none."""
+        """Return whether the receiver has the payload, or there is none."""
         return self._buffer is None or int(self._buffer.counts[_TAKEN]) >= self._number
 
 
@@ -284,7 +284,7 @@ class SharedMemoryTransport:
         return _InBuffer(peer, lease, self._memory.pipes)
 
     def expect(self, peers: Sequence[int], tag: int) -> None:
-        """Nothing is done ahead: what has been sent is there."""
+        """Nothing is done ahead: what has been sent exists."""
 
     def receive(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         header = self._memory.pipes.take(peer, tag, deadline=deadline, message=message)
@@ -310,7 +310,7 @@ class _InBuffer:
 
 
 def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | None:
-    """Find out with which other ranks this one can share memory: by trying, both ways. None where with nobody.
+    """Find out with which other ranks this one can share memory: by trying, both ways. None if with no one.
 
     Every rank of `ranks` must come here, within the store's time; a system without memfd has nothing to show.
     Raises DeadlinePassed or PeerLost, with nothing left open.
@@ -358,7 +358,7 @@ def _met(store: dist.Store, rank: int, others: Sequence[int], opened: set[int]) 
 
 
 def _open(pid: int, fd: int, how: int, *, peer: int) -> int:
-    """Open anew what `peer`, another process, has open. Raises PeerLost."""
+    """Open again what `peer`, another process, has open. Raises PeerLost."""
     try:
         return os.open(f"/proc/{pid}/fd/{fd}", how | os.O_CLOEXEC)
     except OSError as error:
@@ -374,7 +374,8 @@ def _told(store: dist.Store, rank: int, what: str, peer: int) -> bytes:
 
 
 def _reads(pid: int, fd: int, secret: bytes) -> bool:
-    """Whether a file that another process has open is one that this process can open, map and find the secret in.
+    """Return whether a file that another process has open is one that this process can open, map and find the secret
+    in.
 
     On another host the number is that of another process, whose pipe may be there: reading that could last for ever.
     """

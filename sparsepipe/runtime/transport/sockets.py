@@ -52,7 +52,7 @@ class Frame:
         self._end.put(error)
 
     def wait(self, limit: timedelta) -> None:
-        """Wait, once. Raises OSError where the connection broke, or not all of it was written within `limit`."""
+        """Wait, once. Raises OSError if the connection broke, or not all of it was written within `limit`."""
         try:
             error = self._end.get(timeout=limit.total_seconds())
         except queue.Empty:
@@ -180,11 +180,11 @@ class Sockets:
         }
 
     def carries(self, tag: int) -> bool:
-        """Whether packets with this tag leave here, to any peer."""
+        """Return whether packets with this tag leave here, to any peer."""
         return any(own == tag for _, own in self._outgoing)
 
     def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Frame:
-        """Start sending an int64 [512] and a uint8 [n] on the CPU. Nobody may write to them until that has ended."""
+        """Start sending an int64 [512] and a uint8 [n] on the CPU. No one may write to them until that has ended."""
         return self._outgoing[peer, tag].send(header, payload)
 
     def take(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Named tensors from rank to rank, all ranks at once: what changes hands where a job goes on under another plan.
+"""Named tensors from rank to rank, all ranks at once: what changes hands where a job switches to another plan.
 
     sizes      one sum over all ranks: how much goes from whom to whom
     room       memory for what comes, on every rank, before anything is sent
@@ -44,7 +44,7 @@ class StateTransfer:
         return cls(process, outgoing, moved_bytes=int(sizes.sum()), _sizes=sizes)
 
     def make_room(self) -> None:
-        """Get the memory for what comes. Raises InputError where there is too little."""
+        """Get the memory for what comes. Raises InputError if there is too little."""
         sizes = self._sizes[:, self.process.rank].tolist()
         if (needed := sum(sizes)) > (left := available_bytes()):
             raise InputError(

@@ -40,7 +40,7 @@ def without_zeros(slot: Slot) -> Slot:
 def with_zeros(values: Tensor, present: Tensor, shape: Sequence[int]) -> Tensor:
     """Put values [n] back to the elements that are `present` of a tensor of this shape, zeros to the others.
 
-    Raises PacketMismatch where there are more or fewer values than such elements.
+    Raises PacketMismatch if there are more or fewer values than such elements.
     """
     rows = values.new_zeros(shape)
     places = _places(unpacked(present, rows.numel()))

@@ -30,7 +30,7 @@ class ListenerAddress:
 
     @classmethod
     def read(cls, path: Path) -> "ListenerAddress":
-        """Read it. Raises InputError where it is not there yet, lacks a field, or is damaged."""
+        """Read it. Raises InputError if it does not exist yet, lacks a field, or is damaged."""
         told = fields(_FIELDS)(read_json(path, what="address"), str(path))
         try:
             return cls(told["host"], told["port"], bytes.fromhex(told["secret"]), told["pipelines"])

@@ -31,7 +31,7 @@ class Encryption:
 
     @classmethod
     def of_run(cls, run_dir: Path) -> "Encryption":
-        """Return that of a run's folder. Raises InputError where it is not there, or damaged."""
+        """Return that of a run's folder. Raises InputError if it does not exist, or damaged."""
         found = cls(run_dir / CERTIFICATE)
         found.context(server_side=False)
         return found
@@ -43,7 +43,7 @@ class Encryption:
         return cls.of_run(run_dir)
 
     def context(self, *, server_side: bool) -> ssl.SSLContext:
-        """Return what one end of connections goes by. Raises InputError where the file cannot be used."""
+        """Return what one end of connections goes by. Raises InputError if the file cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # it is the job's, not a host's
@@ -68,7 +68,7 @@ def tls_of(encryption: Encryption | None, *, server_side: bool) -> ssl.SSLContex
 
 
 def check_openssl() -> None:
-    """Raise InputError where this machine cannot make a certificate."""
+    """Raise InputError if this machine cannot make a certificate."""
     if shutil.which(_COMMAND[0]) is None:
         raise InputError(
             "encryption.no_openssl", "encrypt needs the program openssl, which is not on PATH; install OpenSSL"
@@ -76,7 +76,7 @@ def check_openssl() -> None:
 
 
 def new_certificate() -> str:
-    """Return a new key and its certificate. Raises InputError where `openssl` makes none."""
+    """Return a new key and its certificate. Raises InputError if `openssl` makes none."""
     check_openssl()
     try:
         done = subprocess.run(

@@ -4,7 +4,7 @@
     listener ◄─ nonce, who, HMAC(secret, "caller", all of this) ──── caller      who calls and what for: three numbers
     listener ── HMAC(secret, "listener", all of this) ─────────────► caller
     listener ◄═══════════════════════ TLS 1.3 ═════════════════════► caller      if the job encrypts, from here on
-    listener ◄═ nonce, who ═════════════════════════════════════════ caller      again: nobody in between changed it
+    listener ◄═ nonce, who ═════════════════════════════════════════ caller      again: no one in between changed it
 
 So neither a recorded handshake nor a process that took the port of another is of use without the secret. A listener
 hears all unauthenticated connections at once, and none costs it more than a descriptor for some seconds.

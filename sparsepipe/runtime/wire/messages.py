@@ -21,7 +21,7 @@ _NOTHING = memoryview(b"")
 
 
 def send(connection: socket.socket, head: bytes, payload: memoryview = _NOTHING, *, deadline: float) -> int:
-    """Send a message; return its bytes. Raises OSError where the peer is gone, or does not read until `deadline`."""
+    """Send a message; return its bytes. Raises OSError if the peer is gone, or does not read until `deadline`."""
     connection.settimeout(seconds_left(deadline))
     connection.sendall(lengths(len(head), payload.nbytes) + head)
     if payload.nbytes:
@@ -43,7 +43,7 @@ def receive(
 
     From when its first byte has, if `since_begun`. `payload_bytes` tells from the head how long the payload is: no
     memory is made for another. `look` is called every now and then, and raises if it is of no use to wait on.
-    Raises OSError where the peer is gone, TimeoutError where it says nothing, PacketMismatch for what is no message.
+    Raises OSError if the peer is gone, TimeoutError if it says nothing, PacketMismatch for what is no message.
     """
     begin = bytearray(LENGTHS_BYTES)
     left = memoryview(begin)

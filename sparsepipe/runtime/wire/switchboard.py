@@ -1,4 +1,4 @@
-"""The listener's end of messages: a handler in an event loop is told what callers say, one after the other.
+"""The listener's end of messages: a handler in an event loop is reported what callers say, one after the other.
 
 Messages are bounded, and so is what a caller leaves unread.
 """
@@ -27,7 +27,7 @@ class Handler(Protocol):
     """What a switchboard calls when a caller connects, says something, or disconnects."""
 
     def connected(self, peer: "Peer") -> None:
-        """Take up a caller. Raises InputError for one that nobody knows: its connection is closed."""
+        """Take up a caller. Raises InputError for one that no one knows: its connection is closed."""
         ...
 
     def said(self, peer: "Peer", message: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Peer(asyncio.Protocol):
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Have the system ask now and then whether the other end is there; else it waits for it for hours.
+    """Have the system ask now and then whether the other end exists; else it waits for it for hours.
 
     A host that loses power goes without a word. Not on ranks' connections: one that computes does not read for long.
     """

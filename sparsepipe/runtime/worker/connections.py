@@ -89,9 +89,9 @@ class Connections:
         """Connect the ranks as a plan needs it. All ranks of the job come here, within the process's deadline.
 
         `program` is compiled until steady: that bounds how many packets are on their way at once. `opening` tells one
-        plan's connections from another's in the same job: any number that all ranks give alike and that none has given
-        before. `synchronise`: batch norms of a stage's replicas share their statistics.
-        Raises InputError where the plan's ranks are not the job's, DeadlinePassed and PeerLost.
+        plan's connections from another's in the same job: any number that all ranks give in the same way and that none
+        has given before. `synchronise`: batch norms of a stage's replicas share their statistics.
+        Raises InputError if the plan's ranks are not the job's, DeadlinePassed and PeerLost.
         """
         check_ranks(program.plan, process.world_size)
         if process.store is None:
@@ -184,7 +184,7 @@ class Connections:
                 dist.destroy_process_group(group)
 
     def _compression(self, direction: int, cut: int) -> str:
-        """How packets are made smaller where nothing is asked for: see transport/compression.py."""
+        """How packets are made smaller if nothing is asked for: see transport/compression.py."""
         through_socket = self.sockets is not None and self.sockets.carries(tag_of(direction, cut))
         return "lossless" if through_socket and self.process.device.type == "cpu" else "none"
 
@@ -220,7 +220,7 @@ class Connections:
 
 
 def _open_over_hosts(process: Process, ranks: Sequence[int], limit: timedelta) -> SumOverHosts | None:
-    """Open what sums over a stage's replicas host by host; None where no host has several of them, or one has all.
+    """Open what sums over a stage's replicas host by host; None if no host has several of them, or one has all.
 
     Every rank of the job comes here, and to each group, its own or not.
     """

@@ -30,15 +30,15 @@ class WorkerContext:
 
     @property
     def writes_metrics(self) -> bool:
-        """Whether this rank writes the run's metrics: the first of the last stage, which knows the losses."""
+        """Return whether this rank writes the run's metrics: the first of the last stage, which knows the losses."""
         return self.rank == self.plan.stages[-1].ranks[0]
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the plan leaves out ranks of the job: see left_out.py."""
+        """Return whether the plan leaves out ranks of the job: see left_out.py."""
         return len(self.plan.ranks) < self.process.world_size
 
     @property
     def is_left_out(self) -> bool:
-        """Whether this rank is one of them."""
+        """Return whether this rank is one of them."""
         return self.rank not in self.plan.ranks

@@ -5,9 +5,9 @@
     rank 0   F8 F9 F10 F11  B8 B9 B10 B11  (no F12 …)    ▐ 12 ▌
     rank 1         F8 B8 F9 B9 F10 B10 F11 B11           ▐    ▌
 
-Nobody waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
-Where the plan leaves rank 0 out the lowest of its ranks does what is said of rank 0 here.
-Where the epoch ends before, all ranks take the command up at its end, where they meet anyway. A change of the plan is
+No one waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
+If the plan leaves rank 0 out the lowest of its ranks does what is said of rank 0 here.
+If the epoch ends before, all ranks take the command up at its end, if they meet anyway. A change of the plan is
 announced once every rank has prepared it (replanning.py). Of several pipelines the one whose plan changes has no more
 of its task: it ends after what it has taken, on all of its ranks, and the next task is the new plan's.
 """
@@ -78,10 +78,10 @@ class Control:
         self._feed = feed
 
     def trains(self, action: Action, program: Program) -> bool:
-        """Whether an action of this part, about to begin, is to be done: nothing beyond an announced end is, nor beyond
-        the last minibatch of the feed, which ends with a whole update.
+        """Return whether an action of this part, about to begin, is to be done: nothing beyond an announced end is, nor
+        beyond the last minibatch of the feed, which ends with a whole update.
 
-        Raises RuntimeError where the announcement came too late for this rank, which would be a mistake of ours.
+        Raises RuntimeError if the announcement came too late for this rank, which would be a mistake of ours.
         """
         stage, op, minibatch = action
         if op is Op.FORWARD and self.end == self._count:
@@ -119,7 +119,7 @@ class Control:
 
     @property
     def due(self) -> str | None:
-        """The command to be carried out now, at a part's end, where all ranks have met; None where there is none."""
+        """The command to be carried out now, at a part's end, where all ranks have met; None if there is none."""
         found = self._announcement.read()
         within = found is not None and self._first + self.end <= found.minibatch <= self._first + self._count
         return commands.COMMANDS[found.command] if found and within else None
@@ -175,7 +175,7 @@ class Control:
                 self._feed.end()  # where that is, the coordinator tells all ranks
 
     def _prepared(self, request: commands.Request) -> bool:
-        """Whether every rank is ready for a change of the plan; one that cannot be made is refused."""
+        """Return whether every rank is ready for a change of the plan; one that cannot be made is refused."""
         assert self.replanning is not None, "every worker that trains has it"
         state, reason = self.replanning.advance(request, self._announcement)
         if state is State.REFUSED:

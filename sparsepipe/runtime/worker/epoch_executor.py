@@ -51,7 +51,7 @@ class EpochExecutor:
         units: Units | None = None,
     ) -> None:
         """`program`: the plan, compiled for as many minibatches as `part` has at most. `units`: after which this
-        pipeline may average with others, where there are any.
+        pipeline may average with others, if there are any.
         """
         self.context, self.replica, self.epoch, self.program = context, replica, part.epoch, program
         self.weight_update, self.units = weight_update, units
@@ -255,7 +255,7 @@ class EpochExecutor:
     def update(self, action: Action) -> None:
         """Average the gradients of a round over the replicas, and step.
 
-        A step that flushes is made once the gradients of all of this rank's stages are there: only then is it known
+        A step that flushes is made once the gradients of all of this rank's stages exist: only then is it known
         whether any overflowed, and how long they are together.
         """
         replica, recorder = self.replica, self.context.recorder

@@ -37,7 +37,7 @@ class Units:
     before: int  # minibatches of those units
 
     def ended_by(self, members: range, count: int, samples: Callable[[int], Sequence[int]]) -> Averaged | None:
-        """Return the unit that ends with a stage's update of `members`, None where its last update is yet to come.
+        """Return the unit that ends with a stage's update of `members`, None if its last update is yet to come.
 
         `count`: minibatches of the part. `samples`: of a minibatch of it.
         """
@@ -84,6 +84,6 @@ class Programs:
         return self._compiled[num_minibatches]
 
     def check(self, num_minibatches: int, *, synchronised: bool) -> None:
-        """Compile it, and raise InputError where the actions of a new one would deadlock."""
+        """Compile it, and raise InputError if the actions of a new one would deadlock."""
         if num_minibatches not in self._compiled:
             check_runs(self.of(num_minibatches), synchronised=synchronised)

@@ -1,7 +1,7 @@
 """What a pipeline is fed: the minibatches of a part of an epoch, by their places in its list of actions.
 
-A run of one pipeline knows them all before the part begins. One of several pipelines asks the coordinator as it goes
-on: each takes the next minibatch of the epoch when it has room, and a part ends where there are no more.
+A run of one pipeline knows them all before the part begins. One of several pipelines asks the coordinator as it
+continues: each takes the next minibatch of the epoch when it has room, and a part ends if there are no more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ class Feed(Protocol):
     """The minibatches of a part, by place: 0, 1, … as the program numbers them."""
 
     def has(self, place: int) -> bool:
-        """Whether there is a minibatch at a place. Where there is none, there is none behind it either."""
+        """Return whether there is a minibatch at a place. If there is none, there is none behind it either."""
         ...
 
     def number(self, place: int) -> int:
-        """Return the number in the run of a minibatch that is there."""
+        """Return the number in the run of a minibatch that exists."""
         ...
 
     def samples(self, place: int) -> Sequence[int]:
-        """Return the samples of a minibatch that is there, as indices into the split."""
+        """Return the samples of a minibatch that exists, as indices into the split."""
         ...
 
     def done(self, place: int, row: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class GivenFeed:
         return self.minibatches[place]
 
     def done(self, place: int, row: Mapping[str, Any]) -> None:
-        """Nobody else waits for it."""
+        """No one else waits for it."""
 
     def end(self) -> None:
         """Its end is known: commands name theirs (control.py)."""

@@ -1,6 +1,6 @@
-"""Gloo's listening sockets, which hear nobody once the ranks are connected.
+"""Gloo's listening sockets, which hear no one once the ranks are connected.
 
-Gloo keeps a socket open for as long as a group is there, takes whoever connects without asking who it is, and keeps
+Gloo keeps a socket open for as long as a group exists, takes whoever connects without asking who it is, and keeps
 each of them: some hundred strangers use up the files that the process may open, and gloo ends it then. The socket
 cannot be closed under it, so a filter drops what comes in on it (SO_ATTACH_FILTER: Linux, for a process's own sockets,
 without privileges). Connections that are there have sockets of their own. Elsewhere nothing is done.
@@ -21,7 +21,7 @@ _DROP = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction of classic BPF: k
 
 @contextmanager
 def gloo_connects() -> Iterator[None]:
-    """Make groups in the block; what it leaves listening hears nobody afterwards."""
+    """Make groups in the block; what it leaves listening hears no one afterwards."""
     before = {inode for inode, _ in _listening()}
     yield
     for inode, listener in _listening():

@@ -1,10 +1,10 @@
-"""What changes hands where a job goes on under another plan: layers, with all that training has made of them.
+"""What changes hands where a job switches to another plan: layers, with all that training has made of them.
 
     before   rank 0: a b c   rank 1: d e        c travels from rank 0 to rank 1, with its optimizer's state and its
     after    rank 0: a b     rank 1: c d e      running statistics; a, b, d and e stay where they are in memory
 
 The pipeline is empty: of each weight there is one version. Replicas of a stage hold the same, their running statistics
-averaged. The old stages keep what they have until the new plan has begun: both see the same tensors, which nobody
+averaged. The old stages keep what they have until the new plan has begun: both see the same tensors, which no one
 changes meanwhile.
 """
 
@@ -20,7 +20,7 @@ from .stage_replica import StageReplica
 
 
 def source_of(stage: int, target: int, before: Plan) -> int:
-    """Return the rank that gives layers of one of the old stages to rank `target`: itself, where it holds them."""
+    """Return the rank that gives layers of one of the old stages to rank `target`: itself, if it holds them."""
     holders = before.stages[stage].ranks
     return target if target in holders else holders[target % len(holders)]
 

@@ -167,7 +167,7 @@ class Predictions:
         """Write those of all ranks as one file, in the order of `count` minibatches. Every rank comes here.
 
         `addresses` gives further arrays of the file, which say what the rows stand for. `ranks` have the rows: the
-        first of them writes the file. To it come those of the others, by the disk of their host or, where they are on
+        first of them writes the file. To it come those of the others, by the disk of their host or, if they are on
         several, over the network.
         """
         if process.hosts and not any(set(ranks) <= set(own) for own in process.hosts):
@@ -212,7 +212,7 @@ def _part(path: Path, rank: int) -> Path:
 
 
 def _joined(minibatches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The rows of all minibatches below each other; where they are of unlike lengths they end in −1, or in NaN."""
+    """The rows of all minibatches below each other; if they are of unlike lengths they end in −1, or in NaN."""
     joined = {}
     for name in minibatches[0]:
         parts = [own[name] for own in minibatches]

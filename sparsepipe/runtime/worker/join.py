@@ -45,7 +45,7 @@ def joined(
 
     Ranks meet through a file in the run's folder, so nothing listens for it, or through the launcher's store; those of
     several hosts in one that asks for the job's secret. `encrypt`: what they say to each other goes through TLS.
-    Raises InputError for a device that is not there, and DeadlinePassed with the rank that did not come.
+    Raises InputError for a device that does not exist, and DeadlinePassed with the rank that did not come.
     """
     rank, world_size = identity.rank, identity.world_size
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // _ranks_of_host(identity)))
@@ -115,7 +115,7 @@ def _ranks_of_host(identity: Identity) -> int:
 
 
 def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
-    """Return the error with the rank in it that everybody waits for, where that can be told."""
+    """Return the error with the rank in it that everybody waits for, if that can be notified."""
     found = None if error.peer is None else heartbeats.find_straggler(error.peer)
     return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
 
@@ -123,7 +123,7 @@ def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
 def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
     """Return what goes with a job on several hosts; None for one that stays on this machine.
 
-    Raises InputError where there is nothing to encrypt with.
+    Raises InputError if there is nothing to encrypt with.
     """
     if identity.hosts:
         return Encryption.of_run(run_dir)
@@ -156,7 +156,7 @@ def _store(run_dir: Path, identity: Identity, timeout: float, encryption: Encryp
 
 
 def _ranks_here(identity: Identity) -> tuple[int, ...]:
-    """Return the ranks of this host; none where they are all."""
+    """Return the ranks of this host; none if they are all."""
     return next((ranks for ranks in identity.hosts if identity.rank in ranks), ())
 
 

@@ -3,9 +3,9 @@
     rank 0   F0 F1 B0 F2 B1 B2                            ▐ an epoch's end, or a command ▌
     rank 2   waits, looks at what is proposed, prepares   ▐                              ▌
 
-They hold no layers and record no spans, but are timed now and then (`Probe`). Where the others meet between two parts
-of an epoch, and after a validation, they wait as long as it takes: a rank that is lost meanwhile is told by those who
-need it.
+They hold no layers and record no spans, but are timed now and then (`Probe`). If the others meet between two parts
+of an epoch, and after a validation, they wait as long as it takes: a rank that is lost meanwhile is identified by those
+who need it.
 """
 
 import time
@@ -42,9 +42,10 @@ def rejoin(context: WorkerContext, control: Control, weight_update: WeightUpdate
 
 
 def meet(context: WorkerContext, values: Tensor, *, look: Callable[[], None]) -> None:
-    """Sum `values` over all ranks, in place, where the plan leaves any out: those `look` until the others are here.
+    """Sum `values` over all ranks, in place, where the plan leaves any out: those `look` until the others are
+    available.
 
-    Nobody meets where it leaves out none. Raises DeadlinePassed, on ranks at work alone, or PeerLost.
+    No one meets where it leaves out none. Raises DeadlinePassed, on ranks at work alone, or PeerLost.
     """
     process, what = context.process, "the ranks that are left out"
     if not context.leaves_out:
@@ -64,10 +65,10 @@ def meet(context: WorkerContext, values: Tensor, *, look: Callable[[], None]) ->
 class Probe:
     """How slow this rank is: now and then it is timed over a fixed piece of work, as it has no other.
 
-    A row of the run's metrics tells of each time; whoever follows the run holds it against the first ones
+    A row of the run's metrics reports each time; whoever follows the run holds it against the first ones
     (monitoring/drift.py), and so finds out when the rank is itself again. The work has some arithmetic and some traffic
-    to memory, a hundredth of a second of both on a usual core; where nothing is computed, as in a replay, it is a
-    sleep. It gets in nobody's way, but for that time.
+    to memory, a hundredth of a second of both on a usual core; if nothing is computed, as in a replay, it is a
+    sleep. It gets in no one's way, but for that time.
     """
 
     def __init__(self, context: WorkerContext) -> None:

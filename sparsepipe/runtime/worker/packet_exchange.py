@@ -1,4 +1,6 @@
-"""Packets between this rank's stages and the stages beside them: sent, and received in the order of the action list."""
+"""Packets between this rank's stages and the stages next to them: sent, and received in the order of the action
+list.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ _OPERATION = {FORWARD: Op.FORWARD, BACKWARD: Op.BACKWARD}  # whose results go in
 
 
 class PacketExchange:
-    """Who is beside a stage, the program says; what carries a packet there, the connections.
+    """Who is alongside a stage, the program says; what carries a packet there, the connections.
 
     A packet for a stage of this same rank waits in a queue, and nothing is sent.
     """

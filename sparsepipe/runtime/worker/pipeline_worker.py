@@ -7,7 +7,7 @@ begin ──► TRAIN … TRAIN ──► CLOSE_EPOCH ──► TRAIN … ──
 
 RUN/                     plan.json (all pipelines and their rule), metrics.jsonl, checkpoints/
 RUN/pipelines/K/         the run of pipeline K, as a run of one pipeline has it
-RUN/logs/resume.json     the checkpoint that the run goes on from, where it does
+RUN/logs/resume.json     the checkpoint that the run continues from, if it does
 """
 
 import time
@@ -49,7 +49,7 @@ _TOLD_OF_EPOCHS = ("train", "samples_per_second")  # where none of the minibatch
 
 
 class NoWeightsLeft(RuntimeError):
-    """Every pipeline ended at about the same time: none has the weights that a restarted one would go on from."""
+    """Every pipeline ended at about the same time: none has the weights that a restarted one would continue from."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Member:
 
     @classmethod
     def of(cls, identity: Identity, run_dir: Path, *, timeout: float, encryption: Encryption | None = None) -> "Member":
-        """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed where none comes."""
+        """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed if none comes."""
         assert identity.pipeline is not None, "it is one of several"
         folder = run_dir.parent.parent
         plan = Plan.load(folder / "plan.json")
@@ -77,9 +77,9 @@ class Member:
         return cls(folder, identity, plan.rule, coordinator)
 
     def checkpoint(self) -> checkpoint.Checkpoint | None:
-        """Return what the whole run goes on from; None where it began anew.
+        """Return what the whole run continues from; None if it began again.
 
-        None, too, where this pipeline was started again and newer checkpoints have taken that one's place: a live
+        None, too, if this pipeline was started again and newer checkpoints have taken that one's place: a live
         pipeline has weights to give then.
         """
         path = self.run_of_all / RESUME
@@ -209,7 +209,7 @@ class PipelineWorker(Worker):
     # --- another plan ------------------------------------------------------------------------------------------------
 
     def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
-        """Raise InputError where this pipeline cannot go on under a plan beside the others: all its ranks stay."""
+        """Raise InputError if this pipeline cannot switch to a plan compared with the others: all its ranks stay."""
         check_next_of_several(plan, self.process.world_size, self.member.rule)
         super().check_next(plan, memory_bytes)
 
@@ -230,7 +230,7 @@ class PipelineWorker(Worker):
         self._taken = before._taken
 
     def _move(self) -> "PipelineWorker":
-        """Go on under another plan of this pipeline, while the others train; return the worker that goes on.
+        """Go on under another plan of this pipeline, while the others train; return the worker that continues.
 
         Averages are settled, layers change hands, and whoever holds them now says so: all between two tasks.
         """
@@ -269,9 +269,9 @@ class PipelineWorker(Worker):
     # --- tasks -------------------------------------------------------------------------------------------------------
 
     def _joins(self, resumed_from: checkpoint.Checkpoint | None) -> bool:
-        """Whether weights are to be taken from a live pipeline: all ranks of this one agree.
+        """Return whether weights are to be taken from a live pipeline: all ranks of this one agree.
 
-        Raises NoWeightsLeft where there is none and what was trained since the run began, or resumed, is lost.
+        Raises NoWeightsLeft if there is none and what was trained since the run began, or resumed, is lost.
         """
         found = torch.zeros(3, dtype=torch.float64)
         if self.rank == 0:
@@ -286,7 +286,7 @@ class PipelineWorker(Worker):
         return live and not closed
 
     def _sees_another(self) -> bool:
-        """Whether another pipeline is live. One that is about to start, or to come back, is waited for."""
+        """Return whether another pipeline is live. One that is about to start, or to come back, is waited for."""
         deadline = time.monotonic() + self.config.timeout_seconds / 2  # this pipeline's other ranks wait as well
         while not (live := bool(self.coordinator.live())) and time.monotonic() < deadline:
             if self.coordinator.progress()["done"] in (0, self.workload.total_minibatches):
@@ -295,7 +295,7 @@ class PipelineWorker(Worker):
         return live
 
     def _fetched(self, stage: int) -> Mapping[str, Any]:
-        """Take a stage's layers from a live pipeline. Raises NoWeightsLeft where it has just ended."""
+        """Take a stage's layers from a live pipeline. Raises NoWeightsLeft if it has just ended."""
         replica = self.replicas[stage]
         options: dict[str, Any] = {"timeout": self.config.timeout_seconds, "encryption": self.process.encryption}
         found = fetch_state(self.coordinator, replica.own.layers, **options)
@@ -338,7 +338,7 @@ class PipelineWorker(Worker):
         self.recorder.flush()
 
     def _held_up_seconds(self) -> float:
-        """By how much stragglers held up the rank of this pipeline that they held up longest, in this attempt."""
+        """By how much stragglers delayed the rank of this pipeline that they delayed longest, in this attempt."""
         if not self.config.stragglers:
             return 0.0
         slept = torch.zeros(self.process.world_size, dtype=torch.float64)
@@ -386,7 +386,7 @@ class PipelineWorker(Worker):
             self.coordinator.tell("summary", {**row, "stages": self._among_all(own["stages"])})
 
     def _record_of_all(self) -> str:
-        """What the folder of the whole run is called, where this pipeline's has another name, there."""
+        """What the folder of the whole run is called, if this pipeline's has another name, there."""
         record = self.process.record
         return str(Path(record).parent.parent if record else self.member.run_of_all)
 

@@ -1,15 +1,15 @@
-"""How a running job comes under another plan: everything is made beside the training, then done in a moment.
+"""How a running job comes under another plan: everything is made alongside the training, then done in a moment.
 
     rank 0   a request ─► propose ─┐                                  all ready ─► announce "replan before minibatch 40"
     rank k                         └► check ► connect, build (a thread of its own, while the old plan trains) ► compile
                                                                                         ▐ 40, an empty pipeline ▌
-    all                                            layers change hands ► agreed? ► rank 0 writes plan.json ► go on
+    all                                            layers change hands ► agreed? ► rank 0 writes plan.json ► continue
 
 Over several hosts what they tell each other goes through the job's store (spread_ballot.py), and plan.json is of the
 host of rank 0: whoever launched the job makes it the run's.
 
-Until plan.json is written the old plan has all it needs, and goes on where any rank cannot: the request is refused with
-the reason. From then on the job is under the new plan: where a rank is lost the job starts again from its last
+Until plan.json is written the old plan has all it needs, and continues where any rank cannot: the request is refused
+with the reason. From then on the job is under the new plan: where a rank is lost the job starts again from its last
 checkpoint, which is kept by layer, under whatever plan.json says. So no checkpoint is written for a move.
 """
 
@@ -56,7 +56,7 @@ class Follower(Protocol):
     connections: Connections
 
     def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
-        """Raise InputError where this job cannot go on under a plan, whose places need so many bytes, if known."""
+        """Raise InputError if this job cannot switch to a plan, whose places need so many bytes, if known."""
         ...
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
@@ -68,7 +68,7 @@ class Follower(Protocol):
         ...
 
     def compile_from(self, done: int) -> None:
-        """Compile what is left to train after so many minibatches. Raises InputError where it would deadlock."""
+        """Compile what is left to train after so many minibatches. Raises InputError if it would deadlock."""
         ...
 
     def let_go(self) -> None:
@@ -118,13 +118,13 @@ class Replanning:
 
     @property
     def _leads(self) -> bool:
-        """Whether this rank proposes: the lowest of the plan's, called rank 0 here as most plans use it."""
+        """Return whether this rank proposes: the lowest of the plan's, called rank 0 here as most plans use it."""
         return self._process.rank == min(self._worker.plan.ranks)
 
     # --- while the old plan trains -----------------------------------------------------------------------------------
 
     def look(self, announcement: Announcement) -> None:
-        """See what rank 0 proposes, and begin with it. It takes less than a microsecond where there is nothing new."""
+        """See what rank 0 proposes, and begin with it. It takes less than a microsecond if there is nothing new."""
         number = self._ballot.proposed
         if number == self._number:
             if self._next is not None and not self._ballot.stands(number):
@@ -158,7 +158,7 @@ class Replanning:
         return (State.READY, "") if set(answers) == {Answer.READY} else (State.PREPARING, "")
 
     def forget(self) -> None:
-        """Be done with the request, whatever became of it, or where there is none any more; on rank 0."""
+        """Be done with the request, whatever became of it, or if there is none any more; on rank 0."""
         self._withdraw()
         if self._request and self._request.plan:
             replan_request.forget(self._run_dir, self._request.plan)
@@ -193,7 +193,7 @@ class Replanning:
         self._ballot.close()
 
     def _settled(self) -> bool:
-        """Whether every rank has let go of what was proposed before."""
+        """Return whether every rank has let go of what was proposed before."""
         number = self._number
         if self._thread is not None and self._thread.is_alive():
             return False
@@ -228,7 +228,7 @@ class Replanning:
                 self._check(plan)
             self._ballot.answer(rank, number, Answer.CHECKED)
             if not self._wait_for_all(number):
-                raise InputError("replan.rank_refuses", "another rank cannot go on under it")
+                raise InputError("replan.rank_refuses", "another rank cannot switch to it")
             if self._process.device.type == "cuda":
                 torch.cuda.set_device(self._process.device)  # of this thread
             connections = self._worker.connect_next(plan, self._opening + number)
@@ -297,7 +297,7 @@ class Replanning:
     def carry_out(self, done: int) -> tuple[Follower, Moment] | None:
         """Give the layers to the worker of the new plan, and make that the job's. Every rank comes here, drained.
 
-        Returns the worker, who goes on after `done` minibatches; None where the old plan goes on, since a rank could
+        Returns the worker, who continues after `done` minibatches; None if the old plan continues, since a rank could
         not. Raises DeadlinePassed or PeerLost.
         """
         began = time.monotonic()
@@ -344,7 +344,7 @@ class Replanning:
         return request
 
     def _refuse(self) -> None:
-        """Let the old plan go on, and say why."""
+        """Let the old plan continue, and say why."""
         if self._leads and self._request is not None:
             commands.refuse(self._run_dir, self._problem, plan=self._request.plan)
             self.forget()
@@ -361,7 +361,7 @@ class Replanning:
             self._problem = str(told["message"])
 
     def _agreed(self) -> bool:
-        """Whether no rank has met a problem. Every rank comes here, and learns of the first that has."""
+        """Return whether no rank has met a problem. Every rank comes here, and learns of the first that has."""
         process = self._process
         failed = torch.zeros(process.world_size)
         if self._problem:
@@ -451,6 +451,6 @@ def last_end(table: Tensor) -> float:
 
 
 def usual_gap(table: Tensor, round_minibatches: int) -> float:
-    """Return the median time from one update of the last stage to the next; 0 where a part has one update."""
+    """Return the median time from one update of the last stage to the next; 0 if a part has one update."""
     ends = table[:, 0][round_minibatches - 1 :: round_minibatches].sort().values
     return float(median((ends[1:] - ends[:-1]).tolist())) if len(ends) > 1 else 0.0

@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Run this process's rank of `plan` to its end, with its record in `run_dir`: of forwards alone if that says so.
 
-    `workload` is what `config` names unless given. With `resume` it goes on from the newest checkpoint, from the start
-    where there is none.
+    `workload` is what `config` names unless given. With `resume` it continues from the newest checkpoint, from the
+    start if there is none.
     Raises InputError for a plan, data or a checkpoint that do not fit, and what the failures module names.
     """
     workload = workload or open_workload(run_dir, config)
@@ -87,9 +87,9 @@ def train(
 ) -> None:
     """Run a process's rank of `plan` to its end, or of the plans that come after it while it runs.
 
-    The process may go on afterwards, with an `opening` above those that were used: one more for each change of the plan
-    that was asked for.
-    `member`: the plan is one of several pipelines; where it goes on from, the others say.
+    The process may continue afterwards, with an `opening` above those that were used: one more for each change of the
+    plan that was asked for.
+    `member`: the plan is one of several pipelines; if it continues from, the others say.
     """
     if process.hosts:
         _check_data(process, workload)
@@ -139,7 +139,7 @@ def _leave_out_of_searches() -> None:
 
 
 def _check_data(process: Process, workload: Workload) -> None:
-    """Raise InputError where this host has other data than that of rank 0: it would train on other samples."""
+    """Raise InputError if this host has other data than that of rank 0: it would train on other samples."""
     number = int.from_bytes(hashlib.sha256(workload.data_digest.encode()).digest()[:6])  # exact in 64 bits
     found = torch.zeros(process.world_size, dtype=torch.float64)
     found[process.rank] = number
@@ -155,7 +155,9 @@ def _check_data(process: Process, workload: Workload) -> None:
 
 
 def _agree(run_dir: Path, process: Process, workload: Workload) -> checkpoint.Checkpoint | None:
-    """Return the checkpoint to go on from: the one that rank 0 finds the newest. It also makes the metrics fit it."""
+    """Return the checkpoint to continue from: the one that rank 0 finds the newest. It also makes the metrics fit
+    it.
+    """
     chosen = torch.zeros(1, dtype=torch.float64)
     if process.rank == 0:
         found = checkpoint.latest(run_dir)
@@ -171,12 +173,12 @@ def _agree(run_dir: Path, process: Process, workload: Workload) -> checkpoint.Ch
 
 
 def _goes_on_within(minibatches: int, workload: Workload) -> bool:
-    """Whether a run that resumes after so many minibatches trains the rest of an epoch."""
+    """Return whether a run that resumes after so many minibatches trains the rest of an epoch."""
     return minibatches % workload.epoch_minibatches > 0 and minibatches < workload.total_minibatches
 
 
 def _keep_rows(run_dir: Path, process: Process) -> None:
-    """Let the metrics of a pipeline that was started again go on behind whole rows: none of them is done again."""
+    """Let the metrics of a pipeline that was started again continue behind whole rows: none of them is done again."""
     if process.rank == 0:
         cut_torn_row(run_dir / "metrics.jsonl")
     process.barrier("start")
@@ -198,7 +200,7 @@ def _origin(run_dir: Path, process: Process) -> float:
 
 
 def _ahead() -> float:
-    """Return by how many seconds the clock is ahead of the monotonic one: of several looks, the one least held up."""
+    """Return by how many seconds the clock is ahead of the monotonic one: of several looks, the one least delayed."""
     looks = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(20)]
     before, now, after = min(looks, key=lambda look: look[2] - look[0])
     return now - (before + after) / 2

@@ -18,7 +18,7 @@ class RunCheckpoints:
     """Checkpoints in `folder`. `unproven`: minibatches of the one whose weights are not validated yet."""
 
     def __init__(self, folder: Path, process: Process, config: RunConfig, *, before: "RunCheckpoints | None") -> None:
-        """`before`: those of the worker whose place another takes; they go on as they are."""
+        """`before`: those of the worker whose place another takes; they continue as they are."""
         self.folder, self.process, self.config = folder, process, config
         self.snapshots: Snapshots = before.snapshots if before else Snapshots(folder, timeout=config.timeout_seconds)
         self.unproven: int | None = None
@@ -46,7 +46,7 @@ class RunCheckpoints:
         num_stages: int,
         last: bool,
     ) -> None:
-        """Write this rank's `shards`, and the manifest of `facts` once those of all stages are there."""
+        """Write this rank's `shards`, and the manifest of `facts` once those of all stages exist."""
         names = {f"stage{k}" for k in range(num_stages)}
         finish = partial(checkpoint.finish, self.folder, done, **facts)
         self.snapshots.write(done, shards=shards, finish=(names, finish) if self.process.rank == 0 else None)
@@ -61,7 +61,7 @@ class RunCheckpoints:
             checkpoint.prune(self.folder, self.config.keep_checkpoints)
 
     def load_after(self, done: int) -> checkpoint.Checkpoint | None:
-        """Return the checkpoint after so many minibatches, once it is whole; None where there is none."""
+        """Return the checkpoint after so many minibatches, once it is whole; None if there is none."""
         self.snapshots.wait()
         folder = folder_of(self.folder, done)
         return checkpoint.load(folder) if folder.exists() else None

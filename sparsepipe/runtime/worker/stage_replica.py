@@ -51,11 +51,11 @@ class StageReplica:
 
     @property
     def writes(self) -> bool:
-        """Whether this replica writes the stage's part of a checkpoint."""
+        """Return whether this replica writes the stage's part of a checkpoint."""
         return self.position.rank == self.own.ranks[0]
 
     def average(self, averaged: Averaged | None) -> None:
-        """Average the newest weights with other pipelines, where that is due."""
+        """Average the newest weights with other pipelines, if that is due."""
         if averaged and self.averager:
             self.averager.after_step(averaged.update, samples=averaged.samples)
 
@@ -70,7 +70,7 @@ class StageReplica:
         return checkpoint.as_tensor_map(self.weights.newest.tensors, state, self._beside_weights())
 
     def for_checkpoint(self) -> dict[str, Tensor]:
-        """What a checkpoint has of this stage: that, and what averages with other pipelines keep beside it."""
+        """What a checkpoint has of this stage: that, and what averages with other pipelines keep next to it."""
         return self.tensors() | (self.averager.state() if self.averager else {})
 
     def _beside_weights(self) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class StageReplica:
         self.kept = {key: tensor for key, tensor in tensors.items() if key.startswith(_OF_AVERAGES)}
 
     def not_finite(self) -> str | None:
-        """Name a tensor of this stage that is not finite, such as "weight conv1_1.kernel"; None where all are."""
+        """Name a tensor of this stage that is not finite, such as "weight conv1_1.kernel"; None if all are."""
         for key, tensor in self.tensors().items():
             if not bool(tensor.isfinite().all()):
                 return key.replace(":", " ", 1)
@@ -110,7 +110,7 @@ class StageReplica:
     def load_tensors(self, tensors: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         """Take this stage's layers from tensors named as in checkpoints, among which there may be others.
 
-        They are copied, unless they are this stage's to `adopt`: weights and optimizer go on with them as they are.
+        They are copied, unless they are this stage's to `adopt`: weights and optimizer continue with them as they are.
         """
         device = self.position.device  # where the optimizer keeps what it goes on from
         tensors = {key: tensor.to(device) for key, tensor in tensors.items()}

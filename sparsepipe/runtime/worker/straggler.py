@@ -26,7 +26,7 @@ class Straggler:
 
     @classmethod
     def of(cls, config: RunConfig, identity: Identity) -> "Straggler | None":
-        """What the settings of a run say of a process's rank; None where nothing is asked for."""
+        """What the settings of a run say of a process's rank; None if nothing is asked for."""
         if not config.stragglers:
             return None
         rank = identity.ranks[identity.rank] if identity.ranks else identity.rank
@@ -54,5 +54,5 @@ class Straggler:
 
     @property
     def slept(self) -> float:
-        """By how many seconds this rank was held up so far."""
+        """By how many seconds this rank was delayed so far."""
         return self._slept[0]

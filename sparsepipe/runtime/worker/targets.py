@@ -42,7 +42,7 @@ class TargetReader:
         self._counts: dict[int, tuple[float, ...]] = {}  # of this step, by minibatch
 
     def ahead(self, own: Sequence[int]) -> int:
-        """Return how many of the minibatches `own` to read ahead, so that nobody waits where a step begins."""
+        """Return how many of the minibatches `own` to read ahead, so that no one waits where a step begins."""
         if self._items is None or self._step_of is None:
             return READ_AHEAD
         steps = {m: tuple(self._step_of(m)) for m in own}

@@ -46,7 +46,7 @@ class WeightUpdate:
         start: float,
         averaged: Averaged | None = None,
     ) -> float:
-        """Take a stage's averaged gradients of `minibatches` (of the run), and step where nothing else is waited for.
+        """Take a stage's averaged gradients of `minibatches` (of the run), and step if nothing else is waited for.
 
         `start` is when this update began. Returns since when the rank works on it: from its last wait for the other
         ranks, if there was one. `averaged`: what other pipelines may average with, once it is made.
@@ -91,8 +91,8 @@ class WeightUpdate:
         self.loss_scale.update(overflowed=overflowed)
 
     def _sum(self, values: Tensor, action: Action, minibatch: int, start: float, *, what: str) -> float:
-        """Sum `values` over the plan's ranks, in place: an update begun at `start` waits for it. Returns when it goes
-        on.
+        """Sum `values` over the plan's ranks, in place: an update begun at `start` waits for it. Returns when it
+        continues.
         """
         recorder = self._context.recorder
         waits = recorder.begin("wait", minibatch)

@@ -67,7 +67,7 @@ class Worker:
         checkpoints_in: Path | None = None,
         before: "Worker | None" = None,
     ) -> None:
-        """`checkpoints_in`: the folder of the run whose checkpoints these are, where it is another. `before`: the
+        """`checkpoints_in`: the folder of the run whose checkpoints these are, if it is another. `before`: the
         worker under the plan before, whose place it will take: see `take_over`.
         """
         process = connections.process
@@ -145,7 +145,7 @@ class Worker:
     def begin(self, resume_from: checkpoint.Checkpoint | None = None) -> int:
         """Begin the run; return how many minibatches were trained before.
 
-        Raises InputError where a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
+        Raises InputError if a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
         """
         done = self._resume(resume_from) if resume_from else 0
         self.compile_from(done)
@@ -160,7 +160,7 @@ class Worker:
     def train(self, done: int) -> tuple[int, "Worker | None"]:
         """Train what is left to train after `done` minibatches, with validation and checkpoints between epochs.
 
-        Returns how many are done then, and who goes on where the plan changes before the end.
+        Returns how many are done then, and who continues where the plan changes before the end.
         """
         while done < self.workload.total_minibatches:
             part = next(self.programs.length.parts(done))
@@ -247,8 +247,8 @@ class Worker:
     def _train(self, part: EpochPart, feed: Feed, *, units: Units | None = None) -> tuple[dict[str, Any], int]:
         """Do the action list for the minibatches of an epoch, from an empty pipeline to an empty one.
 
-        Returns what all ranks know of them, nothing where there were none, and how many were trained: fewer, where a
-        command is due before their end, or where other pipelines took the others (`units`: after which they average).
+        Returns what all ranks know of them, nothing if there were none, and how many were trained: fewer, where a
+        command is due before their end, or if other pipelines took the others (`units`: after which they average).
         """
         if not part.first:
             self.epochs.so_far = EpochSoFar()
@@ -336,7 +336,7 @@ class Worker:
             self._stop(WeightsNotFinite, what, told_by=stage in own)
 
     def _stop(self, error: type[RuntimeError], what: str, *, told_by: bool) -> NoReturn:
-        """Raise `error` in the rank that it is told by, where all ranks know that training on is of no use."""
+        """Raise `error` in the rank that it is identified by, where all ranks know that training on is of no use."""
         self.checkpoints.discard_unproven()
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
@@ -345,7 +345,7 @@ class Worker:
     # --- another plan ------------------------------------------------------------------------------------------------
 
     def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
-        """Raise InputError where this job cannot go on under a plan.
+        """Raise InputError if this job cannot switch to a plan.
 
         `memory_bytes`: what a rank at each of its places needs, where whoever asked knows it better than the plan.
         """
@@ -357,7 +357,7 @@ class Worker:
             check_memory(needed_bytes(plan, by_place, self.process.ranks_here), self.config, held=held)
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
-        """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""
+        """Open the connections of the plan after this one, alongside those that are at work. All ranks come here."""
         return Connections.open(
             compile_until_steady(plan),
             self.process,
@@ -373,7 +373,7 @@ class Worker:
         return Worker(self.run_dir, plan, self.config, connections=connections, before=self, **parts)
 
     def compile_from(self, done: int) -> None:
-        """Compile what is left to train after so many minibatches. Raises InputError where it would deadlock."""
+        """Compile what is left to train after so many minibatches. Raises InputError if it would deadlock."""
         for count in self.programs.length.counts(done):
             self.programs.check(count, synchronised=self.config.synchronised_batch_norm)
             _ = self.programs.of(count).weights  # asked for in every epoch
@@ -384,7 +384,7 @@ class Worker:
         self.connections.release()
 
     def _replan(self, done: int, *, within: bool) -> "Worker | None":
-        """Go on under another plan, which every rank has prepared; None where one of them cannot, and this one stays.
+        """Go on under another plan, which every rank has prepared; None if one of them cannot, and this one stays.
 
         `within` an epoch, the pause is counted from the last minibatch; between two epochs, from here.
         """

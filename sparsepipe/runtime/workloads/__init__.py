@@ -33,15 +33,15 @@ class WorkloadKind:
 
 
 def check_launch(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None) -> None:
-    """Raise InputError where a plan is not one for the workload of a run, or something that it needs is missing.
+    """Raise InputError if a plan is not one for the workload of a run, or something that it needs is missing.
 
-    `profile` and `cluster` are what the plan was made for, where that is known.
+    `profile` and `cluster` are what the plan was made for, if that is known.
     """
     WORKLOADS[run.workload.name].check(plan, run, profile, cluster)
 
 
 def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
-    """Open the workload that the settings of a run name. Raises InputError for what is not there or does not fit."""
+    """Open the workload that the settings of a run name. Raises InputError for what does not exist or does not fit."""
     return WORKLOADS[config.workload.name].open(run_dir, config)
 
 

@@ -32,10 +32,11 @@ class Rows(NamedTuple):
 
 
 class Workload(Protocol):
-    """What a run trains on. Every rank opens it alike; samples are read by the first stage, labels by the last.
+    """What a run trains on. Every rank opens it in the same way; samples are read by the first stage, labels by the
+    last.
 
     A minibatch is a tuple of sample indices. Its *size* is what its costs grow with, in `size_unit`: the stage's runner
-    tells it, and it travels with the minibatch.
+    shows it, and it travels with the minibatch.
     """
 
     @property
@@ -55,7 +56,7 @@ class Workload(Protocol):
 
     @property
     def synthetic(self) -> bool:
-        """Whether the samples were made, not measured: their speed is real, their accuracy tells nothing."""
+        """Return whether the samples were made, not measured: their speed is real, their accuracy tells nothing."""
         ...
 
     @property
@@ -96,11 +97,11 @@ class Workload(Protocol):
 
     @property
     def validation(self) -> Samples | None:
-        """None where the settings ask for no validation."""
+        """None if the settings ask for no validation."""
         ...
 
     def check(self, plan: Plan) -> None:
-        """Raise InputError where the plan is not one for these layers."""
+        """Raise InputError if the plan is not one for these layers."""
         ...
 
     def order(self, epoch: int) -> Sequence[Sequence[int]]:
@@ -108,7 +109,7 @@ class Workload(Protocol):
         ...
 
     def validation_order(self) -> Sequence[Sequence[int]]:
-        """Return the samples of each minibatch of the validation split. Only where there is one."""
+        """Return the samples of each minibatch of the validation split. Only if there is one."""
         ...
 
     @property
@@ -118,7 +119,7 @@ class Workload(Protocol):
 
     @property
     def labels_are_read(self) -> bool:
-        """Whether `labels` reads files, so that a thread had better call it ahead of time."""
+        """Return whether `labels` reads files, so that a thread had better call it ahead of time."""
         ...
 
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
@@ -128,7 +129,7 @@ class Workload(Protocol):
     def rows(self, samples: Any, indices: Sequence[int], output: Any) -> Rows:
         """Return what the last stage's runner gives as `result` for samples of a split, row by row.
 
-        Raises InputError where the network has no row for each.
+        Raises InputError if the network has no row for each.
         """
         ...
 

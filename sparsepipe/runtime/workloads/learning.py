@@ -93,7 +93,7 @@ class Learning:
         return runner
 
     def check(self, plan: Plan) -> None:
-        """Raise InputError where the plan is not one for this network."""
+        """Raise InputError if the plan is not one for this network."""
         plan.check(self.network.graph())
 
     @property
@@ -148,12 +148,12 @@ class Learning:
 
     @property
     def labels_are_read(self) -> bool:
-        """Whether targets are in the files: all but classes of whole samples, which their folders say."""
+        """Return whether targets are in the files: all but classes of whole samples, which their folders say."""
         return not self.task.training.targets_are_labels
 
     @property
     def _of_voxels(self) -> bool:
-        """Whether voxels have classes, which files say, not samples."""
+        """Return whether voxels have classes, which files say, not samples."""
         return isinstance(self.loss, Segmentation)
 
     @property
@@ -192,7 +192,7 @@ class Learning:
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         """Return the samples of each training minibatch of an epoch: the same on every rank.
 
-        Where sizes decide, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
+        If sizes decide, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
         those of like length, so that little of it is padding.
         """
         config, samples = self.config, self.task.training

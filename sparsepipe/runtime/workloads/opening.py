@@ -1,4 +1,6 @@
-"""Open what a run trains: a network by name and a data set, brought together. The profiler opens them alike."""
+"""Open what a run trains: a network by name and a data set, brought together. The profiler opens them in the same
+way.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -129,7 +131,7 @@ def _module_task(
 
 
 def _engine_for(module: nn.Module, asked: str, model: str) -> str:
-    """Return the engine of a module's layers. Raises InputError where another is asked for."""
+    """Return the engine of a module's layers. Raises InputError if another is asked for."""
     sparse = any(type(child).__module__.startswith("Minkowski") for child in module.modules())
     own = _OF_SPARSE_MODULES if sparse else _OF_PLAIN_MODULES
     if asked not in (AUTO, own):

@@ -1,11 +1,11 @@
 """Replay: a stage that sleeps for its profiled times and moves tensors of its profiled sizes over links as slow.
 
-Everything else is the real runtime: processes, action lists, packets, recorder. So a cluster nobody here owns, of
+Everything else is the real runtime: processes, action lists, packets, recorder. So a cluster no one here owns, of
 devices profiled elsewhere, runs on a laptop; and with layers that cost nothing, what is left is the runtime's overhead.
 On several hosts packets cross their network, too, as many bytes as sockets would carry between the cluster's nodes: a
 transfer takes as long as its link says, or as the network does where that is slower.
 
-Links slower than those that are here: when a packet that leaves now would be there, as the simulator has it.
+Links slower than those that are available: when a packet that leaves now would be there, as the simulator has it.
 
 A port carries one transfer after the other, whoever sends them, so every rank must know when each is free:
 
@@ -98,7 +98,7 @@ class LinksOverHosts:
     """The links of a cluster whose ranks are on several hosts.
 
     Each transfer asks the store once, for about as long as a word takes there and back, and as far as half of that are
-    the clocks told apart.
+    the clocks distinguished.
     """
 
     def __init__(self, store: KeyedStore, cluster: Cluster, *, rank: int) -> None:
@@ -181,7 +181,7 @@ class Replay:
         ranks: Sequence[int] = (),
         others: OtherPipelines | None = None,
     ) -> None:
-        """`ranks`: which devices of the cluster this job's ranks are, where they are some of it alone. `others`: where
+        """`ranks`: which devices of the cluster this job's ranks are, if they are some of it alone. `others`: where
         it is one pipeline of several.
         """
         self.others = others
@@ -195,7 +195,7 @@ class Replay:
 
     @classmethod
     def open(cls, run_dir: Path, config: RunConfig) -> "Replay":
-        """Raises InputError where the run's folder holds no profile or cluster."""
+        """Raises InputError if the run's folder holds no profile or cluster."""
         profile, cluster = Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml")
         identity, others = Identity.from_environment(), None
         if identity.pipeline is not None:

@@ -1,4 +1,4 @@
-"""What the strings of a run's settings mean: decided once, for launchers, workers and the profiler alike."""
+"""What the strings of a run's settings mean: decided once, for launchers, workers and the profiler in the same way."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ _OF_RUNS = ("split", "seed", "cache", "augmentation")  # options of a data set t
 class RunData:
     """The data set that the settings of a run name. Each part is opened when it is first asked for, and once.
 
-    Raises InputError then for data that are not there, or not such as the settings ask for.
+    Raises InputError then for data that do not exist, or not such as the settings ask for.
     """
 
     config: RunConfig
 
     @cached_property
     def has_examples(self) -> bool:
-        """Whether samples are images, texts or the user's own; else they are point clouds."""
+        """Return whether samples are images, texts or the user's own; else they are point clouds."""
         return is_examples(self.config.data)
 
     @cached_property
@@ -122,9 +122,9 @@ class RunData:
 class ResolvedRun:
     """Network, data, loss and workload that the settings of a run name, and the unit of its minibatches' sizes.
 
-    Each is decided when it is first asked for, and then stays. Where `config` is replaced by other settings of the
+    Each is decided when it is first asked for, and then stays. If `config` is replaced by other settings of the
     same network and data, what is open stays open.
-    Raises InputError, where it is asked for, for what is not there or does not fit.
+    Raises InputError, if it is asked for, for what does not exist or does not fit.
     """
 
     config: RunConfig
@@ -138,7 +138,7 @@ class ResolvedRun:
 
     @cached_property
     def is_table(self) -> bool:
-        """Whether the network is a table of rows; else it is a torch module."""
+        """Return whether the network is a table of rows; else it is a torch module."""
         return self.module is None and is_table(self.config.model)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""What is worked out of values by a rule: their digests, seeds of what is drawn for them, answers kept beside them."""
+"""What is worked out of values by a rule: their digests, seeds of what is drawn for them, answers kept next to them."""

@@ -1,4 +1,4 @@
-"""Remember what was worked out of a value, beside it: the newest answers of each kind, for as long as it lives."""
+"""Remember what was worked out of a value, next to it: the newest answers of each kind, for as long as it lives."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ _MOST = 16  # answers of a kind: a slider that is dragged asks for one after ano
 
 
 def remembered(kept: Kept, kind: str, key: Hashable, make: Callable[[], Answer]) -> Answer:
-    """Return the answer that `kept` has for `key`; where it has none, what `make` returns, which it keeps."""
+    """Return the answer that `kept` has for `key`; if it has none, what `make` returns, which it keeps."""
     own: dict[Hashable, Answer] = kept.setdefault(kind, {})
     if key not in own:
         made = make()

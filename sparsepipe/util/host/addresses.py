@@ -10,7 +10,7 @@ _INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is the loopback of whoever uses it."""
+    """Return whether a host's name or address is the loopback of whoever uses it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host's name or address is this machine's: its loopback, or the name that it has itself."""
+    """Return whether a host's name or address is this machine's: its loopback, or the name that it has itself."""
     return is_loopback(host) or host == socket.gethostname()
 
 

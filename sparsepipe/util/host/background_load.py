@@ -27,7 +27,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundLoad:
-    """Shares of time, from 0 to 1; None where the system does not tell, or the time was too short to."""
+    """Shares of time, from 0 to 1; None if the system does not tell, or the time was too short to."""
 
     run_queue_wait_share: float | None = None  # of the time in which our threads could work: without a processor
     other_cpu_share: float | None = None  # of the processors that we may use: used by processes not ours
@@ -37,7 +37,7 @@ class BackgroundLoad:
 
     @property
     def crowded(self) -> bool:
-        """Whether our own threads are more than the processors: they wait for each other then, no other load."""
+        """Return whether our own threads are more than the processors: they wait for each other then, no other load."""
         return (self.threads_per_processor or 0) > 1
 
     def to_json(self) -> dict[str, float | None]:
@@ -53,7 +53,7 @@ class BackgroundLoad:
     def doubts(self) -> tuple[str, ...]:
         """Return clauses that say why a time measured under this load is doubtful; none where the machine was quiet.
 
-        That our own threads wait for each other, where they are more than the processors, is a clause of its own.
+        That our own threads wait for each other, if they are more than the processors, is a clause of its own.
         """
         waited = None if self.crowded else self.run_queue_wait_share
         told = (
@@ -77,7 +77,7 @@ def worst(loads: Iterable[BackgroundLoad]) -> BackgroundLoad:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The system's counters of processor time at one moment, in seconds; None or empty where it has none."""
+    """The system's counters of processor time at one moment, in seconds; None or empty if it has none."""
 
     at: float
     own: float  # that this process was on processors
@@ -152,7 +152,7 @@ def cpu_seconds(pid: int) -> float:
 def thread_times(pid: int | None = None) -> Mapping[str, tuple[float, float]]:
     """Return for each thread of a process (this one's) the seconds it ran and the seconds it waited for a processor.
 
-    Empty where the system does not say, and for a process that is gone.
+    Empty if the system does not say, and for a process that is gone.
     """
     found = {}
     with suppress(OSError):
@@ -164,7 +164,7 @@ def thread_times(pid: int | None = None) -> Mapping[str, tuple[float, float]]:
 
 
 def processors_of(pid: int = 0) -> frozenset[int]:
-    """Return the processors that a process (this one) may use; empty where the system does not say, or it is gone."""
+    """Return the processors that a process (this one) may use; empty if the system does not say, or it is gone."""
     try:
         return frozenset(os.sched_getaffinity(pid))
     except (AttributeError, OSError):
@@ -185,7 +185,7 @@ def waited_share(start: Mapping[str, tuple[float, float]], end: Mapping[str, tup
 def processor_seconds(processors: Collection[int]) -> tuple[float | None, float | None]:
     """Return the seconds since boot that processors were busy together, and that the hypervisor gave away.
 
-    None where the system does not say.
+    None if the system does not say.
     """
     ticks, mine = os.sysconf("SC_CLK_TCK"), {f"cpu{k}" for k in processors}
     busy = stolen = 0

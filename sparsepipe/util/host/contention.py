@@ -57,7 +57,7 @@ def processes_at_work(
             if (said := other.stdout.readline().strip()) != _AT_WORK:
                 raise InputError(
                     "contention.process_ended",
-                    f"a process beside the one that is measured ended: {said or 'it said nothing'}",
+                    f"a co-located process ended during the measurement: {said or 'it said nothing'}",
                 )
         yield tuple(others)
     finally:

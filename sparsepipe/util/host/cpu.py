@@ -8,7 +8,7 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def facts() -> dict[str, str]:
-    """Return what `/proc/cpuinfo` says of the first processor, by its keys; empty where there is none."""
+    """Return what `/proc/cpuinfo` says of the first processor, by its keys; empty if there is none."""
     try:
         return parsed(Path("/proc/cpuinfo").read_text())
     except OSError:  # not Linux
@@ -25,7 +25,7 @@ def parsed(cpuinfo: str) -> dict[str, str]:
 
 
 def name() -> str:
-    """The processor's name; empty where the system does not say."""
+    """The processor's name; empty if the system does not say."""
     return named(facts()) or platform.processor()
 
 

@@ -53,9 +53,9 @@ def fork(
 ) -> Forked:
     """Call `work` in a child process, whose exit code is what it returns.
 
-    `command` is what `ps` shows of the child, where it is no longer than this process's own command; `closing` are
+    `command` is what `ps` shows of the child, if it is no longer than this process's own command; `closing` are
     descriptors that the child is not to have; `session`: it has one of its own, and is in no group of this process.
-    Raises OSError where the machine refuses another process.
+    Raises OSError if the machine refuses another process.
     """
     _flush()
     pid = os.fork()
@@ -79,7 +79,7 @@ def fork(
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Have `ps`, and whoever reads /proc/PID/cmdline, see `command` for this process's own, where it is no longer.
+    """Have `ps`, and whoever reads /proc/PID/cmdline, see `command` for this process's own, if it is no longer.
 
     Linux alone, as setproctitle does it: the words that the process was started with are written over.
     """

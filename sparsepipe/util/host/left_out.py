@@ -1,4 +1,4 @@
-"""Libraries that another library would bring if they are there, does without, and that cost more than all the rest."""
+"""Libraries that another library would bring if they exist, does without, and that cost more than all the rest."""
 
 import sys
 from collections.abc import Iterator

@@ -57,7 +57,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the error number of a limit, None where the exception itself speaks of none."""
+    """Return the error number of a limit, None if the exception itself speaks of none."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     if isinstance(error, OSError) and error.errno is not None:
@@ -99,6 +99,6 @@ def _memory() -> str:
 
 
 def _limit(name: str, option: str, unit: str) -> str:
-    """The limit that is set for this process, in brackets; nothing where there is none."""
+    """The limit that is set for this process, in brackets; nothing if there is none."""
     most = resource.getrlimit(getattr(resource, name))[0]
     return "" if most == resource.RLIM_INFINITY else f" (ulimit {option}: {most:,} {unit})"

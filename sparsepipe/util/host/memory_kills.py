@@ -8,7 +8,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Out-of-memory kills so far: in this process's control group, and on the whole machine; None where unknown."""
+    """Out-of-memory kills so far: in this process's control group, and on the whole machine; None if unknown."""
 
     group: int | None
     machine: int | None
@@ -18,7 +18,7 @@ class MemoryKills:
         return cls(_of_group(), _counted(Path("/proc/vmstat")))
 
     def since(self, before: "MemoryKills") -> str | None:
-        """Return a clause on kills since `before`; None where there were none, or none are counted."""
+        """Return a clause on kills since `before`; None if there were none, or none are counted."""
         if _more(self.group, before.group):
             return "by the kernel, for want of memory: oom_kill of its control group rose"
         if _more(self.machine, before.machine):

@@ -15,9 +15,9 @@ WAITING = "OMP_WAIT_POLICY"
 def waiting(engine: str, threads: int) -> dict[str, str]:
     """Return the variables to add to the environment of a process that runs an engine (its name) on `threads` threads.
 
-    MinkowskiEngine's OpenMP threads wait by spinning, and so take the processors from those of its BLAS library: where
-    there are several they are told to sleep, unless the environment says already how they wait. "auto" is
-    MinkowskiEngine where that is installed and native has no machine code, as far as can be told without torch.
+    MinkowskiEngine's OpenMP threads wait by spinning, and so take the processors from those of its BLAS library: if
+    there are several they are asked to sleep, unless the environment says already how they wait. "auto" is
+    MinkowskiEngine where that is installed and native has no machine code, as far as can be notified without torch.
     """
     said = {WAITING, "GOMP_SPINCOUNT"} & os.environ.keys()
     return {WAITING: "passive"} if threads > 1 and engine in _SPIN and _SPIN[engine]() and not said else {}
@@ -30,7 +30,9 @@ _SPIN: Mapping[str, Callable[[], bool]] = {  # engines whose threads spin, and w
 
 
 def _has_machine_code() -> bool:
-    """Whether the native engine's machine code can be expected: a processor with AVX2, and llvmlite to compile it."""
+    """Return whether the native engine's machine code can be expected: a processor with AVX2, and llvmlite to compile
+    it.
+    """
     return "avx2" in cpu.facts().get("flags", "").split() and find_spec("llvmlite") is not None
 
 

@@ -21,7 +21,7 @@ def python_command(module: str, *arguments: str, options: Sequence[str] = ()) ->
 
 
 def this_python() -> str:
-    """Return the path of this interpreter, to be told of; what starts it is above and below."""
+    """Return the path of this interpreter, to be notified of; what starts it is above and below."""
     return sys.executable
 
 
@@ -44,7 +44,7 @@ def python_environment(**more: str) -> dict[str, str]:
 
 
 def check_current_folder() -> None:
-    """Raise InputError where the current folder was removed: torch's libraries abort a process that starts there."""
+    """Raise InputError if the current folder was removed: torch's libraries abort a process that starts there."""
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -112,7 +112,7 @@ def ssh_failure(destination: str, said: str) -> str:
 
 
 def command_failure(code: int, interpreter: str, said: str) -> str | None:
-    """Return why a shell did not run a Python, from its exit code and what it said; None where it did.
+    """Return why a shell did not run a Python, from its exit code and what it said; None if it did.
 
     127 is also what a Python ends with that lacks a shared library.
     """

@@ -30,7 +30,7 @@ def integer(value: object, what: str, *, least: int = 0, most: int = 10**9) -> i
 
 
 def given_number(value: object, what: str) -> None:
-    """Raise InputError where a caller's `value` is no number: notebooks' tools pass what was typed as text."""
+    """Raise InputError if a caller's `value` is no number: notebooks' tools pass what was typed as text."""
     if type(value) in (int, float):  # asked for every cost: abstract classes take a microsecond
         return
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -38,7 +38,7 @@ def given_number(value: object, what: str) -> None:
 
 
 def given_integer(value: object, what: str, *, least: int | None = None) -> None:
-    """Raise InputError where a caller's `value` is no whole number, or below `least`."""
+    """Raise InputError if a caller's `value` is no whole number, or below `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError("number.not_whole", f"{what} {shown(value)} given, expected a whole number")
     if least is not None and value < least:
@@ -46,7 +46,7 @@ def given_integer(value: object, what: str, *, least: int | None = None) -> None
 
 
 def json_object(given: str | None, what: str, *, example: str = '{"width": 64}') -> dict[str, Any]:
-    """Return the object that a user wrote as JSON, {} where nothing was. Raises InputError that names `what`."""
+    """Return the object that a user wrote as JSON, {} if nothing was. Raises InputError that names `what`."""
     try:
         found = json.loads(given) if given else {}
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,8 @@ Check = Callable[[Any, str], Any]  # (value, what it is called) → the value; r
 
 
 class Fields(dict[str, Any]):
-    """A JSON object out of a file, whose fields are of the right types. One that is missing is told where it is used.
+    """A JSON object out of a file, whose fields are of the right types. One that is missing is reported where it is
+    used.
 
     So files written before a field was invented, or by hand, are read for what they have.
     """

@@ -25,7 +25,7 @@ def write_atomic(
 
     Not `synced`, a file may be lost or empty after the machine has lost its power; it is written many times as fast.
     A new file gets the mode that the umask leaves, another keeps its own. Without `make_folder` its folder must be
-    there: a run whose folder was taken away must not make it anew. `private`: nobody but the owner can read it.
+    there: a run whose folder was taken away must not make it again. `private`: no one but the owner can read it.
     What is no file, such as /dev/stdout, is written to and not replaced. Raises OSError that names `path`, whatever
     went wrong in writing it.
     """
@@ -202,7 +202,7 @@ def read_numbered_rows(
 
 
 def _all_at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
-    """Parse rows in half the time that one by one takes; None where one of them is no JSON object."""
+    """Parse rows in half the time that one by one takes; None if one of them is no JSON object."""
     if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         return None
     try:
@@ -244,7 +244,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(entry: bytes) -> bytes | None:
-    """Return what was sealed, None where a byte of it differs."""
+    """Return what was sealed, None if a byte of it differs."""
     content = entry[: -hashlib.sha256().digest_size]
     return content if sealed(content) == entry else None
 
@@ -252,7 +252,7 @@ def unsealed(entry: bytes) -> bytes | None:
 def cut_torn_row(path: Path | str) -> None:
     """Take from JSON lines what `read_rows` leaves out, so that a row written behind it is one of its own.
 
-    Nobody else may write to the file meanwhile.
+    No one else may write to the file meanwhile.
     """
     path = expanded(path)
     if path.exists():

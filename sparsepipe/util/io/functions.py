@@ -1,4 +1,4 @@
-"""Functions of the user's own, named in text: a network, a data set, a loss. Imported anew by every process.
+"""Functions of the user's own, named in text: a network, a data set, a loss. Imported again by every process.
 
     package.module:function     found as Python finds modules
     path/file.py:function       a file, wherever it lies; relative to the current folder
@@ -27,7 +27,7 @@ _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
 
 def is_function(reference: str) -> bool:
-    """Whether text names a function of the user's own, by its form alone."""
+    """Return whether text names a function of the user's own, by its form alone."""
     home, colon, name = reference.rpartition(":")
     return bool(colon and home) and name.isidentifier()
 
@@ -41,7 +41,7 @@ def short_name(reference: str) -> str:
 def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
     """Return the user's own functions that the settings of a run name, by setting.
 
-    Raises InputError for a file that is not there.
+    Raises InputError for a file that does not exist.
     """
     named = {name: settings.get(name) for name in ("model", "data", "loss")}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
@@ -56,14 +56,14 @@ class UserFunction:
 
     @classmethod
     def parse(cls, reference: str) -> "UserFunction":
-        """Read "home:name". Raises InputError for another form, and for a file that is not there."""
+        """Read "home:name". Raises InputError for another form, and for a file that does not exist."""
         home, _, name = reference.rpartition(":")
         if not is_function(reference):
             raise InputError("function.malformed", f"{reference!r} names no function, expected {_EXAMPLE}")
         home = str(expanded(home)) if home.endswith(".py") else module_now(home)
         if home.endswith(".py") and not Path(home).is_file():
             raise InputError(
-                "function.no_file", f"{reference}: there is no file {home}; give the path of the file that has {name}()"
+                "function.no_file", f"{reference}: no file {home}; give the path of the file that has {name}()"
             )
         return cls(home, name)
 
@@ -79,7 +79,7 @@ class UserFunction:
         return UserFunction(str(Path(self.home).resolve()), self.name) if self.is_file else self
 
     def file(self) -> Path:
-        """Return the file that holds it. Raises InputError where there is none."""
+        """Return the file that holds it. Raises InputError if there is none."""
         if self.is_file:
             return Path(self.home)
         try:
@@ -97,7 +97,7 @@ class UserFunction:
         return sha256(self.file())
 
     def load(self) -> Callable[..., Any]:
-        """Import it. Raises InputError where it is not there, or its file raises as it is imported."""
+        """Import it. Raises InputError if it does not exist, or its file raises as it is imported."""
         file = self.file()  # says what is missing
         restore_removed_names()  # the file may import MinkowskiEngine
         try:
@@ -137,7 +137,7 @@ class UserFunction:
 def _from_file(path: Path) -> ModuleType:
     """Import a file under a name of its own, once as long as it stays as it is.
 
-    Another file of the same name is another module, and so is one that was written anew, as a cell of a notebook does.
+    Another file of the same name is another module, and so is one that was written again, as a cell of a notebook does.
     """
     name = f"sparsepipe_user_{path.stem}_{digest([str(path), sha256(path)])}"
     if name in sys.modules:

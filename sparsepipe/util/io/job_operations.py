@@ -64,7 +64,7 @@ def read_operations(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
     Steps that the table dates from their own beginnings are laid one after the other. Facts: `steps` with [its number,
     its first minibatch, that of the next] each, `operations` with the job's own name for each kind of work, and
-    `rendezvous`, true: a transfer needs both ranks at once. Raises InputError where the file is no such table.
+    `rendezvous`, true: a transfer needs both ranks at once. Raises InputError if the file is no such table.
     """
     table = _checked(_read(path), path)
     steps = table["step"].drop_duplicates().sort_values().to_list()
@@ -233,7 +233,7 @@ def _rows(table: object, num_microbatches: int, num_replicas: int, path: Path) -
 def _microbatches_sent(table: Any) -> dict[tuple[int, int, str], dict[int, int]]:
     """(rank, step, kind of transfer) → its number → the microbatch it carries.
 
-    The table counts transfers and does not name their microbatches: where there are as many as there were computations
+    The table counts transfers and does not name their microbatches: if there are as many as there were computations
     they follow these one by one. Ranks with several stages say too little for that.
     """
     if table["gmc"].max() > table["stage"].max():

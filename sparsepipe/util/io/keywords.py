@@ -1,4 +1,4 @@
-"""Names that a caller gives: an unknown one is told in a line, with the known one that was probably meant."""
+"""Names that a caller gives: an unknown one is reported in a line, with the known one that was probably meant."""
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ _Returned = TypeVar("_Returned")
 
 
 def meant(given: str, known: Iterable[str]) -> str | None:
-    """Return the known word that a given one is nearest to, or begins; None where none is near."""
+    """Return the known word that a given one is nearest to, or begins; None if none is near."""
     words = list(known)
     if len(given.strip("-")) > 2 and (longer := [word for word in words if word.startswith(given)]):
         return longer[0]
@@ -23,7 +23,7 @@ def meant(given: str, known: Iterable[str]) -> str | None:
 
 
 def expected(given: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant; where none is near, which there are."""
+    """Say which known name was probably meant; if none is near, which there are."""
     names = list(known)
     near = meant(given, names)
     return f"did you mean {near!r}?" if near else f"expected some of {', '.join(sorted(names))}"

@@ -21,7 +21,7 @@ def as_given(value: float) -> str:
 
 
 def voxel_size_text(size: float) -> str:
-    """Return a voxel size that is told, not to be typed: "1/128" of a side that was halved so often or that has no
+    """Return a voxel size that is reported, not to be typed: "1/128" of a side that was halved so often or that has no
     short decimal number, else as given, "0.03".
     """
     cells = round(1 / size) if size > 0 else 0
@@ -77,21 +77,21 @@ def at_most(value: float, digits: int = 3, *, places: int | None = None) -> floa
 
 
 def percent(share: float) -> str:
-    """A measured share in three digits, "24.4%", "236%"; less than a thousandth of a per cent is told as less."""
+    """A measured share in three digits, "24.4%", "236%"; less than a thousandth of a per cent is reported as less."""
     if share and abs(share) < 1e-5:
         return "below 0.001%"
     return f"{as_measured(100 * share)}%"
 
 
 def rate_text(rate: float, what: str = "samples") -> str:
-    """A measured or predicted throughput: "1,397 samples/s"; of "minibatches" where nobody knows how many samples one
+    """A measured or predicted throughput: "1,397 samples/s"; of "minibatches" if no one knows how many samples one
     has.
     """
     return f"{as_measured(rate)} {what}/s"
 
 
 def pace_text(row: Mapping[str, Any]) -> str:
-    """The throughput that a row of a run's metrics tells, in the unit that it has; empty where it tells none."""
+    """The throughput that a row of a run's metrics tells, in the unit that it has; empty if it tells none."""
     rates = ((row.get(f"{what}_per_second"), what) for what in ("samples", "minibatches"))
     return next((rate_text(rate, what) for rate, what in rates if rate is not None), "")
 
@@ -112,7 +112,7 @@ def validation_text(row: Mapping[str, Any]) -> str:
 
 def duration(seconds: float, unit: str | None = None) -> str:
     """A measured or predicted time: "5.30 ms", "1,034 ms", and "12.3 s" from ten seconds on; in `unit`, "ms" or "s",
-    where the axis beside it has one.
+    where the axis next to it has one.
     """
     unit = unit or ("s" if abs(seconds) >= _IN_SECONDS else "ms")
     return f"{as_measured(seconds if unit == 's' else seconds * 1e3)} {unit}"

@@ -28,7 +28,7 @@ class Certainty:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether the size is beyond what was measured, by more than digits show."""
+        """Return whether the size is beyond what was measured, by more than digits show."""
         return self.factor > 1.005
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Certainty:
     def beyond(*known: "Certainty | None") -> str:
         """Return what is said wherever times are predicted: "extrapolated 4 ×: ± 20%", of the worst of `known`.
 
-        Empty where all sizes are within the measured range, and for times that do not depend on size.
+        Empty if all sizes are within the measured range, and for times that do not depend on size.
         """
         worst = Certainty()
         for certainty in known:

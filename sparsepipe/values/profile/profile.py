@@ -47,7 +47,7 @@ AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers m
 
 @dataclass(frozen=True, slots=True)
 class StepOverhead:
-    """What a training step takes on one device type beside its layers and the optimizer: seconds per minibatch."""
+    """Seconds per minibatch on one device type outside of layers and optimizer."""
 
     input_seconds: float = 0.0  # of the first stage: to read a minibatch, and to put it on the device
     loss_seconds: float = 0.0  # of the last stage: loss and its gradient, and what is counted of a minibatch
@@ -72,10 +72,11 @@ class Profile(Printed):
     `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
     "tokens", "pixels" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
     optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
-    is known, and none counted, for a type that is not there. `sample_readers` are layers whose stage reads minibatches
-    itself, though it may not be the first: masks, word ids, or in the last layer the targets. `voxels_by_stride`: of
-    typical minibatches, at the input and at each coarser stride of the network; with it memory is that of minibatches
-    which are large at each stride, and layers take the seconds of as many voxels there as typical minibatches have.
+    is known, and none counted, for a type that does not exist. `sample_readers` are layers whose stage reads
+    minibatches itself, though it may not be the first: masks, word ids, or in the last layer the targets.
+    `voxels_by_stride`: of typical minibatches, at the input and at each coarser stride of the network; with it memory
+    is that of minibatches which are large at each stride, and layers take the seconds of as many voxels there as
+    typical minibatches have.
     """
 
     graph: LayerGraph
@@ -272,12 +273,14 @@ class Profile(Printed):
 
     @property
     def sized(self) -> bool:
-        """Whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
+        """Return whether the size of a minibatch matters: whether any is reported, or costs were measured at
+        several.
+        """
         return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a minibatch; None where its origin does not tell, as of most that others published."""
+        """Samples of a minibatch; None if its origin does not tell, as of most that others published."""
         told = self.origin.get("batch_size")
         return told if isinstance(told, int) and told > 0 else None
 
@@ -348,9 +351,9 @@ class Profile(Printed):
         return remembered(self.graph.kept, "laws", key, fitted)[1]
 
     def samples_measured(self, device_type: str) -> dict[float, float]:
-        """Size of a measured minibatch → samples that it had, as a share of a batch's; empty where nobody wrote that.
+        """Size of a measured minibatch → samples that it had, as a share of a batch's; empty if no one wrote that.
 
-        Of sizes that a number of samples does not tell, such as voxels, nobody asks.
+        Of sizes that a number of samples does not tell, such as voxels, no one asks.
         """
         if self.size_unit != "tokens" or self.batch_size is None:
             return {}
@@ -428,7 +431,7 @@ class Profile(Printed):
         return replace(self, costs=costs, sizes=(float(counts.mean()),), voxels_by_stride=())
 
     def _strides(self, device_type: str) -> StrideLaws | None:
-        """The laws by each stride's voxels; None where the profile does not tell them of typical minibatches."""
+        """The laws by each stride's voxels; None if the profile does not tell them of typical minibatches."""
         costs, typical = self.costs[device_type], self.voxels_by_stride
         if not typical:
             return None
@@ -506,7 +509,7 @@ class Profile(Printed):
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
+        """The fields of a cost that a file tells: those that no one measured are left out, as in files from before."""
         return self._of_samples("columns", self._columns_told)
 
     def _columns_told(self) -> tuple[str, ...]:
@@ -538,7 +541,7 @@ class Profile(Printed):
         }
 
     def _besides(self) -> dict[str, Any]:
-        """What a profile's file holds beside its graph and its costs."""
+        """What a profile's file holds in addition to its graph and its costs."""
         return {
             "format": FORMAT,
             **_sizes_written(self),

@@ -105,7 +105,7 @@ class SizeLaws:
 
     @property
     def holds_everywhere(self) -> bool:
-        """Whether the only size is 0, which says that the values do not depend on size."""
+        """Return whether the only size is 0, which says that the values do not depend on size."""
         return self.measured[1] <= _SMALLEST
 
     def at(self, sizes: Array) -> Array:
@@ -193,7 +193,7 @@ def _of_whole_batches(x: Array, values: Array, spreads: Array, samples: Array) -
 def _wild(x: Array, values: Array, spreads: Array, power: float) -> NDArray[np.bool_]:
     """Which points contradict most others, by more than _WILD and their spreads: [rows, S].
 
-    Of two points nobody knows which; nor of as many that contradict each other as agree.
+    Of two points no one knows which; nor of as many that contradict each other as agree.
     """
     count = len(x)
     if count < 3:

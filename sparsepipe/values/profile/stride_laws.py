@@ -34,7 +34,7 @@ def voxels_by_stride(layers: Sequence[LayerCost]) -> tuple[Array, list[int | Non
     """(voxels of a minibatch at each stride, [strides, samples], the input's first; the stride of each layer's output).
 
     A layer's stride is that of whose voxels its output has a whole number of bytes each, in every sample; None of those
-    whose output does not depend on voxels. Where no layer makes coordinates all are the input's.
+    whose output does not depend on voxels. If no layer makes coordinates all are the input's.
     """
     made = {tuple(sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.samples) for cost in layers}
     sets = [counts for counts in made if all(counts)]
@@ -70,7 +70,7 @@ class StrideLaws:
     def fit(cls, costs: Sequence[LayerCost], typical: Array) -> "StrideLaws | None":
         """Fit the laws; None for layers that are all at one stride.
 
-        `typical`: voxels at each stride of typical minibatches, [minibatches, strides]. Raises InputError where the
+        `typical`: voxels at each stride of typical minibatches, [minibatches, strides]. Raises InputError if the
         layers have another number of strides.
         """
         plain = [LayerCost(cost.samples) for cost in costs]
@@ -78,7 +78,7 @@ class StrideLaws:
         if len(counts) != typical.shape[1]:
             raise InputError(
                 "profile.strides_malformed",
-                f"voxels_by_stride tells {typical.shape[1]} of {len(counts)} strides that the layers have",
+                f"voxels_by_stride has {typical.shape[1]} of {len(counts)} strides that the layers have",
             )
         if len(counts) == 1:
             return None

@@ -1,4 +1,4 @@
-"""Replication rules: how several pipelines that train one network keep their copies alike.
+"""Replication rules: how several pipelines that train one network keep their copies consistent.
 
     base.py         what a rule is, and a merge
     gathering.py    who is live and who waits: what all rules keep

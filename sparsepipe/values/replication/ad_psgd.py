@@ -15,7 +15,7 @@ class AdPsgd:
     """The mean of a pipeline's weights and those of a live one drawn at random, after every `every` updates.
 
     Source: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018: averages with a
-    random other, in which nobody waits. The partner does not wait: it gives the weights that it has, and adds what the
+    random other, in which no one waits. The partner does not wait: it gives the weights that it has, and adds what the
     mean differs from them by to those that it has then. So two that draw each other, or a circle of them, cannot wait
     for each other, as in implementations where both block (SDPipe's baseline waits for stragglers in pairs of one
     random order). Both have half the mean: the mixing matrix is doubly stochastic. With a larger `every` the pairs are

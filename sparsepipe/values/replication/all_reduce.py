@@ -12,11 +12,11 @@ class AllReduce:
     """The mean of the gradients of all pipelines, before each step of the optimizer: everybody waits for the slowest.
 
     Source: data parallelism as in PyTorch DDP (Li et al., VLDB 2020); the baseline "AllReduce" of SDPipe
-    (Miao et al., VLDB 2023). Each pipeline counts alike, so that the mixing matrix is doubly stochastic.
+    (Miao et al., VLDB 2023). Each pipeline counts equally, so that the mixing matrix is doubly stochastic.
 
-    Optimizer state is each pipeline's own and alike in all, since all step with the same gradients from the same
-    weights. Batch-norm statistics are averaged with the gradients, by the same weights. It cannot overlap: a step needs
-    its gradients.
+    Optimizer state is each pipeline's own and identical in all, since all step with the same gradients from the
+    same weights. Batch-norm statistics are averaged with the gradients, by the same weights. It cannot overlap: a step
+    needs its gradients.
     """
 
     name: ClassVar[str] = "all-reduce"

@@ -44,7 +44,7 @@ class Merge:
 class Groups(Protocol):
     """The decisions of one rule in one run. Times are seconds on the caller's clock, never decreasing.
 
-    A pipeline contributes again only when it has taken the result of its last merge, or was told to go on without.
+    A pipeline contributes again only when it has taken the result of its last merge, or was asked to continue without.
     Every call returns the merges that are decided by it, most often none or one.
     """
 
@@ -55,11 +55,13 @@ class Groups(Protocol):
         ...
 
     def may_begin(self, pipeline: int) -> bool:
-        """Whether a pipeline may train on, or has to wait for slower ones (a bound on staleness). All others: True."""
+        """Return whether a pipeline may train on, or has to wait for slower ones (a bound on staleness). All others:
+        True.
+        """
         ...
 
     def leave(self, pipeline: int, *, now: float) -> list[Merge]:
-        """A pipeline died or ended: nobody waits for it any more. What it contributed and was not merged is dropped."""
+        """A pipeline died or ended: no one waits for it any more. What it contributed and was not merged is dropped."""
         ...
 
     def join(self, pipeline: int, *, now: float) -> list[Merge]:
@@ -67,7 +69,7 @@ class Groups(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to decide, if nobody contributes before; None: nothing waits for time alone."""
+        """When `expire` has something to decide, if no one contributes before; None: nothing waits for time alone."""
         ...
 
     def expire(self, *, now: float) -> list[Merge]:
@@ -90,7 +92,7 @@ class Rule(Protocol):
 
     @property
     def overlap(self) -> bool:
-        """Whether a pipeline trains on while its merge is under way, and takes the result at a later update.
+        """Return whether a pipeline trains on while its merge is under way, and takes the result at a later update.
 
         The result is applied as a correction then: newest weights + (merged - contributed).
         """

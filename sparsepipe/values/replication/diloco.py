@@ -15,16 +15,17 @@ class DiLoCo:
 
     Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv
     2311.08105): an outer Nesterov step, with rate 0.7 and momentum 0.9, on what many inner steps changed. Its H is 500;
-    50 is as long as an epoch of a small data set. The outer gradient is the mean over all live pipelines, alike, of
+    50 is as long as an epoch of a small data set. The outer gradient is the mean over all live pipelines, in the same
+    way, of
 
         weights after the last outer step - weights now
 
     With H = 1, rate 1 and no momentum it is an average of weights. `bits=8` sends these changes as 8-bit integers with
     a scale for each piece; what rounding lost is added to the next ones where `error_feedback` is on.
 
-    The inner optimizer's state stays local, neither averaged nor reset. The outer momentum is alike in all pipelines;
-    one that joins takes it with the weights. Batch-norm statistics are averaged as they are: they have no gradient, and
-    the outer step does not apply to them.
+    The inner optimizer's state stays local, neither averaged nor reset. The outer momentum is identical in all
+    pipelines; one that joins takes it with the weights. Batch-norm statistics are averaged as they are: they have no
+    gradient, and the outer step does not apply to them.
     """
 
     name: ClassVar[str] = "diloco"

@@ -34,7 +34,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def complete(self) -> bool:
-        """Whether those that wait are merged without waiting for anybody else. At least one waits."""
+        """Return whether those that wait are merged without waiting for anybody else. At least one waits."""
 
     @abstractmethod
     def close(self) -> Merge:
@@ -55,7 +55,7 @@ class Gathering(ABC):
         if pipeline not in self.live:
             raise InputError(
                 "replication.not_a_member",
-                f"pipeline {pipeline} contributes and is not there: it left, or there are fewer",
+                f"pipeline {pipeline} contributes but does not exist: it left, or there are fewer",
                 pipeline=pipeline,
             )
         if pipeline in self.waiting:
@@ -96,7 +96,7 @@ class Gathering(ABC):
         return merges
 
     def next_deadline(self) -> float | None:
-        """Return when those that wait are merged if nobody comes before, None: when they are complete alone."""
+        """Return when those that wait are merged if no one comes before, None: when they are complete alone."""
         return None
 
     def expire(self, *, now: float) -> list[Merge]:
@@ -112,7 +112,7 @@ class Gathering(ABC):
         partner: int | None = None,
         forced: bool = False,
     ) -> Merge:
-        """Take contributions out of those that wait into a merge; each counts alike where no weights are given."""
+        """Take contributions out of those that wait into a merge; each counts identical if no weights are given."""
         members = tuple(sorted(members))
         contributions = tuple(self.waiting.pop(member).number for member in members)
         weights = (1 / len(members),) * len(members) if weights is None else tuple(weights)
@@ -138,7 +138,7 @@ class Everybody(Gathering):
 
 
 def several(num_pipelines: int, rule: str) -> int:
-    """Return the number of pipelines. Raises InputError where there is nobody to average with."""
+    """Return the number of pipelines. Raises InputError if there is no one to average with."""
     if num_pipelines < 2:
         raise InputError(
             "replication.one_pipeline",

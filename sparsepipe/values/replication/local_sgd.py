@@ -13,8 +13,8 @@ class LocalSgd:
     """The mean of the weights of all pipelines, after every `every` updates of each.
 
     Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019: workers step on their own and average
-    once in a while. Each pipeline counts alike, so that the mixing matrix is doubly stochastic. `every=1,overlap=false`
-    is an all-reduce of weights; with plain SGD it is the one of gradients but for rounding.
+    once in a while. Each pipeline counts equally, so that the mixing matrix is doubly stochastic.
+    `every=1,overlap=false` is an all-reduce of weights; with plain SGD it is the one of gradients but for rounding.
 
     Optimizer state stays local: momentum and Adam's moments are neither averaged nor reset. Batch-norm statistics are
     averaged with the weights.

@@ -2,7 +2,7 @@
 
 
 def pace(samples: float, seconds: float) -> float:
-    """Return samples per second of a pipeline: all of its samples over all of its seconds; 0 where it has none.
+    """Return samples per second of a pipeline: all of its samples over all of its seconds; 0 if it has none.
 
     `seconds`: from when the pipeline has its first minibatch until its last is done, and until a bound that keeps it
     from the next is of no more account: till then it waits, though it may get no other. A window in the middle of a run

@@ -1,4 +1,4 @@
-"""Partial reduce: pipelines that are ready at about the same time average their weights; nobody waits long."""
+"""Partial reduce: pipelines that are ready at about the same time average their weights; no one waits long."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,21 +17,21 @@ class PartialReduce:
     VLDB 2023: groups of those that are ready, wait budgets, forced synchronisation; partial reduce itself: Miao et al.,
     SIGMOD 2021. The first that is ready waits for others up to its budget of seconds, then all that have come are a
     group. The budget is `patience` times the seconds since that pipeline contributed last, so that it suits slow and
-    fast machines alike: by default a half where the pipeline trains on meanwhile, which costs it nothing, and a
-    twentieth where it does not `overlap`.
+    fast machines equally: by default a half where the pipeline trains on meanwhile, which costs it nothing, and
+    a twentieth where it does not `overlap`.
 
     With `wait` the budget is SDPipe's: each pipeline's begins with so many seconds; after a group of one it is `grow`
     times as long, to at most `most_wait`, after a larger one `shrink` times, to at least `least_wait`. SDPipe has 1 ms,
     between 0.01 and 10 ms: those limits are a hundredth and ten times of `wait` where they are not given.
 
     So that no set of pipelines averages among itself alone for good, the graph of the averages is connected at least
-    every `rounds` rounds; a round is as many contributions as there are live pipelines. Where the groups have not
-    connected it by themselves, the next group is forced: it waits, however long, for whom it takes. SDPipe counts alike
-    (10 rounds), but starts anew only at forced ones, cuts groups of more than 8 pipelines into pairs, and forces those
-    by a barrier of all; here groups are formed alike for any number.
+    every `rounds` rounds; a round is as many contributions as there are live pipelines. If the groups have not
+    connected it by themselves, the next group is forced: it waits, however long, for whom it takes. SDPipe counts
+    identical (10 rounds), but restarts only at forced ones, cuts groups of more than 8 pipelines into pairs, and forces
+    those by a barrier of all; here groups are formed in the same way for any number.
 
-    Each of a group counts alike: the mixing matrix is doubly stochastic. Optimizer state stays local. Batch-norm
-    statistics are averaged with the weights.
+    Each of a group counts equally: the mixing matrix is doubly stochastic. Optimizer state stays local.
+    Batch-norm statistics are averaged with the weights.
     """
 
     name: ClassVar[str] = "partial-reduce"
@@ -141,13 +141,15 @@ class _ReadyGroups(Gathering):
         self._last.pop(pipeline, None)
 
     def joined(self, pipeline: int) -> None:
-        """Its weights are a live pipeline's, nobody says whose: a set of its own, with the first budget."""
+        """Its weights are a live pipeline's, no one says whose: a set of its own, with the first budget."""
         self._budgets[pipeline] = self._rule.wait or 0.0
         self._set_of[pipeline] = self._sets
         self._sets += 1
 
     def _must_connect(self) -> bool:
-        """Whether the next group has to connect all: after one more of any size there would be no room for it."""
+        """Return whether the next group has to connect all: after one more of any size there would be no room for
+        it.
+        """
         return self._merged > (self._rule.rounds - 2) * len(self.live)
 
     def _connected_by(self, members: set[int]) -> bool:

@@ -91,7 +91,7 @@ class _Window(Gathering):
         return not any(self._expected(pipeline) <= self._closes for pipeline in missing)
 
     def _expected(self, pipeline: int) -> float:
-        """When a pipeline comes next, in seconds; at once where it has come too seldom to tell."""
+        """When a pipeline comes next, in seconds; at once if it has come too seldom to tell."""
         return self._last.get(pipeline, 0.0) + self._between[pipeline] if pipeline in self._between else float("-inf")
 
     def close(self) -> Merge:

@@ -46,7 +46,7 @@ class Action(NamedTuple):
 
 
 def feeds(stage: int, op: Op, num_stages: int) -> int | None:
-    """The other stage that needs the result of `op` in `stage` for the same operation; None where no other does.
+    """The other stage that needs the result of `op` in `stage` for the same operation; None if no other does.
 
     A forward's features go to the next stage, a backward's gradients to the one before.
     """

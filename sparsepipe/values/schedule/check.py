@@ -9,7 +9,7 @@ from .rounds import together
 
 
 def check_runs(program: Program, *, synchronised: bool = False) -> None:
-    """Raise InputError when the lists would deadlock. The message shows, per rank, where it stands.
+    """Raise InputError when the lists would deadlock. The message shows, per rank, if it stands.
 
     `synchronised`: replicas wait for each other in the forwards and backwards of a round.
     """
@@ -40,7 +40,9 @@ def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:
 
 
 def _all_there(action: Action, program: Program, done: set[Action], place: Mapping[int, int]) -> bool:
-    """Whether every replica is at its part of a pass that they run together, or past it, and has what it needs."""
+    """Return whether every replica is at its part of a pass that they run together, or past it, and has what it
+    needs.
+    """
     s, op, m = action
     if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT):
         return True

@@ -1,4 +1,4 @@
-"""DualPipeV: each rank has two stages, there and back, and runs a forward of one beside a backward of the other.
+"""DualPipeV: each rank has two stages, there and back, and runs a forward of one alongside a backward of the other.
 
     fill       F of the first stage; F of both; I, W and F of the second, whose backwards begin first
     steady     F there, B back, F back, B there, as long as there are new minibatches
@@ -6,10 +6,10 @@
 
 DeepSeek's DualPipe (arXiv 2412.19437) sends two streams of minibatches through a pipeline from both ends, with two
 copies of the weights; bent into a V one copy does. Its pairs of an F and a B of different minibatches are meant to
-overlap, one's transfers under the other's work; here they come one after the other, and transfers run beside either.
+overlap, one's transfers under the other's work; here they come one after the other, and transfers run alongside either.
 
 The order is torch's (ScheduleDualPipeV), which wants as many minibatches as stages; fewer are filled up here, and what
-is not there is left out.
+does not exist is left out.
 """
 
 from collections.abc import Sequence

@@ -35,8 +35,8 @@ def forwards(minibatches: Sequence[int], stages: Sequence[int], size: int) -> li
 def step(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[tuple[str, int, int]]:
     """Return ("F" or "B", stage, minibatch) of one step of a rank: warm-up, one forward one backward, drain.
 
-    A last group that is not whole gets the order of one that is, without what is not there: nobody then waits for more
-    than in an order without deadlock.
+    A last group that is not whole gets the order of one that is, without what does not exist: no one then waits for
+    more than in an order without deadlock.
     """
     padded = [*minibatches, *[_NONE] * (-len(minibatches) % size)]
     ahead, behind = forwards(padded, stages, size), forwards(padded, stages[::-1], size)
@@ -77,7 +77,7 @@ def _endless(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered:
 def steady_period(stage_paces: tuple[float, ...], size: int) -> float:
     """Return the seconds per minibatch of `continuous` once the pipeline is full.
 
-    Where two ranks have nearly as much to do, the order comes to its cycle late, in a step that may cost a minibatch's
+    If two ranks have nearly as much to do, the order comes to its cycle late, in a step that may cost a minibatch's
     time: the mean is over many.
     """
     depth, (first, last) = len(stage_paces), _STEADY
@@ -124,7 +124,7 @@ def order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
 
 
 def _steps_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:
-    """Step after step; all of the rank's stages are updated at a step's end, when the gradients of all are there."""
+    """Step after step; all of the rank's stages are updated at a step's end, when the gradients of all exist."""
     own, done = plan.stages_of(rank), list[Action]()
     for k in range(num_rounds(plan, own[0], num_minibatches)):
         mine = turns_of(plan.stages[own[0]], rank, round_minibatches(plan, own[0], k, num_minibatches))

@@ -8,7 +8,7 @@ more minibatches (Qi et al., ICLR 2024: ZB-H1, their ZB1P). Two ranks, four stag
     rank 1   1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1 1U0 3U0
 
 The order is torch's (ScheduleInterleavedZeroBubble), which wants minibatches in whole groups; here others are filled up
-and what is not there is left out.
+and what does not exist is left out.
 """
 
 from collections.abc import Sequence

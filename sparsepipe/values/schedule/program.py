@@ -115,11 +115,11 @@ class Program:
         return self.plan.stages[stage].replica(minibatch)
 
     def target(self, stage: int, op: Op) -> int | None:
-        """The other stage that needs the results of `op` in `stage`; None where no other does."""
+        """The other stage that needs the results of `op` in `stage`; None if no other does."""
         return feeds(stage, op, len(self.plan.stages))
 
     def source(self, stage: int, op: Op) -> int | None:
-        """The other stage whose results `op` in `stage` needs; None where it needs none."""
+        """The other stage whose results `op` in `stage` needs; None if it needs none."""
         return fed_by(stage, op, len(self.plan.stages))
 
     def inputs(self, action: Action) -> list[Action]:

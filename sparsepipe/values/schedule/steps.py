@@ -12,7 +12,7 @@ StepOrder = Callable[[int, int, Sequence[int]], list[Part]]
 
 
 def step_by_step(plan: Plan, num_minibatches: int, step: StepOrder) -> dict[int, tuple[Action, ...]]:
-    """Each rank's actions. A step that is not whole has the order of one that is, without what is not there.
+    """Each rank's actions. A step that is not whole has the order of one that is, without what does not exist.
 
     That makes no deadlock, as what is left waits for less, and needs no more memory.
     """

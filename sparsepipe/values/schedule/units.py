@@ -1,4 +1,4 @@
-"""Units: as many minibatches as make whole updates of every stage, after which replicas' turns begin anew.
+"""Units: as many minibatches as make whole updates of every stage, after which replicas' turns begin again.
 
 Several pipelines take minibatches by units, and number what they contribute to averages by them.
 """

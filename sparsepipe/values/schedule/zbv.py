@@ -7,7 +7,7 @@ on the first, four minibatches (time runs right; F, I and W as long as each othe
     rank 0   0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 …
     rank 1       1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 …
 
-It waits for nothing where F, I and W take equally long. The order is torch's (ScheduleZBVZeroBubble).
+It waits for nothing if F, I and W take equally long. The order is torch's (ScheduleZBVZeroBubble).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The zero-bubble order of one step: weight gradients fill the time in which a stage would wait (Qi et al., ICLR 2024).
 
 A backward is cut in two. I, the gradients of the input, is what the stage before waits for; W, the gradients of the
-weights, is what nobody waits for but the update. Nobody waits for the first stage: its backwards are whole. Equal
+weights, is what no one waits for but the update. No one waits for the first stage: its backwards are whole. Equal
 stages, F, I and W of one second each, B of two:
 
     stage 0   F0 F1    B0    F2 B1    F3 B2    B3

@@ -1,4 +1,4 @@
-"""Stragglers: what holds ranks up, injected alike in runs, replays and simulations.
+"""Stragglers: what delays ranks, injected in the same way in runs, replays and simulations.
 
     kinds.py            jitter, slow, stop, kill: what one of them is
     minibatch_times.py  trace: the times of a recorded job's workers
@@ -30,7 +30,7 @@ _FIRST = {MinibatchTimes.name: "file"}  # the option that may be given without i
 
 @dataclass(frozen=True)
 class Stragglers:
-    """All that holds ranks up in a run. Ranks are the plan file's, numbered over all pipelines.
+    """All that delays ranks in a run. Ranks are the plan file's, numbered over all pipelines.
 
     Minibatches are numbered as the rank meets them: its pipeline's own, from 0 at the run's beginning, over all epochs.
     The answers depend on the seed, the rank and the minibatch, not on the order of the questions. Delays of several
@@ -75,7 +75,7 @@ class Stragglers:
 
     @property
     def end_ranks(self) -> bool:
-        """Whether one of them is a kill, whenever that may be."""
+        """Return whether one of them is a kill, whenever that may be."""
         return any(isinstance(part, Kill) for part in self.parts)
 
     def without_kills(self) -> "Stragglers":
@@ -88,12 +88,12 @@ class Stragglers:
         return Later(self.parts, self.seed, first)
 
     def check(self, num_ranks: int) -> None:
-        """Raise InputError where one is of a rank that is not there."""
+        """Raise InputError if one is of a rank that does not exist."""
         for part in self.parts:
             part.check(num_ranks)
 
     def note(self) -> str:
-        """Say in a few words what holds ranks up, for a figure's note; empty where nothing does."""
+        """Say in a few words what delays ranks, for a figure's note; empty if nothing does."""
         return "; ".join(self._notes())
 
     def clause(self) -> str:
@@ -138,7 +138,7 @@ class Later(Stragglers):
 
 
 def held_up_fact(stragglers: Stragglers | None) -> dict[str, str]:
-    """The fact of a trace that says what held ranks up, as `Trace.held_up` reads it; none where nothing did."""
+    """The fact of a trace that says what held ranks up, as `Trace.held_up` reads it; none if nothing did."""
     return {"held_up": stragglers.note()} if stragglers is not None and stragglers.parts else {}
 
 

@@ -1,4 +1,4 @@
-"""What can hold a rank up, or end it, at a minibatch: one small frozen value each."""
+"""What can delay a rank, or end it, at a minibatch: one small frozen value each."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -28,7 +28,7 @@ class Straggler(Protocol):
         ...
 
     def check(self, num_ranks: int) -> None:
-        """Raise InputError where it is of a rank that is not among 0 to `num_ranks` - 1."""
+        """Raise InputError if it is of a rank that is not among 0 to `num_ranks` - 1."""
         ...
 
     def note(self) -> str:
@@ -51,7 +51,7 @@ class Jitter:
 
     def __post_init__(self) -> None:
         if number(self.p, "straggler jitter: p") > 1:
-            raise InputError("straggler.chance", f"straggler jitter: p = {self.p:g}: expected a chance, 0 to 1")
+            raise InputError("straggler.chance", f"straggler jitter: p = {self.p:g}: expected a probability, 0 to 1")
         number(self.seconds, "straggler jitter: seconds")
         if self.rank is not None:
             integer(self.rank, "straggler jitter: rank")
@@ -89,7 +89,7 @@ class Slow:
         if number(self.factor, "straggler slow: factor") < 1:
             raise InputError(
                 "straggler.factor",
-                f"straggler slow: factor = {self.factor:g}: expected 1 or more, how many times as long",
+                f"straggler slow: factor = {self.factor:g}: expected a slowdown factor of 1 or more",
             )
         integer(self.from_, "straggler slow: from")
         if self.to is not None:
@@ -166,10 +166,10 @@ class Kill:
 
 
 def check_rank(rank: int, num_ranks: int, kind: str) -> None:
-    """Raise InputError where a straggler is of a rank that is not there."""
+    """Raise InputError if a straggler is of a rank that does not exist."""
     if rank >= num_ranks:
         raise InputError(
             "straggler.rank_unknown",
-            f"straggler {kind}: rank {rank} is not there; expected 0 to {num_ranks - 1}",
+            f"straggler {kind}: rank {rank} does not exist; expected 0 to {num_ranks - 1}",
             rank=rank,
         )

@@ -4,7 +4,7 @@
     epoch    lost   restart  trained again
 
 All ranks begin again from the last checkpoint, which the end of an epoch leaves: what was trained since is trained
-again. Where there is none they begin from the first minibatch. Writing a checkpoint takes no time here.
+again. If there is none they begin from the first minibatch. Writing a checkpoint takes no time here.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def with_restart(
 ) -> tuple[list[Span], Restart | None]:
     """Return the spans of a run of so many minibatches, and its restart, if a rank was killed.
 
-    It is killed in place of a forward that it would begin, and once: ranks of the life after live on, as a run's do.
+    It is killed instead of a forward that it would begin, and once: ranks of the life after live on, as a run's do.
     What others were at work on then ends there. `epoch_minibatches`: after so many the pipeline runs empty and leaves a
     checkpoint; None: not before the end.
     """
@@ -80,6 +80,6 @@ def with_restart(
 
 
 def _first_death(spans: Sequence[Span], stragglers: Stragglers) -> Span | None:
-    """The first forward in place of which a rank is killed."""
+    """The first forward instead of which a rank is killed."""
     dying = (span for span in spans if span.kind == "forward" and stragglers.kills(span.rank, span.minibatch))
     return min(dying, key=lambda span: span.start, default=None)

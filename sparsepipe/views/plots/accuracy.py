@@ -28,7 +28,7 @@ _SCORES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_lo
 def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row for each epoch of each run: accuracies, losses, seconds since the run began.
 
-    Runs are told apart by strategy, or by `names`; a damaged one is left out, with a warning.
+    Runs are distinguished by strategy, or by `names`; a damaged one is left out, with a warning.
     Raises InputError for a run without a finished epoch.
     """
     found = of_readable(records, _rows)
@@ -72,12 +72,12 @@ def accuracy(
     note: str = "",
     among: Sequence[RunRecord] = (),
 ) -> go.Figure:
-    """Draw validation accuracy (training accuracy where there is no validation) by epoch and by time.
+    """Draw validation accuracy (training accuracy if there is no validation) by epoch and by time.
 
     Runs of one name, as those of several seeds, are one line: their mean, in a band from the lowest to the highest.
     Those that have no such accuracy are named in the note and not drawn.
-    `level`: what it is held against, a name and an accuracy, as a line across. `among`: the runs of figures beside this
-    one; a run has the same looks in all of them (see `run_places`).
+    `level`: what it is compared with, a name and an accuracy, as a line across. `among`: the runs of figures alongside
+    this one; a run has the same looks in all of them (see `run_places`).
     """
     if names and len(names) != len(records):
         raise InputError(
@@ -139,7 +139,7 @@ def accuracy(
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted_of(note, records)
-    bands = f"means of {several} runs, from the lowest to the highest" if several > 1 else ""
+    bands = f"mean of {several} runs; band: min–max" if several > 1 else ""
     without = f"no {what} accuracy of {', '.join(untold)}" if untold else ""
     note = " · ".join(filter(None, [text, when(records), bands, without, left_out]))
     figure = finished(figure, title, note=note, height=420)

@@ -92,12 +92,14 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
     )
     figure.update_xaxes(title_text="share of all devices' time (%)", range=[0, 100])
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-    whole = finished(figure, "Where the time goes", note=note, width=900, height=190 + 42 * len(table))
+    whole = finished(figure, "Breakdown of device time", note=note, width=900, height=190 + 42 * len(table))
     return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces.values()))))
 
 
 def _covered(trace: Trace, rank: int, kinds: tuple[str, ...]) -> float:
-    """Seconds that at least one span of `kinds` covers: spans that overlap, as sending beside work does, count once."""
+    """Seconds that at least one span of `kinds` covers: spans that overlap, as sending in addition to work does, count
+    once.
+    """
     spans = sorted((s.start, s.end) for s in trace.spans if s.rank == rank and s.kind in kinds)
     covered, until = 0.0, float("-inf")
     for start, end in spans:

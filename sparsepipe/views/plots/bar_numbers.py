@@ -17,7 +17,7 @@ _LINE = 1.25  # of its size: how high a line is
 
 @dataclass(frozen=True)
 class Numbers:
-    """How the numbers of a figure are written: all alike, so that they can be compared."""
+    """How the numbers of a figure are written: identical, so that they can be compared."""
 
     form: Form | None  # None: there is no room for any; tables and what the mouse shows have them
     size: float  # pixels
@@ -58,8 +58,8 @@ class Numbers:
 def fitted(values: Iterable[float], room: float, forms: Sequence[Form], *, size: float = SMALL) -> Numbers:
     """How to write numbers of which each has `room` pixels of the axis to itself.
 
-    In the first of `forms`, which tells most, that is no smaller than `LEAST` pixels there; where none is, in that one
-    upright; where even a line is too high for that, not at all.
+    In the first of `forms`, which tells most, that is no smaller than `LEAST` pixels there; if none is, in that one
+    upright; if even a line is too high for that, not at all.
     """
     shown = [value for value in values if value == value]  # without NaN
     for form in forms:

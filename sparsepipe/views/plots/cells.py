@@ -20,7 +20,7 @@ with left_out(ADDRESSES):  # which renderers bring by way of nbformat
 
 
 def as_wide_as_the_page(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure's dict without its width, where it is one of ours; any other stays as it is."""
+    """Return a figure's dict without its width, if it is one of ours; any other stays as it is."""
     layout = document.get("layout") or {}
     if not isinstance(layout.get("meta"), Mapping) or "notes" not in layout["meta"]:
         return dict(document)

@@ -128,7 +128,7 @@ _state = _State()
 
 
 def browser() -> str | None:
-    """The Chromium that draws: BROWSER_PATH, else the first on PATH; None where there is none."""
+    """The Chromium that draws: BROWSER_PATH, else the first on PATH; None if there is none."""
     named = os.environ.get("BROWSER_PATH")
     if named:
         return named if Path(named).is_file() else None
@@ -166,7 +166,7 @@ def drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
 
 
 def why_it_cannot_draw() -> str | None:
-    """Draw something small, and end the browser; None where that went well, else why not, in a line."""
+    """Draw something small, and end the browser; None if that went well, else why not, in a line."""
     try:
         drawn(go.Figure(layout={"width": 100, "height": 100}), "png", 1)
     except NoPicture as error:
@@ -198,7 +198,7 @@ def _forget() -> None:
 
 
 def close_browser() -> None:
-    """End the browser, where this process started one. The next picture starts another."""
+    """End the browser, if this process started one. The next picture starts another."""
     with _state.lock:
         _end()
         _state.refused.clear()

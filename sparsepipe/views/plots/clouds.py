@@ -97,7 +97,7 @@ def clouds(
         )
     figure.update_annotations(font_size=SMALL)
     figure.update_layout(margin={"l": 14, "r": 14, "t": 84, "b": 14})
-    explained = " · ".join(part for part in (note, "nearer to the eye is lighter") if part)
+    explained = " · ".join(part for part in (note, "lighter points are nearer") if part)
     return finished(figure, title, note=explained, width=40 + columns * _PANEL, height=90 + rows * (_PANEL + 24))
 
 
@@ -121,6 +121,8 @@ def voxel_counts(counts: Mapping[str, np.ndarray], *, note: str = "") -> go.Figu
         showlegend=False,
     )
     figure = go.Figure(box)
-    figure.update_xaxes(title_text="voxel size (share of the longest side)", type="category", ticks="", showgrid=False)
+    figure.update_xaxes(
+        title_text="voxel size (fraction of the longest side)", type="category", ticks="", showgrid=False
+    )
     figure.update_yaxes(title_text="active voxels per sample", rangemode="tozero")
     return finished(figure, "Active voxels by voxel size", note=note)

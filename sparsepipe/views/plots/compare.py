@@ -37,9 +37,10 @@ def compare_table(*plans: Plan) -> pd.DataFrame:
 
 
 def compare(*plans: Plan, note: str = "") -> go.Figure:
-    """Draw each plan as a strip of layers coloured by stage, its devices written in, its period beside it.
+    """Draw each plan as a strip of layers coloured by stage, its devices written in, its period next to it.
 
-    Devices of a stage that is too narrow for their names are told above it, or below; where others are, by hover alone.
+    Devices of a stage that is too narrow for their names are reported above it, or below; if others are, by hover
+    alone.
     """
     table = compare_table(*plans)
     names = plan_names(plans)
@@ -118,7 +119,7 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
     figure.update_layout(barmode="overlay", bargap=_GAP, legend=below, margin={"r": _RIGHT, "b": 140})
     return finished(
         figure,
-        "Which layers each plan puts where, and its predicted time per minibatch",
+        "Layers of each stage, and predicted time per minibatch, by plan",
         note=note,
         width=_WIDTH,
         height=260 + _ROW * max(2, len(plans)),
@@ -137,7 +138,7 @@ class _Outside:
         self.taken: dict[int, list[tuple[float, float]]] = {1: [], -1: []}
 
     def free(self, middle: float, wide: float, whole: float) -> int:
-        """Take a place for words around `middle`: 1 above, -1 below, 0 where there is none within 0 to `whole`."""
+        """Take a place for words around `middle`: 1 above, -1 below, 0 if there is none within 0 to `whole`."""
         low, high = middle - wide / 2, middle + wide / 2
         for side, taken in self.taken.items():
             if low >= 0 and high <= whole and all(high + _BESIDE <= a or b + _BESIDE <= low for a, b in taken):

@@ -45,7 +45,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 
 def compression(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw a bar of bytes for each way to compress, and beside it the accuracies of its seeds, a line at their mean.
+    """Draw a bar of bytes for each way to compress, and next to it the accuracies of its seeds, a line at their mean.
 
     A way with fewer seeds than others has none: its mean would be of other seeds.
     """
@@ -94,7 +94,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
     text = noted_of(note, records)
     fewer = [way for way, count in found["count"].items() if count < found["count"].max()]
-    alone = f"of fewer seeds, so no line for the mean: {', '.join(fewer)}" if fewer else ""
+    alone = f"no mean line (fewer seeds): {', '.join(fewer)}" if fewer else ""
     note = " · ".join(filter(None, [text, alone, left_out]))
-    figure = finished(figure, "What compression of boundaries saves and costs", note=note, height=420)
+    figure = finished(figure, "Compression of stage boundaries: bytes saved and accuracy", note=note, height=420)
     return with_held_up(figure, Provenance.of(runs=records).held_up)

@@ -17,7 +17,7 @@ def cut_bytes_table(profile: Profile, *, device_type: str | None = None) -> pd.D
 
 
 def cut_bytes(profile: Profile, *, device_type: str | None = None, note: str = "") -> go.Figure:
-    """Draw what crosses a cut after each layer. Where bars are low, a boundary between stages is cheap."""
+    """Draw what crosses a cut after each layer. If bars are low, a boundary between stages is cheap."""
     table = cut_bytes_table(profile, device_type=device_type)
     figure = go.Figure()
     for column, name, color in (
@@ -32,4 +32,4 @@ def cut_bytes(profile: Profile, *, device_type: str | None = None, note: str = "
     few = len(table) <= 80
     figure.update_xaxes(title_text="cut after layer", tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None)
     figure.update_yaxes(title_text="sent forward per minibatch (MB)", rangemode="tozero")
-    return finished(figure, "What a cut would send", note=noted(note, profile.origin), width=900)
+    return finished(figure, "Bytes sent by a cut after each layer", note=noted(note, profile.origin), width=900)

@@ -42,7 +42,7 @@ _ERROR = ".errorbar"  # its line is of plotly's own colour, like a grid's
 def dark_style(within: str = "", *, drawn: str | None = None) -> str:
     """Return the rules of CSS, below the selector `within`, for a figure as plotly draws it.
 
-    `drawn`: its SVG, where there is one: rules of shades that are not in it are left out.
+    `drawn`: its SVG, if there is one: rules of shades that are not in it are left out.
     Text on a colour, of ink of its own (`theme.INK_ON`) or white, stays as it is with that colour.
     """
     rules = [

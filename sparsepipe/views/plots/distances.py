@@ -55,7 +55,7 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
     text = noted_of(note, records)
     stragglers = dict.fromkeys(map(straggler_of, records))
     told = " · ".join(filter(None, [text, *stragglers, when(records), left_out]))
-    figure = finished(figure, "How far apart pipelines are", note=told)
+    figure = finished(figure, "Distance between pipeline replicas", note=told)
     return resting_on(figure, Provenance.of(runs=records))
 
 

@@ -14,7 +14,7 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
     """What a run did in one epoch, its minibatches counted from 0.
 
     Its fact `paces` has the samples/s of the epoch and of the run, where a run of one pipeline in several epochs knows
-    them: an epoch may be faster or slower than the median one, which the run's pace is. Raises InputError where it has
+    them: an epoch may be faster or slower than the median one, which the run's pace is. Raises InputError if it has
     no such trace, or not all of it: that of a long run is thinned, see trace_file.
     """
     steps = {row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch}
@@ -35,7 +35,7 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
 
 
 def pace_told(trace: Trace) -> str:
-    """Say how fast a run was in the epoch of a trace, beside the median one; nothing where that is a tie."""
+    """Say how fast a run was in the epoch of a trace, compared with the median one; nothing if that is a tie."""
     own, whole = trace.facts.get("paces", (0.0, 0.0))
     if abs(own - whole) <= TIE * whole:
         return ""
@@ -56,5 +56,5 @@ def working_epoch(record: RunRecord, epoch: int) -> Trace:
     whole = epoch_trace(record, epoch)
     work = [span for span in whole.spans if span.kind in (*WORK, "average")]
     if not work:
-        raise InputError("run.epoch_empty", f"{record.folder}: nothing was worked on in the trace of epoch {epoch}")
+        raise InputError("run.epoch_empty", f"{record.folder}: no work in the trace of epoch {epoch}")
     return whole.between(min(span.start for span in work), max(span.end for span in work))

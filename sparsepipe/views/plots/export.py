@@ -64,11 +64,11 @@ def export(
     """Write `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each whole or not at all; returns their paths.
 
     `origin` says what the numbers came from: a Provenance, a mapping, an `Origin`, a run's record, or several of them.
-    It goes whole into the JSON, and what is doubtful in it into the pictures' subtitle. The PDF is `inches` wide; where
-    that would make its text too small to read, the figure is laid out anew. `paper` says that and more: height, font,
+    It goes whole into the JSON, and what is doubtful in it into the pictures' subtitle. The PDF is `inches` wide; if
+    that would make its text too small to read, the figure is laid out again. `paper` says that and more: height, font,
     title or none. The PDF's own title is the figure's, its subject what it rests on.
-    Raises InputError where the folder cannot be written to, and, after the table and the origin are written, NoPicture
-    where no Chromium can draw: see `chromium.drawn` for how long that may take.
+    Raises InputError if the folder cannot be written to, and, after the table and the origin are written, NoPicture
+    if no Chromium can draw: see `chromium.drawn` for how long that may take.
     """
     stem = expanded(stem)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
@@ -109,7 +109,7 @@ def _for_dark_pages_too(svg: bytes) -> bytes:
 
 
 def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What the PDF says of itself, as it travels without the JSON beside it."""
+    """What the PDF says of itself, as it travels without the JSON next to it."""
     version, rests_on = facts["versions"].get("sparsepipe", ""), facts["provenance"]
     told = f"provenance {rests_on['digest']}, table {facts['table_sha256'][:12]}, commit {facts['commit']}"
     doubts = f"; doubtful: {'; '.join(rests_on['doubts'])}" if rests_on["doubts"] else ""
@@ -119,7 +119,7 @@ def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_pictures() -> None:
-    """Let the notebook that calls this keep a PNG beside each live figure, so that it shows where no plotly runs.
+    """Let the notebook that calls this keep a PNG alongside each live figure, so that it shows if no plotly runs.
 
     Of a figure that is shown and not exported also an SVG is kept, which is dark on a dark page.
 
@@ -137,7 +137,7 @@ def as_exported(figure: go.Figure) -> go.Figure:
 
 
 class _KeptPicture(MimetypeRenderer):
-    """plotly's own "png", with the bound on time that all pictures here have; where there are no vectors on disk also
+    """plotly's own "png", with the bound on time that all pictures here have; if there are no vectors on disk also
     an SVG, which goes with a dark page.
     """
 
@@ -213,7 +213,9 @@ def _source(origin: object) -> Any:
 
 
 def normalised(data: bytes, suffix: str) -> bytes:
-    """Take out what a browser adds anew each time: a PDF's dates, an SVG's ids. Lengths stay, as a PDF counts bytes."""
+    """Take out what a browser adds again each time: a PDF's dates, an SVG's ids. Lengths stay, as a PDF counts
+    bytes.
+    """
     if suffix == "pdf":
         return re.sub(
             rb"(/(?:Creation|Mod)Date \()[^)]*\)",
@@ -290,7 +292,7 @@ def _bodies(data: bytes, rows: bytes, table: int) -> dict[int, bytes]:
 
 
 def _merged(bodies: Mapping[int, bytes]) -> dict[int, bytes] | None:
-    """The objects without those that equal another; None where it cannot be told what refers to them."""
+    """The objects without those that equal another; None if it cannot be notified what refers to them."""
     kept = dict(bodies)
     while True:
         first: dict[bytes, int] = {}
@@ -313,5 +315,5 @@ def _merged(bodies: Mapping[int, bytes]) -> dict[int, bytes] | None:
 
 
 def _referring(told: bytes, instead: Mapping[int, int]) -> bytes:
-    """What an object says, with the numbers of others in place of those that are gone."""
+    """What an object says, with the numbers of others instead of those that are gone."""
     return _REFERENCE.sub(lambda found: b"%d 0 R" % instead.get(int(found[1]), int(found[1])), told)

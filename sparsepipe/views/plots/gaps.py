@@ -56,7 +56,7 @@ def gaps_table(gaps: Sequence[Gap]) -> pd.DataFrame:
 
 def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
     """Draw a row for each network and number of devices: on the left each planner's gap, on the right its seconds."""
-    title = "How far plans can be from the best, and how long planning takes"
+    title = "Optimality gap and planning time"
     table = gaps_table(gaps)
     if table.empty:
         return nothing_to_draw(title, note=note)
@@ -86,7 +86,7 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
             )
             figure.add_trace(trace, row=1, col=column)
     most = max(1.0, float(table.percent.max(skipna=True) or 0.0))
-    title, room = "gap to the bound (% of the plan's time)", [-0.03 * most, 1.05 * most]  # a mark at 0 is whole
+    title, room = "optimality gap (% of the plan's time)", [-0.03 * most, 1.05 * most]  # a mark at 0 is whole
     figure.update_xaxes(title_text=title, range=room, zeroline=True, row=1, col=1)
     figure.update_xaxes(
         title_text="planning time (s, log scale)", type="log", **log_ticks(table.seconds, most=6), row=1, col=2

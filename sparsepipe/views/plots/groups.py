@@ -62,7 +62,7 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             figure.add_trace(bar, row=1, col=col)
     figure.update_xaxes(title_text="pipelines in an average", dtick=1, ticks="", row=1, col=1)
     late = [str(value) for value in range(_MOST)] + [f"{_MOST}+"]
-    figure.update_xaxes(title_text="updates from a contribution to taking its average", ticks="", row=1, col=2)
+    figure.update_xaxes(title_text="staleness (updates between contribution and average)", ticks="", row=1, col=2)
     if any(value >= _MOST for one in outcomes for value in one.staleness):
         figure.update_xaxes(tickvals=list(range(_MOST + 1)), ticktext=late, row=1, col=2)
     else:
@@ -71,7 +71,7 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="share of contributions (%)", rangemode="tozero", row=1, col=2)
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="group", bargroupgap=0.06, legend=legend, margin={"b": 110})
-    title = "Who averages with whom, and how late"
+    title = "Averaging groups and staleness"
     return finished(figure, title, note=sourced(outcomes, note), width=900, height=430)
 
 

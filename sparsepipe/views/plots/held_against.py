@@ -46,7 +46,7 @@ def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
 
 
 def contradictions(numbers: Sequence[HeldAgainst]) -> str:
-    """Say which numbers are of records that contradict themselves, and how: "step, N3: …; …". Empty where none is."""
+    """Say which numbers are of records that contradict themselves, and how: "step, N3: …; …". Empty if none is."""
     return "; ".join(f"{one.kind}, {one.name}: {one.doubt}" for one in numbers if one.doubt)
 
 
@@ -55,15 +55,15 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
 
     Numbers whose record contradicts itself are outlines, and the note says how many there are.
     """
-    title = "Predicted here against what others measured or published"
+    title = "Predictions compared with published measurements"
     table = held_against_table(numbers)
     if table.empty:
         return nothing_to_draw(title, note=note)
     kinds = list(dict.fromkeys(table.kind))
     doubted = int((table.doubt != "").sum())
-    told = f"{doubted:,} of {len(table):,} numbers are of records that contradict themselves"
+    told = f"{doubted:,} of {len(table):,} numbers come from inconsistent records"
     if doubted == 1:
-        told = f"one of {len(table):,} numbers is of a record that contradicts itself"
+        told = f"one of {len(table):,} numbers comes from an inconsistent record"
     note = " · ".join(filter(None, [note, f"outlined: {told}" if doubted else ""]))
     columns = min(_COLUMNS, len(kinds))
     rows = -(-len(kinds) // columns)
@@ -124,7 +124,7 @@ def _ends(values: pd.Series) -> list[float]:
 
 
 def _ticks(values: pd.Series) -> dict[str, list[Any]]:
-    """Ticks of 1, 2 and 5 times powers of ten; where fewer than three would be in sight, evenly apart instead."""
+    """Ticks of 1, 2 and 5 times powers of ten; if fewer than three would be in sight, evenly apart instead."""
     low, high = _ends(values)
     found = log_ticks(values, most=6)
     if sum(low <= tick <= high for tick in found["tickvals"]) >= 3:
@@ -151,7 +151,7 @@ def _ours(part: pd.DataFrame) -> dict[str, object]:
 def _legend(figure: go.Figure, *, others: bool, doubts: bool) -> None:
     entries = {"predicted here": {"color": RUN_COLORS[0], "symbol": "circle", "size": 7}}
     if doubts:
-        words = "predicted here, of a record that contradicts itself"
+        words = "predicted here, from an inconsistent record"
         entries[words] = _DOUBTED
     if others:
         entries["by their own simulator"] = _OTHERS

@@ -85,10 +85,10 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     figure.update_layout(margin_r=_RIGHT)
     said = {text for of_one in (marks or {}).values() for _, text in of_one}
     told = [
-        "vertical lines: what happened" if said else "",
-        "numbers at them: a new plan's layers of each stage" if any(map(_tells_layers, said)) else "",
-        "× N: said once for N lines" if counted else "",
-        "some lines have no room for words: the table has them" if silent else "",
+        "vertical lines: events" if said else "",
+        "numbers at the lines: layers of each stage in the new plan" if any(map(_tells_layers, said)) else "",
+        "× N: one label for N lines" if counted else "",
+        "unlabelled lines are listed in the table" if silent else "",
     ]
     return finished(figure, title, note=" · ".join(filter(None, [note, *told])), height=_AROUND + whole)
 
@@ -109,7 +109,7 @@ def _axis(letter: str, row: int) -> str:
 
 
 def _named(figure: go.Figure, row: int, name: str, color: str, top: float) -> None:
-    """The variant's name at the right of its lines, where no mark can be."""
+    """The variant's name at the right of its lines, if no mark can be."""
     figure.add_annotation(
         x=1.01,
         xref=f"{_axis('x', row)} domain",
@@ -155,7 +155,7 @@ def _fits(labels: Sequence[_Label]) -> bool:
 
 
 def _in_lanes(texts: Sequence[tuple[int, str]], span: float) -> list[_Label]:
-    """Texts in lanes where no two of them meet.
+    """Texts in lanes if no two of them meet.
 
     From the right to the left, each as low as it can be: above those that begin where it stands, as their lines go up
     to them from below. Its own line is on the left of all words in lower lanes.

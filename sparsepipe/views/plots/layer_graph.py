@@ -34,7 +34,7 @@ def around(centre: Point, size: Point) -> Box:
 def free_place(marks: Sequence[Point], size: Point, taken: Iterable[Box], within: Box, *, step: float) -> Point:
     """The centre of words of a `size` near one of `marks`, the earlier the better, that covers nothing `taken`.
 
-    Heights are tried in steps of `step`. Words stay `within` a box as far as they cover nothing there; where everything
+    Heights are tried in steps of `step`. Words stay `within` a box as far as they cover nothing there; if everything
     near the marks is taken, they are where they cover least.
     """
     width, height = size
@@ -122,7 +122,7 @@ def cuts_table(profile: Profile, plan: Plan, *, device_type: str | None = None) 
 def layer_graph(
     source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None, note: str = ""
 ) -> go.Figure:
-    """Draw the graph: fill by forward and backward time (by parameters where there is no profile), outline by stage.
+    """Draw the graph: fill by forward and backward time (by parameters if there is no profile), outline by stage.
 
     A long graph is folded like lines of text; every other line runs to the left. Hover shows a layer's numbers.
     """
@@ -279,7 +279,7 @@ def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Serie
 def _cuts(
     figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None
 ) -> list[Box]:
-    """Mark every edge that leaves its stage, and write beside one of each boundary what crosses it: at a short one.
+    """Mark every edge that leaves its stage, and write alongside one of each boundary what crosses it: at a short one.
 
     Returns where the words are.
     """

@@ -1,8 +1,8 @@
 """Positions of a graph's layers for drawing: Graphviz's layered layout, long ones folded like lines of text.
 
-Routes of edges from one line of a folded drawing to a later one: beside all boxes, never behind them.
+Routes of edges from one line of a folded drawing to a later one: alongside all boxes, never behind them.
 
-┌───┐   ┌───┐   ┌───┐        An edge leaves its box downwards, or beside it where another box stands below. It
+┌───┐   ┌───┐   ┌───┐        An edge leaves its box downwards, or next to it where another box stands below. It
 │ a ├──►│ b ├──►│ c │        runs between the lines and, past whole lines, in the margin on the nearer side, each
 └─┬─┘   └───┘   └─┬─┘        on a track of its own; all edges of one layer leave together, as they carry one tensor.
   └─────────────┐ │ ──┐
@@ -84,11 +84,11 @@ class EdgeRoutes:
         return (*start, *middle, *end)
 
     def _passes(self, edge: tuple[int, int]) -> bool:
-        """Whether it runs past a whole line."""
+        """Return whether it runs past a whole line."""
         return self.boxes.line_of[edge[1]] > self.boxes.line_of[edge[0]] + 1
 
     def _is_straight(self, edge: tuple[int, int]) -> bool:
-        """Whether its target stands right below its source, with nothing between."""
+        """Return whether its target stands right below its source, with nothing between."""
         (i, j), xs, lines = edge, self.boxes.xs, self.boxes.line_of
         near = lines[j] == lines[i] + 1 and abs(xs[i] - xs[j]) < 1
         return near and self._column(i)[-1] == i and self._column(j)[0] == j
@@ -136,7 +136,9 @@ class EdgeRoutes:
         return (lines[edge[0]], edge[0]), (lines[edge[1]] - 1, *edge)
 
     def _tracks(self) -> tuple[dict[tuple[int, ...], int], dict[tuple[int, ...], int]]:
-        """The number of each track between lines, from the upper one on, and of each beside them, from the boxes on."""
+        """The number of each track between lines, from the upper one on, and of each next to them, from the boxes
+        on.
+        """
         between: dict[int, dict[tuple[int, ...], Interval]] = defaultdict(dict)
         beside: dict[int, dict[tuple[int, ...], Interval]] = {1: {}, -1: {}}
         for edge in self._enters:
@@ -300,7 +302,7 @@ def _breaks(graph: LayerGraph, column: Sequence[int], num_columns: int, most: in
 
 
 def _starts(steps: Sequence[float], breaks: Sequence[int]) -> list[tuple[float, float, int]]:
-    """For each line: where its first column is in the drawing, where that goes, and the line's direction (1 or -1).
+    """For each line: where its first column is in the drawing, if that goes, and the line's direction (1 or -1).
 
     A line begins below where the one before it ends, but for what would make the whole wider than the longest line.
     """

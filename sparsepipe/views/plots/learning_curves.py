@@ -43,7 +43,7 @@ def learning_curves(
     """Draw curves over hours, or "seconds" or "minibatches" where that is the `clock` of their points.
 
     A task whose name has a unit in brackets at its end has that for its own axis: "BERT (loss)", "light (accuracy, %)".
-    `among`: the systems of the figures beside this one, as `system_bars` takes them: a system has one colour in all.
+    `among`: the systems of the figures alongside this one, as `system_bars` takes them: a system has one colour in all.
     Raises ValueError for another clock.
     """
     if clock not in _CLOCKS:

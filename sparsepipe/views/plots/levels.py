@@ -1,4 +1,4 @@
-"""A line across a pane at what the data are held against, with room between it and the pane's edge."""
+"""A line across a pane at what the data are compared with, with room between it and the pane's edge."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -12,10 +12,10 @@ from .theme import DARK_GREY, finished, hatch, hatch_shape, stage_color
 
 # What a simulation or a run counts → how a reader knows it, and its colour.
 CAUSES: Mapping[str, tuple[str, str]] = {
-    "group": ("until others were ready", stage_color(1)),
-    "exchange": ("until the average had come", stage_color(0)),
-    "bound": ("too far ahead of the slowest", stage_color(2)),
-    "straggler": ("held up itself", DARK_GREY),
+    "group": ("waited for other pipelines", stage_color(1)),
+    "exchange": ("waited for the average", stage_color(0)),
+    "bound": ("paused: too far ahead of the slowest pipeline", stage_color(2)),
+    "straggler": ("own straggler delay", DARK_GREY),
 }
 
 
@@ -61,7 +61,7 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom", "traceorder": "normal"}
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 100})
     height = 230 + 30 * max(3, len(outcomes))
-    return finished(figure, "Where the seconds went", note=sourced(outcomes, note), height=height)
+    return finished(figure, "Lost time by cause", note=sourced(outcomes, note), height=height)
 
 
 def _shapes(outcomes: Sequence[Outcome]) -> list[str]:

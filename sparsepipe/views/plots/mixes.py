@@ -52,7 +52,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
     line = {"color": INK, "width": 1.5, "dash": "dot"}
     for k, bound in enumerate(bounds.bound_samples_per_second):
         figure.add_shape(type="line", x0=k - 0.46, x1=k + 0.46, y0=bound, y1=bound, line=line)
-    key = "proven bound for this profile: no plan is faster"
+    key = "provable upper bound for this profile"
     figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=key, line=line))
     # In one row above the bound, where neither the line nor a bar crosses them.
     tops = table[["samples_per_second", "bound_samples_per_second"]].max(axis=1) + _ABOVE * most
@@ -86,6 +86,6 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
         showgrid=False,
         tickangle=0,
     )
-    title = "Unlike devices: simulated throughput, and its gap to a proven bound"
-    note = " · ".join(filter(None, [note, "above each bar: its gap to the bound"]))
+    title = "Heterogeneous devices: simulated throughput and optimality gap"
+    note = " · ".join(filter(None, [note, "above each bar: optimality gap"]))
     return finished(figure, title, note=note, width=900, height=500)

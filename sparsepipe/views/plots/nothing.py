@@ -1,11 +1,11 @@
-"""A figure that says that there is nothing to draw: its data are not here."""
+"""A figure that says that there is nothing to draw: its data are missing."""
 
 import plotly.graph_objects as go
 
 from ..markup import figure_text
 from .theme import GREY, finished
 
-NOT_HERE = "the data are not here"
+NOT_HERE = "data set not found"
 
 
 def nothing_to_draw(title: str, *, note: str = "", text: str = NOT_HERE) -> go.Figure:

@@ -1,4 +1,4 @@
-"""Numbers in horizontal bars: on plain colour where a bar is hatched, as nobody reads digits behind lines."""
+"""Numbers in horizontal bars: on plain colour where a bar is hatched, as no one reads digits behind lines."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -37,7 +37,7 @@ def orders(epochs: Sequence[OrderedEpoch], *, note: str = "") -> go.Figure:
 
     Bars are simulated; markers are runs of real processes.
     """
-    title = "What varying sizes cost, by order of minibatches"
+    title = "Cost of varying sizes by order of minibatches"
     table = orders_table(epochs)
     if table.empty:
         return nothing_to_draw(title, note=note)
@@ -83,7 +83,7 @@ def orders(epochs: Sequence[OrderedEpoch], *, note: str = "") -> go.Figure:
             figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=_marker(source)))
     if table.lower_bound.notna().any():
         key = {"symbol": "line-ew", "size": 12, "line": _DASHES[1]}
-        figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name="least in any order", marker=key))
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name="lower bound for any order", marker=key))
     figure.add_hline(y=1, line={"color": GREY, "dash": "dot", "width": 1.5}, layer="below")
     figure.update_xaxes(
         tickvals=list(range(len(machines))),

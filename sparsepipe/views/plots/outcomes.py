@@ -15,7 +15,7 @@ from ..markup import Html, figure_text
 from ..names import TIE
 from .theme import GREY, HATCHES, tied
 
-NOBODY = "nobody is slow"
+NOBODY = "no straggler"
 # A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.
 _HUES = ("#004488", "#BB5566", "#DDAA33", "#66A182", "#8C6BB1", "#33BBEE")
 _COLORS = dict(zip(RULES, chain([GREY], cycle(_HUES)), strict=False))
@@ -93,7 +93,7 @@ class Outcome:
 
     @property
     def own_pace(self) -> float:
-        """Of all pipelines together, if nobody waited for another."""
+        """Of all pipelines together, if no one waited for another."""
         return sum(self.own_paces)
 
 

@@ -57,7 +57,7 @@ class Paper:
             ) from None
 
     def doubt(self) -> str:
-        """A sentence where the font is not installed, and the figures' own takes its place; empty where it is."""
+        """A sentence where the font is not installed, and the figures' own takes its place; empty if it is."""
         family = (self.font or "").split(",")[0].strip()
         generic = ("", "serif", "sans-serif", "monospace")
         if family in generic or (fonts := shutil.which("fc-list")) is None:
@@ -65,7 +65,7 @@ class Paper:
         # A hyphen and a colon mean something in a pattern of fontconfig's.
         pattern = ":family=" + "".join(f"\\{letter}" if letter in "\\-:," else letter for letter in family)
         there = subprocess.run([fonts, "-q", pattern], capture_output=True, check=False).returncode == 0
-        return "" if there else f"font {family!r} is not installed here: text is in the figures' own font"
+        return "" if there else f"font {family!r} is not installed: the figures' default font is used"
 
     def to_json(self) -> Mapping[str, float | bool | str | None]:
         """Return what `asked` reads."""

@@ -17,7 +17,7 @@ STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", SPAR
 class Point:
     """What a strategy does on `cluster`. Sizes are of one minibatch, memory of the fullest device.
 
-    Where the samples of a minibatch are not known `samples_per_second` is None, and `minibatches_per_second` is given.
+    If the samples of a minibatch are not known `samples_per_second` is None, and `minibatches_per_second` is given.
     """
 
     strategy: str

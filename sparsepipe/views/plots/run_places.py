@@ -11,7 +11,7 @@ from .theme import RUN_COLORS
 def run_places(
     records: Sequence[RunRecord], among: Sequence[RunRecord] = (), names: Sequence[str] | None = None
 ) -> list[int]:
-    """Return the place of each of `records` among the runs of all figures that stand beside each other.
+    """Return the place of each of `records` among the runs of all figures that stand alongside each other.
 
     `among`: those runs; `records` themselves unless given. A run that is none of them has the place of the first with
     its strategy, or else one behind them. Runs of one of the `names` have one place, as they are one line.
@@ -34,7 +34,7 @@ def compared_with(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs among which `records` have the colours of the figures of their campaigns.
 
     Those are all finished runs of their campaigns, in the same folder, and the records themselves: in the order in
-    which they were launched, which is that of such figures. Where two of `records` would share a colour then, they are
+    which they were launched, which is that of such figures. If two of `records` would share a colour then, they are
     compared with each other alone.
     """
     own = {record: _launched(record) for record in records}

@@ -1,4 +1,4 @@
-"""Throughput against the number of devices: simulated lines, replayed marks, and what was measured here."""
+"""Throughput by number of devices: simulated lines, emulated marks, and measurements on this machine."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     """
     table = scaling_table(points, here)
     lines = table[table.panel == "devices"]
-    titles = ["simulated (lines) and replayed (circles)", _of_here(here)]
+    titles = ["simulated (lines) and emulated (circles)", _of_here(here)]
     figure = make_subplots(
         rows=1,
         cols=2 if here else 1,
@@ -58,7 +58,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             x=replayed.devices,
             y=replayed.samples_per_second,
             mode="markers",
-            name=f"{name}, replayed by real processes",
+            name=f"{name}, emulated by real processes",
             marker=outlined("circle", looks(name)["color"], size=14),
             hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>replayed</extra>").format(name),
         )
@@ -69,7 +69,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             x=bound.devices,
             y=bound.bound_samples_per_second,
             mode="lines+markers",  # a tick is wider than the mark of a plan that reaches it
-            name="proven bound for this profile: no plan is faster",
+            name="provable upper bound for this profile",
             line={"color": INK, "width": 1.5, "dash": "dot"},
             marker={"symbol": "line-ew", "size": 18, "line": {"color": INK, "width": 2}},
             hovertemplate="proven bound, %{x} devices: %{y:.0f} samples/s<extra></extra>",
@@ -100,7 +100,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     # A key is as wide as shows the dots of the bound at both sides of its tick.
     legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "itemwidth": 46}
     figure.update_layout(barmode="group", bargap=1 - _PAIR, legend=legend, margin={"b": 130, "t": _TOP})
-    return finished(figure, "Throughput against the number of devices", note=note, width=_WIDTH, height=480 + _TOP - 84)
+    return finished(figure, "Throughput by number of devices", note=note, width=_WIDTH, height=480 + _TOP - 84)
 
 
 def _of_here(points: Sequence[Point]) -> Html:

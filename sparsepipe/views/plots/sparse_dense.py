@@ -63,13 +63,13 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
             )
             figure.add_trace(line, row=1, col=col)
     sizes = sorted(table.voxel_size.unique())
-    told = Html("voxel size, share of the longest side<br>(log scale, finer to the right)")
+    told = Html("voxel size, fraction of the longest side<br>(log scale, finer to the right)")
     figure.update_xaxes(
         type="log", autorange="reversed", title_text=told, tickvals=sizes, ticktext=[*map(voxel_size_text, sizes)]
     )
     for col, y in ((1, table.seconds * 1e3), (2, table.memory_bytes / 1e6)):
         figure.update_yaxes(type="log", **log_ticks(y[y > 0]), row=1, col=col)
     figure.update_yaxes(title_text=Html("forward and backward<br>(ms per sample, log scale)"), row=1, col=1)
-    figure.update_yaxes(title_text=Html("kept for the backward pass<br>(MB per sample, log scale)"), row=1, col=2)
+    figure.update_yaxes(title_text=Html("activation memory<br>(MB per sample, log scale)"), row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.26, "yanchor": "top"}, margin={"b": 116})
-    return finished(figure, "Sparse against dense convolutions", note=note, width=900, height=446)
+    return finished(figure, "Sparse and dense convolutions", note=note, width=900, height=446)

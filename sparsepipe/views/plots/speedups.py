@@ -1,4 +1,4 @@
-"""Strategies on several networks, each held against one device: their speeds differ too much for one axis."""
+"""Strategies on several networks, each compared with one device: their speeds differ too much for one axis."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def speedups_table(points: Sequence[Point]) -> pd.DataFrame:
     alone = (table.strategy == ONE) & (table.source == "simulated")
     one = dict(zip(table.cluster[alone], paces[alone], strict=True))
     if missing := sorted(set(table.cluster) - set(one)):
-        raise InputError("plot.no_single_device", f"{missing[0]}: no point of one device to hold others against")
+        raise InputError("plot.no_single_device", f"{missing[0]}: no point for one device as the baseline; add one")
     table["speedup"] = [pace / one[cluster] for pace, cluster in zip(paces, table.cluster, strict=True)]
     return table
 

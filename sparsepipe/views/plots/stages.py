@@ -18,7 +18,7 @@ _OVER_LINE = 6  # pixels: half a mark of a transfer, and the line
 
 
 def stages_table(*plans: Plan) -> pd.DataFrame:
-    """One row for each stage of each plan, as its planner expects it. Raises InputError where one has no estimate."""
+    """One row for each stage of each plan, as its planner expects it. Raises InputError if one has no estimate."""
     rows = []
     for name, plan in zip(plan_names(plans), plans, strict=True):
         if plan.estimate is None:
@@ -96,14 +96,14 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
 
 
 def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatter]:
-    """What a stage does beside computing: it averages afterwards, and sends meanwhile."""
+    """What a stage does in addition to computing: it averages afterwards, and sends meanwhile."""
     averaging, sending = table[table.averaging_seconds > 0], table[table.transfer_seconds > 0]
     if len(averaging):  # on top of the computation: a bar is as high as the time that its stage takes
         yield go.Bar(
             x=averaging.place,
             y=averaging.averaging_seconds * 1e3,
             width=0.8,
-            name="averaging over replicas",
+            name="gradient all-reduce over replicas",
             marker={
                 "color": LIGHT_GREY,
                 "line": {"color": GREY, "width": 1},

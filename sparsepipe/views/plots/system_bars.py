@@ -1,4 +1,4 @@
-"""One number of each system in each case, as bars side by side, told apart by where the number comes from."""
+"""One number of each system in each case, as bars side by side, distinguished by where the number comes from."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -56,10 +56,10 @@ def system_bars(
 ) -> go.Figure:
     """Draw a group of bars for each case, one a system and source; lines reach from the least to the most.
 
-    The note says so where there are lines, and of what the bars are means: `means_of`, "runs".
+    The note says so if there are lines, and of what the bars are means: `means_of`, "runs".
     `unit`: of the values; those in "s" that end below a second are drawn in "ms". `what`: what the axis tells, before
-    its unit. `systems_are`: what tells the systems apart, in words before their names in the legend. `among`: the
-    systems of the figures beside this one, in the same order for all of them, by which a system has its colour.
+    its unit. `systems_are`: what shows the systems apart, in words before their names in the legend. `among`: the
+    systems of the figures alongside this one, in the same order for all of them, by which a system has its colour.
     """
     table = system_bars_table(bars)
     if table.empty:
@@ -115,13 +115,15 @@ def system_bars(
     legend |= {"title": {"text": systems_are, "font": {"size": SMALL}}} if systems_are else {}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 104})
     apart = (table.most.astype(float) > table.least.astype(float)).any()
-    lines = f"thin lines: least to most{f' of the {means_of}' if means_of else ''}" if apart else ""
+    lines = f"whiskers: min–max{f' over the {means_of}' if means_of else ''}" if apart else ""
     told = "" if len(sources) > 1 else _WORDS[sources[0]]
     return finished(figure, title, note=" · ".join(filter(None, [note, told, lines])), height=430)
 
 
 def system_places(systems: Sequence[str], among: Sequence[str] = ()) -> dict[str, int]:
-    """Each system's place among those of all figures beside each other, by which it has its colour; others follow."""
+    """Each system's place among those of all figures alongside each other, by which it has its colour; others
+    follow.
+    """
     return {system: place for place, system in enumerate(dict.fromkeys([*among, *systems]))}
 
 
@@ -139,7 +141,7 @@ def _any(table: pd.DataFrame, system: str, source: str) -> bool:
 
 
 def _interval(part: pd.DataFrame, color: str) -> dict[str, object]:
-    """From the least to the most of what a bar is the mean of; nothing where that is one number."""
+    """From the least to the most of what a bar is the mean of; nothing if that is one number."""
     known = part.least.notna() & part.most.notna()
     above, below = (part.most - part.value).where(known), (part.value - part.least).where(known)
     drawn = {"color": whisker_on(color), "thickness": 1.5, "width": 3, "visible": bool(known.any())}

@@ -66,7 +66,7 @@ def record_names(records: Sequence[RunRecord]) -> list[str]:
 def of_readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Found]) -> list[tuple[int, Found]]:
     """Return (place, what `read` finds) of each run that can be read: a damaged one costs itself alone.
 
-    Those left out are warned of, one line each. Raises DamagedRecord where none can be read.
+    Those left out are warned of, one line each. Raises DamagedRecord if none can be read.
     """
     found, damaged = [], []
     for place, record in enumerate(records):
@@ -84,7 +84,7 @@ def of_readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Found]
 def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], object]) -> tuple[tuple[RunRecord, ...], str]:
     """Return the runs of which `read` and their origin can be read, and what a figure's note says of the others.
 
-    They are warned of. Raises DamagedRecord where none can be read.
+    They are warned of. Raises DamagedRecord if none can be read.
     """
     found = of_readable(records, lambda record: (read(record), trained_on([record]), Provenance.of(runs=[record])))
     left_out = len(records) - len(found)
@@ -93,7 +93,7 @@ def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], object]) 
 
 
 def is_synthetic(origin: object) -> bool:
-    """Whether an origin, at any depth, says that its data were generated."""
+    """Return whether an origin, at any depth, says that its data were generated."""
     waiting = [origin]
     while waiting:  # no recursion: a file may nest as deep as JSON is read
         part = waiting.pop()
@@ -128,7 +128,7 @@ def trained_on(records: Iterable[RunRecord]) -> str:
 
 
 def noted_of(note: str, records: Iterable[RunRecord]) -> str:
-    """A note on runs; before it all their data where some were generated, which it does not say yet.
+    """A note on runs; before it all their data if some were generated, which it does not say yet.
 
     Without a note: the data and the models of the runs.
     """
@@ -159,6 +159,6 @@ def crossing(costs: LayerTable, before: Iterable[int]) -> tuple[float, float]:
 
 
 def stage_of_layers(graph: LayerGraph, plan: Plan | None) -> list[int | None]:
-    """For each layer of the graph, the stage that runs it; None where no stage does (or there is no plan)."""
+    """For each layer of the graph, the stage that runs it; None if no stage does (or there is no plan)."""
     place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} if plan else {}
     return [place.get(layer.id) for layer in graph.layers]

@@ -93,7 +93,7 @@ def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = 
 
 def _level(figure: go.Figure, level: float, learned: pd.Series, col: int, *, named: bool) -> None:
     """A line across a task's accuracies; of all of them there is one entry of the legend."""
-    name, line = "the most frequent answer alone", {"color": INK, "width": 1, "dash": "dot"}
+    name, line = "majority class", {"color": INK, "width": 1, "dash": "dot"}
     level_line(figure, level * 100, learned, line=line, row=2, col=col)
     if named:
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=name, line=line), row=2, col=col)

@@ -149,7 +149,7 @@ def hatch_shape(source: str) -> str:
 
 
 def hatch(source: str, color: str, *, worded: bool = False) -> dict[str, Any]:
-    """The bar pattern that tells where numbers come from: `hatch_shape(source)`.
+    """The bar pattern that shows where numbers come from: `hatch_shape(source)`.
 
     Its lines are seen on `color`: light on dark colours, dark on light ones. `worded`: words in `ink_on(color)` stand
     on the bar, and are read on the lines, too.
@@ -221,7 +221,7 @@ def _wrapped(line: str, width: float) -> list[str]:
     """The lines that `line` becomes below the title of a figure `width` pixels wide: as few as there can be.
 
     Each is as long as the figure is wide, or ends between two facts where that takes no further line: with the dot that
-    stands between them, which says that the list goes on. A number stays with its unit or with what it counts, and a
+    stands between them, which says that the list continues. A number stays with its unit or with what it counts, and a
     name with hyphens is in one line.
     """
     most, kept, lines = max(20, int(width / _GLYPH) - 4), _counted(tied(line.rstrip().removesuffix(" ·"))), []
@@ -279,12 +279,12 @@ _BUTTONS, _OVER_PLOT = (
 
 
 def doubts_of(figure: go.Figure) -> tuple[str, ...]:
-    """What a figure's own function found doubtful, as it is told to `doubted`."""
+    """What a figure's own function found doubtful, as it is asked to `doubted`."""
     return tuple(_meta(figure).get("doubts", ()))
 
 
 def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
-    """The figure with what its runs were held up by on purpose in its note, and a line for what is doubtful."""
+    """The figure with what its runs were delayed by on purpose in its note, and a line for what is doubtful."""
     return doubted(with_held_up(figure, origin.held_up), origin.doubts)
 
 
@@ -298,7 +298,7 @@ def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
     missing = [text for text in notes if "".join(text.split()) not in said]
     if not missing:
         return figure
-    told = f"held up on purpose: {'; '.join(missing)}"
+    told = f"injected delay: {'; '.join(missing)}"
     lines = _wrapped(told, figure.layout.width or WIDTH)
     more, meta = _as_note(lines), _meta(figure)
     extra = _LINE * (max(1, note.count("<br>") + len(lines)) - max(1, note.count("<br>")))
@@ -312,7 +312,7 @@ def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
 
 
 def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
-    """The figure with a line below its title for what is doubtful, with what it said before; as it is where nothing is.
+    """The figure with a line below its title for what is doubtful, with what it said before; as it is if nothing is.
 
     The figure becomes higher by what the lines take: nothing else moves.
     """
@@ -407,13 +407,13 @@ def _title_above(margin: float, height: float) -> dict[str, Any]:
 
 
 def legend_is_above(figure: go.Figure) -> bool:
-    """Whether a legend or a panel's title stands over the plot, on the title's line or below it."""
+    """Return whether a legend or a panel's title stands over the plot, on the title's line or below it."""
     legend = figure.layout.legend
     return _is_above(figure) or (legend.yref == "container" and (legend.y or 0) > 0.5)
 
 
 def _is_above(figure: go.Figure) -> bool:
-    """Whether a legend or a panel's title stands between the figure's title and its plot."""
+    """Return whether a legend or a panel's title stands between the figure's title and its plot."""
     legend = figure.layout.legend
     beside = legend.orientation == "h" and legend.yref != "container" and (legend.y or 0) >= 1
     return beside or any((note.yref or "") == "paper" and (note.y or 0) >= 1 for note in figure.layout.annotations)

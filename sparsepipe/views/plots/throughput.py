@@ -1,4 +1,4 @@
-"""How fast each strategy trains: samples per second, predicted (hatched) beside measured (solid), or replayed."""
+"""How fast each strategy trains: samples per second, predicted (hatched) alongside measured (solid), or replayed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame
 
     A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish;
     `partial`: only where it did not even do two minibatches. Its pace is then that of what it did, and `state` says so.
-    Where the samples of a minibatch are not known of all runs, the columns have minibatches/s of all of them.
+    If the samples of a minibatch are not known of all runs, the columns have minibatches/s of all of them.
     """
     found = of_readable(records, _partial_row if partial else _row)
     names = record_names([records[place] for place, _ in found])
@@ -53,7 +53,7 @@ def pace_of(record: RunRecord) -> float | None:
 
 
 def _counted(record: RunRecord) -> float | None:
-    """The pace of a run by its settings' batch size, which is 1 where nobody knows it."""
+    """The pace of a run by its settings' batch size, which is 1 if no one knows it."""
     for event in ("summary", "epoch"):
         rows = [pace for row in record.metrics(event) if (pace := row.get(SAMPLES, row.get(MINIBATCHES))) is not None]
         if rows:
@@ -69,7 +69,7 @@ def _partial_row(record: RunRecord) -> dict[str, Any]:
     pace = _counted(record)
     if pace is None:
         raise InputError(
-            "run.too_short", f"{record.folder}: did not do two minibatches ({record.status['state']}); leave it out"
+            "run.too_short", f"{record.folder}: has fewer than two minibatches ({record.status['state']}); leave it out"
         )
     return _told(record, pace) | {"state": record.status["state"]}
 
@@ -104,11 +104,11 @@ def throughput(
     partial: bool = False,
     among: Sequence[RunRecord] = (),
 ) -> go.Figure:
-    """Draw samples/s of each run beside what its plan predicts; `partial`: of runs that did not finish, too.
+    """Draw samples/s of each run compared with what its plan predicts; `partial`: of runs that did not finish, too.
 
     Minibatches/s, where the samples of a minibatch are not known of all of them.
 
-    `among`: the runs of figures beside this one; a run has the same colour in all of them (see `run_places`).
+    `among`: the runs of figures alongside this one; a run has the same colour in all of them (see `run_places`).
     """
     among = among or records
     records, left_out = readable(records, _partial_row if partial else _row)
@@ -160,6 +160,6 @@ def throughput(
 
 
 def _in_lines(name: str, room: float) -> Html:
-    """A strategy's name, with what tells it from another, in lines that take so many pixels at most."""
+    """A strategy's name, with what distinguishes it from another, in lines that take so many pixels at most."""
     parts = name.replace(" (", "\n(").replace(", ", ",\n").split("\n")
     return Html("<br>").join(in_room(part, room - _APART, FONT_SIZE) for part in parts)

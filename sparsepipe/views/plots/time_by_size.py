@@ -24,7 +24,7 @@ _LAYERS = 3  # the costliest, where none are named
 def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.DataFrame:
     """One row for each layer, device type and size: measured, and by the law (then `spread_seconds` is its doubt).
 
-    `layers`: ids, the three that take longest when not given. Raises InputError for a layer that is not there.
+    `layers`: ids, the three that take longest when not given. Raises InputError for a layer that does not exist.
     """
     index = profile.graph.index
     if unknown := [id for id in layers if id not in index]:
@@ -112,5 +112,5 @@ def time_by_size(profile: Profile, *, layers: Sequence[str] = (), note: str = ""
     )
     figure.update_yaxes(type="log")
     figure.update_yaxes(title_text="forward and backward (ms)", col=1)
-    words = "points: measured · lines: fitted laws, dotted beyond the measured range (grey)"
+    words = "points: measured · lines: fitted curves, dotted outside the measured range (grey)"
     return finished(figure, "Time by size", note=" · ".join(filter(None, [noted(note, profile.origin), words])))

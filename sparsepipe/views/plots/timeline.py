@@ -33,7 +33,7 @@ def timeline_table(
     """One row for each span, cut to the time that is drawn, in seconds since its beginning.
 
     `minibatches` keeps the time of all forwards and backwards of first ≤ minibatch < last, to look at the steady state:
-    what other minibatches do meanwhile is there too. Raises InputError where nothing is left.
+    what other minibatches do meanwhile is there too. Raises InputError if nothing is left.
     """
     rows = []
     for position, trace in enumerate(traces):
@@ -68,7 +68,7 @@ def timeline(
     """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey.
 
     With `minibatches` the note says which they are, and that others are at work in the same time; of a trace whose
-    ranks were held up on purpose, it says by what; of an epoch of a run (`epoch_trace`), how fast the run was in it
+    ranks were delayed on purpose, it says by what; of an epoch of a run (`epoch_trace`), how fast the run was in it
     where that is not the whole run's pace.
     """
     table = timeline_table(*traces, minibatches=minibatches, names=names)
@@ -146,7 +146,7 @@ def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Spa
 
 
 def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> str:
-    """Which minibatches a window is for, and why there are others in it; nothing where all are drawn."""
+    """Which minibatches a window is for, and why there are others in it; nothing if all are drawn."""
     if minibatches is None:
         return ""
     work = table[table.kind.isin(_OF_A_MINIBATCH) & (table.end_seconds > table.start_seconds)].minibatch

@@ -44,7 +44,7 @@ class Candidate(Protocol):
 def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] = ()) -> pd.DataFrame:
     """One row for each candidate, the fastest first; `best`: none is faster with as little memory.
 
-    The column is `minibatches_per_second` where nobody knows how many samples a minibatch has.
+    The column is `minibatches_per_second` if no one knows how many samples a minibatch has.
     Raises InputError without any.
     """
     if not candidates:
@@ -70,7 +70,7 @@ def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *
         line = {"color": INK, "width": 1.5, "dash": "dot", "shape": "hv"}
         figure.add_trace(
             go.Scatter(
-                x=edge.memory_bytes / 1e6, y=edge[pace], mode="lines", name="best edge", line=line, hoverinfo="skip"
+                x=edge.memory_bytes / 1e6, y=edge[pace], mode="lines", name="Pareto front", line=line, hoverinfo="skip"
             )
         )
     for planner, schedule in [(planner, schedule) for planner in planners for schedule in schedules]:
@@ -79,7 +79,7 @@ def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *
             color = RUN_COLORS[planners.index(planner) % len(RUN_COLORS)]
             symbol = RUN_MARKERS[schedules.index(schedule) % len(RUN_MARKERS)]
             figure.add_trace(_marks(part, f"{planner_label(planner)}, {schedule}", color, symbol, counted))
-    figure.update_xaxes(title_text="memory of the fullest device (MB)", rangemode="tozero")
+    figure.update_xaxes(title_text="peak memory, worst device (MB)", rangemode="tozero")
     figure.update_yaxes(title_text=f"{counted}/s, simulated", rangemode="tozero")
     return finished(figure, "Throughput against memory", note=note, width=900, height=480)
 

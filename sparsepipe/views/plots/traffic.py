@@ -55,8 +55,8 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
     )
     figure.add_trace(memory, row=1, col=2)
     figure.update_yaxes(title_text=f"sent per minibatch ({sent_unit})", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text=f"memory of the fullest device ({kept_unit})", rangemode="tozero", row=1, col=2)
+    figure.update_yaxes(title_text=f"peak memory, worst device ({kept_unit})", rangemode="tozero", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
     legend = {"orientation": "h", "x": 0, "y": -0.34, "yanchor": "top", "traceorder": "normal"}
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 130})
-    return finished(figure, "Bytes sent and memory kept by strategy, as predicted", note=note, width=900, height=450)
+    return finished(figure, "Predicted traffic and peak memory by strategy", note=note, width=900, height=450)

@@ -22,9 +22,9 @@ def waiting_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     """Draw a group of bars for each straggler, one a rule; markers are runs of real processes.
 
-    Bars are simulated: where there is no simulation of a rule there is no bar. With several seeds both are means, and
+    Bars are simulated: if there is no simulation of a rule there is no bar. With several seeds both are means, and
     lines reach from the least to the most. The dotted line at a bar is the pace of the same runs, with their
-    minibatches and delays, had no pipeline waited for another: a bar reaches it at most. Where delays are drawn, or who
+    minibatches and delays, had no pipeline waited for another: a bar reaches it at most. If delays are drawn, or who
     is slow does other minibatches, rules meet other delays, and their lines are of other heights.
     """
     outcomes = list(outcomes)
@@ -75,8 +75,8 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text=f"{unit}, all pipelines", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
-    title = "What waiting costs: throughput by replication rule and straggler"
-    spread = "thin lines: least to most of the seeds" if (seeds["max"] > seeds["min"]).any() else ""
+    title = "Synchronization stall: throughput by scheme and straggler"
+    spread = "whiskers: min–max over seeds" if (seeds["max"] > seeds["min"]).any() else ""
     told = " · ".join(filter(None, [note, spread]))
     return finished(figure, title, note=held_up(outcomes, told), height=460)
 
@@ -94,7 +94,7 @@ def _interval(kept: pd.DataFrame, color: str) -> dict[str, object]:
 
 
 def _own_paces(figure: go.Figure, table: pd.DataFrame, stragglers: Sequence[str], rules: Sequence[str]) -> None:
-    """Dotted lines: the pace of each bar's own runs if nobody had waited, the mean over seeds as the bar is."""
+    """Dotted lines: the pace of each bar's own runs if no one had waited, the mean over seeds as the bar is."""
     source = "simulated" if (table.source == "simulated").any() else table.source.iloc[0]
     own = table[table.source == source].groupby(["straggler", "rule"], sort=False).own_pace.mean()
     x: list[float | None] = []
@@ -111,6 +111,6 @@ def _own_paces(figure: go.Figure, table: pd.DataFrame, stragglers: Sequence[str]
                 x += [None, left, right]
                 y += [None, pace, pace]
     line = {"color": INK, "width": 1.5, "dash": "dot"}
-    name = "the same runs, had nobody waited for another"
+    name = "the same runs without synchronization stalls"
     figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="skip"))
     figure.update_yaxes(range=[0, 1.06 * max(own.max(), table.samples_per_second.max())])

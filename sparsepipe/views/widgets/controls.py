@@ -34,12 +34,12 @@ def count_slider(name: str, value: int, *, low: int, high: int, most: int, tip: 
 
 
 def bandwidth_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
-    """Bytes per second, from the value given; None, "as given", where several are."""
+    """Bytes per second, from the value given; None, "as given", if several are."""
     return _link_slider(name, given, BANDWIDTH, _BANDWIDTHS, tip)
 
 
 def latency_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
-    """Seconds, from the value given; None, "as given", where several are."""
+    """Seconds, from the value given; None, "as given", if several are."""
     return _link_slider(name, given, TIME, _LATENCIES, tip)
 
 

@@ -15,6 +15,7 @@ from ...values.cluster import Cluster
 from ...values.profile import Profile
 from ...values.replication import RULES, parse_rule
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from ..glossary import definition
 from ..markup import Html
 from . import looks
 from .controls import (
@@ -40,7 +41,7 @@ from .straggler_picker import StragglerPicker
 
 _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
 
-_TIP = "how many stages of the pipeline each device has, between which it takes turns"
+_TIP = f"number of stages on each device; interleaved stages: {definition('interleaved stages')}"
 
 
 class StagesPerDevice:
@@ -84,7 +85,7 @@ class StagesPerDevice:
         fewest, most = self._allowed
         self.slider.disabled = fewest == most
         if pinned:
-            told = "what is pinned has one stage per device"
+            told = "pinned plans have one stage per device"
         elif planner not in able:
             told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
         else:
@@ -102,7 +103,7 @@ class StagesPerDevice:
             return str(error) if most == 1 else f"{error}; {self.number} are planned{taken}"
         if fewest > 1:
             return "to pin cuts or devices, choose a schedule with one stage per device"
-        return "to pin cuts or devices, move it to 1" if self.number > 1 else ""
+        return "to pin cuts or devices, set it to 1" if self.number > 1 else ""
 
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
@@ -113,9 +114,9 @@ AS_PROFILED, LOGNORMAL = "as in the profile's data", "lognormal"
 _VARIATIONS = (*(k / 20 for k in range(1, 21)), *(k / 10 for k in range(11, 21)))
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
-_EXAMPLE = "such as every=2"
+_EXAMPLE = "e.g. every=2"
 _SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
-_PINNED = "What is pinned is a plan of one pipeline: unpin cuts and devices to have several"
+_PINNED = "Pinned cuts and devices apply to one pipeline: unpin them to plan pipeline replicas"
 
 
 class ExplorerControls:
@@ -198,15 +199,17 @@ class DeviceControls:
         self.cluster = cluster
         names = [device.type.name for device in cluster.devices]
         self.counts = {name: _device_slider(name, names.count(name)) for name in dict.fromkeys(names)}
-        self.placement = dropdown("nodes", [AS_GIVEN, BY_TYPE], "where devices stand: on the nodes given, or regrouped")
+        self.placement = dropdown("nodes", [AS_GIVEN, BY_TYPE], "placement of devices on nodes: as given, or regrouped")
         links = [node.link for node in cluster.nodes]
-        within, between = "of the links within every node", "of the links between nodes"
+        within, between = "bandwidth within a node", "bandwidth between nodes"
         self.inside = bandwidth_slider("within a node", [link.bandwidth for link in links], f"bandwidth {within}")
-        self.inside_latency = latency_slider("its latency", [link.latency for link in links], f"latency {within}")
+        self.inside_latency = latency_slider(
+            "latency within a node", [link.latency for link in links], f"latency {within}"
+        )
         self.between = bandwidth_slider("between nodes", [cluster.network.bandwidth], f"bandwidth {between}")
-        self.between_latency = latency_slider("their latency", [cluster.network.latency], f"latency {between}")
+        self.between_latency = latency_slider("latency between nodes", [cluster.network.latency], f"latency {between}")
         self.placed = HtmlView(layout={"width": "330px"})
-        self.memory = memory_slider("limit of every device; as given: of each type its own")
+        self.memory = memory_slider("memory limit of every device; as given: the limit of each type")
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
@@ -233,7 +236,7 @@ class WorkloadControls:
         samples, voxels = _OF_RUNS["batch_size"], _OF_RUNS["voxel_size"]
         self.batch_size = choice_slider(samples.label, batch_size, batches, most=_MOST_SAMPLES, tip=samples.help)
         self.voxel_size = number_slider(voxels.label, voxel_size, sizes, f"voxels {scale.law}" if scale else "")
-        self.compression = dropdown("compression", _COMPRESSIONS, "of the features that cross a boundary")
+        self.compression = dropdown("compression", _COMPRESSIONS, "compression of features at stage boundaries")
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
@@ -273,7 +276,7 @@ class PlanControls:
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
         self.planner = dropdown("planner", list(PLANNERS), _OF_PLANS["planner"].help)
         self.schedule = dropdown("schedule", list(WEIGHT_POLICIES), _OF_PLANS["schedule"].help)
-        self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "which version a minibatch meets")
+        self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "weight version that each minibatch uses")
         count = 2 * num_devices
         tip = _OF_PLANS["num_microbatches"].help
         self.microbatches = count_slider(
@@ -301,7 +304,9 @@ class PlanControls:
 
 def _device_slider(name: str, count: int) -> StopSlider:
     high, most = max(_MAX_DEVICES, 2 * count), max(_MOST_DEVICES, 2 * count)
-    return count_slider(name, count, low=0, high=high, most=most, tip=f"how many {name} there are; {count} given")
+    return count_slider(
+        name, count, low=0, high=high, most=most, tip=f"number of {name} devices; {count} in the cluster"
+    )
 
 
 class PipelinesChoice:
@@ -312,12 +317,12 @@ class PipelinesChoice:
 
     def __init__(self, *, num_devices: int, most: int) -> None:
         high = max(2, min(num_devices, _MOST_PIPELINES))
-        tip = "copies of the network that train together, each on a part of the devices"
+        tip = f"number of pipeline replicas; replica: {definition('pipeline replica')}"
         self.slider = count_slider("pipelines", 1, low=1, high=high, most=most, tip=tip)
-        self.rule = dropdown("rule", list(RULES), "how pipelines average their copies of the network")
+        self.rule = dropdown("scheme", list(RULES), definition("synchronization scheme"))
         self.rule.value = _RULE
-        tip = "option=value,… of the rule as --replication takes them, those that differ from its defaults; press Enter"
-        self.options = written("its options", example=_EXAMPLE, tip=tip)
+        tip = "scheme options that differ from the defaults, as option=value,…; press Enter"
+        self.options = written("scheme options", example=_EXAMPLE, tip=tip)
         self.straggler = StragglerPicker(pipelines=high, ranks=num_devices, most=most, kind=NOBODY)
         self.about, self.note = HtmlView(layout={"width": "330px"}), HtmlView(layout={"width": "330px"})
         self._rule, self._pinned = "", False  # the rule that is told about
@@ -363,5 +368,5 @@ def _about(name: str) -> str:
     """What a rule averages, and its options as they are by default."""
     options = option_values(parse_rule(name))
     told = ", ".join(f"{option}={written_value(value)}" for option, value in options.items())
-    summary, left = RULES[name].summary, " (none: left to the rule)" if None in options.values() else ""
-    return f"{sentence(summary)}. " + (f"Options{left}: {told}" if told else "It has no options.")
+    summary, left = RULES[name].summary, " (none: chosen by the scheme)" if None in options.values() else ""
+    return f"{sentence(summary)}. " + (f"Options{left}: {told}" if told else "This scheme has no options.")

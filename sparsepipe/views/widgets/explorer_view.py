@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ...errors import InputError
 from ...values.profile import Profile
+from ..glossary import definitions
 from ..plots.table import noted
-from ..words import OF_PIPELINES, OF_PLANS
 from . import looks
 from .exporter import Export
 from .html_view import HtmlView, explained
@@ -29,13 +29,13 @@ from .sizes import (
 )
 from .waiting_figures import WaitingFigures
 
-OF_ONE = "this goes with one pipeline: move pipelines to 1"
+OF_ONE = "available for one pipeline only: set pipelines to 1"
 
 
 class ExplorerView:
     """Draws answers; `widget` is what to display, `serial` counts the pictures.
 
-    `pinned`: the plan to compare with, A, beside the settings it was made for.
+    `pinned`: the plan to compare with, A, alongside the settings it was made for.
     """
 
     def __init__(self, profile: Profile, messages: Messages, *, note: str) -> None:
@@ -45,10 +45,10 @@ class ExplorerView:
         self.sizes = SizesForecasts(profile)
         self.waiting: WaitingFigures | None = None  # made for the first several pipelines: it brings plotly to the page
         self.pinned: Answer | None = None
-        self.pin = SettledButton(self.drawing, description="pin as A", icon="thumb-tack")
-        self.unpin = looks.Button(description="forget A", tooltip="compare no more", disabled=True)
+        self.pin = SettledButton(self.drawing, description="set baseline A", icon="thumb-tack")
+        self.unpin = looks.Button(description="forget A", tooltip="clear baseline", disabled=True)
         self._beside = looks.VBox([])  # what several pipelines add to the picture
-        words = HtmlView(explained({**OF_PLANS, **OF_PIPELINES}, schedules=True))
+        words = HtmlView(explained(definitions("Plans", "Pipeline replicas"), schedules=True))
         views = [messages, self.drawing, self._beside, words]
         self.widget = looks.VBox(views, layout={"flex": "1 1 420px", "min_width": "0"})
 
@@ -77,12 +77,12 @@ class ExplorerView:
         """Say what an old picture is of, and why nothing acts on it; without a text that it is new.
 
         `of_one`: why no plan can be compared with it. The picture is marked last: once a page shows that it is old,
-        nothing beside it can be clicked any more.
+        nothing next to it can be clicked any more.
         """
         if self.waiting is not None:
             self.waiting.fade(bool(stale))
         self.pin.disabled = bool(reason or of_one)
-        self.pin.tooltip = reason or of_one or "compare the next plans with it"
+        self.pin.tooltip = reason or of_one or "compare later plans with this one"
         self.drawing.mark(stale, reason, pending=pending)
 
     def compare_with(self, answer: Answer | PipelinesAnswer | None) -> None:

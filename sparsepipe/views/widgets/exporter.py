@@ -31,7 +31,7 @@ class Export:
 
 
 class Exporter:
-    """Writes what `make` returns below `folder`; errors go to `messages`, paths beside the button."""
+    """Writes what `make` returns below `folder`; errors go to `messages`, paths alongside the button."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Exporter:
         self.width = looks.Dropdown(
             options=_WIDTHS,
             description="PDF",
-            tooltip="how wide the PDF is",
+            tooltip="width of the PDF",
             layout={"width": "210px"},
             style=looks.OWN_WIDTH,
         )
@@ -65,7 +65,7 @@ class Exporter:
             self.button.tooltip = reason or f"PDF, SVG, PNG, CSV and provenance in {self.folder}"
 
     def export(self) -> list[Path]:
-        """Write every figure; returns the paths. Raises InputError where nothing can be written or drawn."""
+        """Write every figure; returns the paths. Raises InputError if nothing can be written or drawn."""
         if self.blocked:  # a click in a cell is not held up by a disabled button
             raise InputError("export.blocked", f"nothing exported: {self.blocked}")
         self.button.disabled, self.told.value = True, "Drawing…"

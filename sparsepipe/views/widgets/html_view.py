@@ -28,7 +28,7 @@ def explained(words: Mapping[str, str], *, schedules: bool = False) -> Html:
         rows |= {f"schedule {name}": rules.summary for name, rules in SCHEDULE_RULES.items()}
     row = Html("<dt style='font-weight:600'>{}</dt><dd style='margin:0 0 4px 16px'>{}</dd>")
     return Html(
-        "<details style='font-size:12px;line-height:1.45;max-width:900px'><summary>What the words mean</summary>"
+        "<details style='font-size:12px;line-height:1.45;max-width:900px'><summary>Glossary</summary>"
         "<dl style='margin:4px 0'>{}</dl></details>"
     ).format(joined(row.format(word, sentence(text)) for word, text in rows.items()))
 
@@ -38,7 +38,7 @@ _WITHIN = f"{SIDEWAYS};width:0;min-width:100%"
 
 
 def scrolled(table: Html, name: str) -> Html:
-    """Return a table that scrolls within itself where it is wider than its place, with the pointer and with keys."""
+    """Return a table that scrolls within itself if it is wider than its place, with the pointer and with keys."""
     return scrolling(table, label=name, style=_WITHIN)
 
 

@@ -1,6 +1,6 @@
-"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, predicted beside measured, drift.
+"""One job of the launch board in detail: rank activity, waiting, logs, predicted and measured times, drift.
 
-Drift: how slow each rank and link is, beside its profile, and what became lasting.
+Drift: how slow each rank and link is, compared with its profile, and what became lasting.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ class DriftOfJobs:
         self._ended: set[Path] = set()  # and those of which nothing can be told
 
     def look(self, name: str, job: Job) -> None:
-        """Take what a job has written; once more when it has ended. Never raises: a job goes on without."""
+        """Take what a job has written; once more when it has ended. Never raises: a job continues without."""
         folder, running = job.record.folder, job.running
         if folder in self._ended:
             return
@@ -79,7 +79,7 @@ class DriftOfJobs:
             self._followers[folder].look()
 
     def table(self, job: Job) -> Html:
-        """What is known of a job; empty where nothing is."""
+        """What is known of a job; empty if nothing is."""
         follower = self._followers.get(job.record.folder)
         return drift_table(follower.watch.standings, follower.watch.alarms) if follower else Html("")
 
@@ -142,8 +142,8 @@ class EndedJob:
         self.culprit.value = _held_up_by(measured)
 
     def _compare_rules(self, record: RunRecord, last: int) -> None:
-        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom; what
-        held the last epoch up, or why that cannot be told.
+        """Of several pipelines: their paces compared with those that they would have alone, and who averaged with whom;
+        what held the last epoch up, or why that cannot be notified.
         """
         outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
         self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
@@ -154,10 +154,10 @@ class EndedJob:
         try:
             self.culprit.value = _held_up_by(working_epoch(record, last))
         except InputError as error:  # of a long run that part of the trace may be left out
-            self.culprit.value = Html("What held it up is not told: {}").format(error)
+            self.culprit.value = Html("Cause of the delay unknown: {}").format(error)
 
     def _simulated(self, name: str, plan: Any, sizes: Any) -> Trace | None:
-        """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
+        """The last epoch as the simulator plays it; None if nothing was measured for such a plan's devices."""
         made_for = self.made_for(name)
         if made_for.profile is None or made_for.cluster is None:
             return None
@@ -174,9 +174,9 @@ class JobDetails:
         self.jobs = jobs
         self.drift, self.drifts = DriftOfJobs(made_for), HtmlView()
         self.job = looks.Dropdown(options=[_NONE], description="job", layout={"width": "260px"}, style=looks.OWN_WIDTH)
-        self.job.tooltip = "the job that is shown below"
+        self.job.tooltip = "job shown below"
         self.rank = looks.Dropdown(description="log of rank", style=looks.OWN_WIDTH, layout={"width": "180px"})
-        self.rank.tooltip = "whose log is shown"
+        self.rank.tooltip = "rank whose log is shown"
         self.ranks, self.log = HtmlView(), HtmlView()
         self.end = EndedJob(made_for)
         self._quiet = False
@@ -229,7 +229,7 @@ class JobDetails:
 def _held_up_by(measured: Trace) -> Html:
     newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
     recent = tuple(span for span in measured.spans if span.minibatch > newest)
-    return Html("Held up by: {}").format(what_if(Trace(recent, measured.source, measured.facts)).culprit)
+    return Html("Delayed by: {}").format(what_if(Trace(recent, measured.source, measured.facts)).culprit)
 
 
 _CELL, _HEAD = Html("<td style='padding-right:18px'>{}</td>"), Html("<th style='padding-right:18px'>{}</th>")
@@ -237,7 +237,7 @@ _ROW = Html("<tr>{}</tr>")
 
 
 def speeds_table(record: RunRecord) -> Html:
-    """The run's speed and how busy each stage was, predicted beside measured; nothing before it has a summary."""
+    """The run's throughput and the busy time of each stage, predicted and measured; empty before there is a summary."""
     summaries, plan = record.metrics("summary"), record.plan
     if not summaries:
         return Html("")
@@ -258,7 +258,7 @@ def speeds_table(record: RunRecord) -> Html:
     head, *body = rows
     lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]
     table = Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
-    return scrolled(table, "predicted beside measured")
+    return scrolled(table, "predicted and measured")
 
 
 def _expected_stages(plan: Plan) -> list[tuple[str, Estimate | None, int]]:

@@ -53,7 +53,10 @@ class JobLine:
         free = {"width": "auto"}  # a button is called after its plan, for those who hear it alone
         self.start = looks.Button(description=f"launch {name}", button_style="primary", layout=free, icon="play")
         self.stop = looks.Button(description=f"cancel {name}", layout=free, disabled=True, icon="stop")
-        self.start.tooltip, self.stop.tooltip = "start its processes", "end its processes: the record stays"
+        self.start.tooltip, self.stop.tooltip = (
+            "start the job's processes",
+            "stop the job's processes; the run directory stays",
+        )
         wide, names = {"width": "170px"}, {"description_width": "44px"}
         self.progress = looks.IntProgress(max=1, layout=wide, style=names, tooltip=f"minibatches of {name} done")
         self.state = HtmlView("not launched", layout={"flex": "1 1 300px", "min_width": "0"})
@@ -72,12 +75,14 @@ class JobLine:
         self.plan, self._moved = plan, False
         self.other = f"with another {', '.join(differs)}" if differs else ""
         if "plan" in differs:
-            self.other = f"a run of an earlier plan of this name ({plan.summary()})"
+            self.other = f"run of an earlier plan with this name ({plan.summary()})"
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
     def goes_on(self, plan: Plan, *, called: str, minibatch: int, doubt: str = "") -> None:
-        """Show that its job is under another plan from a minibatch on, and what could not be told of it beforehand."""
+        """Show that its job is under another plan from a minibatch on, and what could not be notified of it
+        beforehand.
+        """
         self.plan, self._moved = plan, True
         self.other = f"under {called} from minibatch {minibatch} on{f' ({doubt})' if doubt else ''}"
 
@@ -86,13 +91,13 @@ class JobLine:
         told = ""
         if earlier:
             other = ", ".join(self.differences(earlier))
-            told = f": {earlier.name}, the newest run of this name, is of another {other}; the table of runs has it"
+            told = f": {earlier.name}, the newest run of this name, has another {other}; see the table of runs"
         self.state.value = f"not launched{told}"
         self.progress.max, self.progress.value, self.progress.description, self.progress.bar_style = 1, 0, "", ""
         self._offer(running=False)
 
     def is_of(self, job: Job) -> bool:
-        """Whether a job is of this line's plan, or runs: how fast another was says nothing of the plan."""
+        """Return whether a job is of this line's plan, or runs: how fast another was says nothing of the plan."""
         return job.running or self._moved or not self.differences(job.record)
 
     def differences(self, record: RunRecord) -> list[str]:
@@ -123,7 +128,7 @@ class JobLine:
         self.start.disabled, self.stop.disabled = running, not running
 
     def show(self, job: Job, rows: object) -> bool:
-        """Show how a job stands, or what is damaged of its record; return whether that tells how fast the plan is."""
+        """Show how a job stands, or what is damaged of its record; return whether that shows how fast the plan is."""
         try:
             if not self.is_of(job):
                 self.never_ran(job.record)
@@ -158,7 +163,7 @@ def _parts(plan: Plan) -> list[str]:
         for k, own in enumerate(plan.members):
             kinds = [kind for stage in own.stages for kind in stage.device_types or ["device"] * len(stage.ranks)]
             parts.append(f"pipeline {k}: {number_of(len(own.stages), 'stage')} on {counted(kinds)}")
-        return [*parts, f"they average by {rule_text(plan.replication)}"]
+        return [*parts, f"synchronized by {rule_text(plan.replication)}"]
     for k, stage in enumerate(plan.stages[:_MOST_STAGES]):
         first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
         layers = f"{first} … {last} ({count} layers)" if count > 1 else first
@@ -171,7 +176,7 @@ def _parts(plan: Plan) -> list[str]:
 def _promise(plan: Plan, batch_size: int) -> Html:
     parts, speed = _parts(plan), samples_per_second(plan, batch_size)
     parts.append(f"{plan.schedule}, weights {plan.weights}")
-    unknown = "no throughput predicted: nothing was measured for these settings"
+    unknown = "no prediction: these settings have not been profiled"
     parts += [unknown] if speed is None else [*filter(None, [plan.extrapolation]), "predicted for these devices"]
     text = Html(" · ").join(parts)
     return Html("<div style='font-size:12px;line-height:1.4'>{}{}</div>").format(
@@ -184,7 +189,7 @@ def _speed(speed: float) -> Html:
 
 
 def _ended(job: Job) -> Html | str:
-    """How a job ended: predicted beside measured speed, and what it learned."""
+    """The end of a job: predicted and measured throughput, and the accuracy reached."""
     try:
         summary = job.wait(timeout=1)
     except (InputError, RunFailed) as error:

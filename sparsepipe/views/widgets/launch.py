@@ -1,4 +1,4 @@
-"""The launch board: a button for each plan, its job's progress, and at its end the plan beside what was measured."""
+"""The launch board: a button for each plan, its job's progress, and at its end the plan alongside what was measured."""
 
 import os
 import threading
@@ -23,8 +23,8 @@ from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
 from .. import plots
+from ..glossary import definitions
 from ..markup import Html
-from ..words import OF_RUNS
 from . import looks
 from .html_view import HtmlView, explained
 from .job_details import JobDetails
@@ -35,7 +35,7 @@ from .promised import MadeFor, promised
 from .run_settings import RunSettings
 from .tips import Shown, with_tips
 
-_ASKED = Html("{} is asked to go on under {}: its ranks prepare it while they train")
+_ASKED = Html("{} will switch to {}: its ranks prepare the change while they train")
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
@@ -48,8 +48,8 @@ class LaunchBoard(Shown):
     plan the newest run in `runs` is shown, also after the kernel was restarted: of that very plan, whatever it is
     called, on the same data with the same batch size, voxel size and arguments, as another's speed says nothing of it.
     A job of an earlier plan of its name is followed while it runs. With
-    `profile` and `cluster` a finished run is held against its simulation. While another job of `runs` is at work, a
-    click asks before it launches one beside it. One thread follows all jobs, and changes of widgets pass one lock.
+    `profile` and `cluster` a finished run is compared with its simulation. While another job of `runs` is at work, a
+    click asks before it launches one next to it. One thread follows all jobs, and changes of widgets pass one lock.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class LaunchBoard(Shown):
         self.curves = TrainingCurves()
         self.settings = RunSettings(config, self.messages.shown(self._tell))
         self.detach = looks.Checkbox(
-            description="jobs outlive the kernel",
+            description="keep jobs running after the kernel stops",
             indent=False,
-            tooltip="detach: found again by this board, or by attach()",
+            tooltip="detach: reattach from this board or with attach()",
         )
         self.question = Question(
             self.messages,
-            looks.Button(description="go on beside it", icon="play", tooltip="launch it all the same"),
-            looks.Button(description="wait", icon="times", tooltip="launch nothing now"),
+            looks.Button(description="launch in parallel", icon="play", tooltip="launch anyway"),
+            looks.Button(description="wait", icon="times", tooltip="do not launch"),
         )
         self.offered = OfferedPlans(self, config, profile, cluster)
         for name, plan in plans.items():
@@ -83,7 +83,7 @@ class LaunchBoard(Shown):
         self.details = JobDetails(self.messages, self.jobs, self.offered.made_for)
         self.change = PlanChange(self.messages, lambda name: self.prepared(name)[0], self._change)
         parts = [self.settings.widget, self.detach, self.offered.widget, self.change.widget, self.question.widget]
-        words = HtmlView(explained(OF_RUNS))
+        words = HtmlView(explained(definitions("Runs", "averaging")))
         views = [self.messages, *parts, self.curves.widget, self.details.widget, words]
         self.widget = looks.VBox(views, layout=ipywidgets.Layout())
         with_tips(self.widget)
@@ -107,7 +107,7 @@ class LaunchBoard(Shown):
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
         """Show another plan, to be launched like the others; one of the same name takes its place.
 
-        `made_for`: what its estimate holds for; without it the board's profile tells its speed, where that is of such
+        `made_for`: what its estimate holds for; without it the board's profile shows its speed, if that is of such
         devices. A run of it that is in `runs` is shown. Raises InputError while a job of that name runs.
         """
         with self.watch.lock:
@@ -121,7 +121,7 @@ class LaunchBoard(Shown):
     def planned(self, name: str) -> Plan:
         """The plan of this name under the schedule chosen, whatever is expected of it.
 
-        Raises InputError where no plan of the board is called so.
+        Raises InputError if no plan of the board is called so.
         """
         if name not in self.plans:
             raise InputError(
@@ -136,7 +136,7 @@ class LaunchBoard(Shown):
         return promised(self.planned(name), config, self.offered.made_for(name)), config
 
     def launch(self, name: str) -> Job:
-        """Launch one plan in a new run folder. Raises InputError where it runs already or cannot."""
+        """Launch one plan in a new run folder. Raises InputError if it runs already or cannot."""
         with self.watch.lock:
             self._check_idle(name)
             plan, config = self.prepared(name)
@@ -155,7 +155,7 @@ class LaunchBoard(Shown):
         return sorted(path.parent.name for path in self.runs.glob("*/plan.json") if is_held(path.parent))
 
     def asks_first(self, name: str) -> bool:
-        """Ask whether to launch beside the jobs that are at work; False where there are none."""
+        """Ask whether to launch alongside the jobs that are at work; False if there are none."""
         others = self.at_work()
         if not others:
             return False
@@ -196,11 +196,11 @@ class LaunchBoard(Shown):
             self.jobs[name].cancel()
 
     def replan(self, name: str | None, plan: Plan, *, called: str = "another plan") -> threading.Thread:
-        """Have a running job go on under another plan, and return at once the thread that waits until it does.
+        """Have a running job switch to another plan, and return at once the thread that waits until it does.
 
-        No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is told in
-        the board's messages, and the old plan goes on. So is, besides being raised, the InputError of a job that does
-        not run, or of a plan that cannot be its (`launching.replan`).
+        No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is reported
+        in the board's messages, and the old plan continues. So is, besides being raised, the InputError of a job that
+        does not run, or of a plan that cannot be its (`launching.replan`).
         """
         try:
             with self.watch.lock:
@@ -287,7 +287,7 @@ class OfferedPlans:
         return MadeFor(0, None, self.profile, self.cluster)
 
     def add(self, name: str, plan: Plan, made_for: MadeFor | None = None) -> JobLine:
-        """Offer a plan, in place of one of the same name."""
+        """Offer a plan, instead of one of the same name."""
         self.plans[name] = plan
         if made_for is not None:
             self._made_for[name] = made_for
@@ -349,12 +349,12 @@ class TrainingCurves:
 
 
 def _rated(job: Job) -> Sequence[Mapping[str, Any]]:
-    """A job's rows, their throughput in minibatches if nobody knows how many samples one has."""
+    """A job's rows, their throughput in minibatches if no one knows how many samples one has."""
     return job.rows if job.record.knows_samples else [job.record.rated(dict(row)) for row in job.rows]
 
 
 def _readable(folder: Path) -> bool:
-    """Whether a run's record says how it stands; a damaged one says nothing."""
+    """Return whether a run's record says how it stands; a damaged one says nothing."""
     try:
         return bool(RunRecord(folder).status["state"] and RunRecord(folder).plan)
     except DamagedRecord:
@@ -375,13 +375,16 @@ class PlanChange:
     ) -> None:
         self._prepared, self._change = prepared, change
         self.job = looks.Dropdown(description="running job", style=looks.OWN_WIDTH, layout={"width": "auto"})
-        self.job.tooltip = "the job that is to go on under another plan"
-        self.plan = looks.Dropdown(description="goes on under", style=looks.OWN_WIDTH, layout={"width": "auto"})
-        self.plan.tooltip = "a plan of this board, as its line shows it"
+        self.job.tooltip = "running job that switches to another plan"
+        self.plan = looks.Dropdown(description="switch to", style=looks.OWN_WIDTH, layout={"width": "auto"})
+        self.plan.tooltip = "plan from this board"
         self.file = looks.Text(description="or a file", style=looks.OWN_WIDTH, layout={"width": "260px"})
-        self.file.placeholder, self.file.tooltip = "work/plans/….json", "a plan's file, in place of one of this board"
-        self.button = looks.Button(description="change its plan", icon="random", layout={"width": "auto"})
-        self.button.tooltip = "layers that change hands travel with all their state; its processes stay"
+        self.file.placeholder, self.file.tooltip = (
+            "work/plans/….json",
+            "path of a plan file, instead of a plan from this board",
+        )
+        self.button = looks.Button(description="switch plan", icon="random", layout={"width": "auto"})
+        self.button.tooltip = "layers migrate with their weights and optimizer state; the processes keep running"
         self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self._asked()))
         row = [self.job, self.plan, self.file, self.button, self.told]
@@ -397,7 +400,7 @@ class PlanChange:
                 chooser.value = chosen if chosen in names else next(iter(names), None)
 
     def say(self, job: str, called: str, doubt: str = "") -> None:
-        """Show that a job was asked, and what could not be told of the plan, until `done`."""
+        """Show that a job was asked, and what could not be notified of the plan, until `done`."""
         self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
 
     def done(self) -> None:

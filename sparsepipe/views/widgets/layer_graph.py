@@ -35,7 +35,7 @@ _HEAD = (
     "± spread",
     "output",
     "new coordinates",
-    "kept for its backward",
+    "activation memory",
     "kernel map",
 )
 
@@ -58,13 +58,13 @@ class LayerGraphExplorer(Shown):
         self.device_type = looks.Dropdown(
             options=list(profile.device_types),
             description="device type",
-            tooltip="whose times are shown",
+            tooltip="device type whose times are shown",
             style=looks.OWN_WIDTH,
         )
         self.find = looks.Text(
             description="find",
             placeholder="a layer's name or kind",
-            tooltip="shows the layers that match",
+            tooltip="highlights matching layers",
             style=looks.OWN_WIDTH,
         )
         self.found = looks.Dropdown(

@@ -26,7 +26,7 @@ _RANK = Html(
     "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
 )
 _LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>the plan leaves it out</td></tr>")
-_NO_LOG = Html("<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>")
+_NO_LOG = Html("<i>rank {} has no warnings or errors</i>")
 _RANKS = Html("<div style='opacity:.75'>The last {:.0f} seconds</div>{}")
 _TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 
@@ -117,7 +117,7 @@ def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str
     total, per_epoch = start["minibatches"], start["epoch_minibatches"]
     done = max((row["minibatch"] + 1 for row in rows if row["event"] == "step"), default=0)
     if not done:
-        return "warming up: the first minibatch is on its way", 0, total
+        return "warming up: computing the first minibatch", 0, total
     if not running:
         return f"{done} of {total} minibatches done", done, total
     warm = "warming up, " if done <= 2 * len(plan.ranks) else ""
@@ -157,7 +157,7 @@ def learned(rows: Sequence[MetricsRow]) -> str:
 
 
 def log_of(folder: Path, rank: int, plan: Plan | None = None) -> Html:
-    """The end of a rank's log as HTML; a sentence where there is none yet. `plan`: of a run of several pipelines."""
+    """The end of a rank's log as HTML; a sentence if there is none yet. `plan`: of a run of several pipelines."""
     path = folder / "logs" / f"rank{rank}.log"
     if plan is not None:
         for k in (k for k in range(len(plan.members)) if rank in plan.ranks_of(k)):

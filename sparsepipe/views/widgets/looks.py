@@ -1,6 +1,7 @@
-"""ipywidgets' controls that send few messages: their layouts and styles are shared, and a page is told of them once.
+"""ipywidgets' controls that send few messages: their layouts and styles are shared, and a page is notified of them
+once.
 
-ipywidgets tells the page of a control when it is made, and then of each change that a panel makes while it is put
+ipywidgets shows the page of a control when it is made, and then of each change that a panel makes while it is put
 together. These wait until they are shown, or are in a box that is; what is hidden in the box waits on.
 
 Their tooltips are sentences, which begin with capitals.
@@ -27,9 +28,10 @@ _shared: dict[tuple[type, frozenset[tuple[str, Any]]], "_Fixed"] = {}
 
 
 class _Late(ipywidgets.Widget):
-    """What the page is told of when it is first shown, or something that holds it is, in the state that it has then.
+    """What the page is notified of when it is first shown, or something that holds it is, in the state that it has
+    then.
 
-    Its clicks and values are served while a cell runs: JupyterLab sends them to a thread beside the one that runs
+    Its clicks and values are served while a cell runs: JupyterLab sends them to a thread alongside the one that runs
     cells, but ipykernel 7.4 takes them back to the thread that last spoke of the control, which for one that a cell has
     made is the cells' own.
     """
@@ -56,7 +58,7 @@ def _as_sent(data: object, subshell: str | None) -> str | None:
 
 
 class _Fixed(_Late):
-    """A layout or style that raises AttributeError where it would be changed."""
+    """A layout or style that raises AttributeError if it would be changed."""
 
     _made = False
 
@@ -67,7 +69,7 @@ class _Fixed(_Late):
     def __setattr__(self, name: str, value: object) -> None:
         if self._made and name in type(self).class_trait_names(sync=True):
             raise AttributeError(
-                f"{name}: many controls share this; give one of them another, as widgets.looks.show does"
+                f"{name}: many controls share this value; copy it before changing it, as widgets.looks.show does"
             )
         super().__setattr__(name, value)
 
@@ -122,7 +124,7 @@ class Control(_Late):
 
 
 def _waits(child: ipywidgets.Widget) -> bool:
-    """Whether a child of a box was never shown and is still hidden, by `show`."""
+    """Return whether a child of a box was never shown and is still hidden, by `show`."""
     return child.comm is None and isinstance(child.layout, _Fixed) and child.layout.display == "none"
 
 

@@ -79,7 +79,7 @@ class Later(Generic[Work]):
 
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PAUSE, _PATIENCE = 0.25, 300.0  # seconds: from the last move until pipelines are planned; for which a click waits
-_PLANNING = "the pipelines are being planned: a moment"
+_PLANNING = "planning the pipelines…"
 
 
 class PlanOnScreen:
@@ -109,7 +109,7 @@ class PlanOnScreen:
     def last(self) -> Answer | PipelinesAnswer:
         """The answer in the picture. Raises InputError if there was none yet."""
         if self.shown is None:
-            raise InputError("explorer.no_plan", f"no plan could be made yet: {self.refused}")
+            raise InputError("explorer.no_plan", f"no plan yet: {self.refused}")
         return self.shown
 
     def begin(self) -> None:
@@ -133,7 +133,7 @@ class PlanOnScreen:
         self.asked, self.pending = settings, pending
 
     def awaits(self, settings: Settings) -> bool:
-        """Whether pipelines are being planned for these settings, and not for later ones."""
+        """Return whether pipelines are being planned for these settings, and not for later ones."""
         return self.pending and self.asked == settings
 
     def take(self, answer: Answer | PipelinesAnswer) -> None:
@@ -153,10 +153,10 @@ class PartitionExplorer(Shown):
     """Sliders over a profile. `widget` is what to display.
 
     `plan` is the plan for what the `controls` say, None while that cannot be planned; `shown` is what the picture
-    shows: the last plan that could be made, beside its settings. At first they are those of `cluster`, as given.
-    Several pipelines are planned and simulated beside the page, a moment after the last move: `plan` is None until
+    shows: the last plan that could be made, alongside its settings. At first they are those of `cluster`, as given.
+    Several pipelines are planned and simulated alongside the page, a moment after the last move: `plan` is None until
     then, `current()` waits for it.
-    `voxels_by_size`: mean active voxels of a sample at each voxel size, where they were counted.
+    `voxels_by_size`: mean active voxels of a sample at each voxel size, if they were counted.
     `figures`: where the export button writes to; `plans`: where plans are saved to. With a `board` the plan on screen
     can be opened there, to be launched.
     """
@@ -216,7 +216,7 @@ class PartitionExplorer(Shown):
 
     @property
     def shown(self) -> Answer | PipelinesAnswer | None:
-        """The last plan that could be made, beside its settings."""
+        """The last plan that could be made, alongside its settings."""
         return self.state.shown
 
     @property
@@ -249,7 +249,7 @@ class PartitionExplorer(Shown):
         self.state.change(act)
 
     def current(self) -> Answer | PipelinesAnswer:
-        """The plan for what the controls say now, beside its settings. Raises InputError while there is none."""
+        """The plan for what the controls say now, alongside its settings. Raises InputError while there is none."""
         with self.state.lock:
             if not self.state.lock.wait_for(lambda: self.state.asked == self.controls.settings(), timeout=_HANDOVER):
                 self.changed()

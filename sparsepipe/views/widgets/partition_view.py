@@ -20,7 +20,7 @@ from .page_code import page_code
 from .sentences import sentence
 from .view_model import PALETTE
 
-NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
+NO_PLAN = "these settings cannot be planned: see the message above the picture"
 
 
 # Of a line of the layer graph: beside the sliders names have room; of many layers the whole is in sight instead.
@@ -75,7 +75,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self._code = code
 
     def settled(self, act: Callable[[], Any]) -> None:
-        """Call `act` once all that the page was about to send has come; at once where no page shows the view.
+        """Call `act` once all that the page was about to send has come; at once if no page shows the view.
 
         A page sends the last move of a slider when it hears that the kernel is done with the one before, and answers
         what it is asked here only after that.

@@ -21,7 +21,7 @@ from .several import MINIBATCHES
 from .view_model import bottleneck, fullest_device, stages, timeline, with_words
 from .waiting_figures import Compared, part_text
 
-_HINT = "a strip for each pipeline, layers in order, as high as their time"
+_HINT = "one strip per pipeline, layers in order, height proportional to time"
 _WITHOUT = "as planned, without the straggler"
 
 
@@ -82,19 +82,19 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     told, free = answer.forecast, answer.undisturbed
     rule, who = rule_text(told.rule), answer.stragglers.clause()
     run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
-    how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
+    how = f"simulated, by {rule}, while {who or 'there is no straggler'}: {run}"
     found = [["together", rate_text(told.sum_of_paces, told.counted), how]]
     if who:
         paced = rate_text(free.sum_of_paces, free.counted)
-        found.append(["while nobody is slow", paced, "the same, without the straggler"])
-    alone = "what the pipelines would train with this straggler if none waited for another"
-    found.append(["if none waited", rate_text(told.own_pace, told.counted), alone])
+        found.append(["without the straggler", paced, "same settings, no straggler"])
+    alone = "throughput with this straggler, without synchronization stalls"
+    found.append(["standalone", rate_text(told.own_pace, told.counted), alone])
     found += _promised(answer)
     sizes = ", ".join(f"{count} of {size}" for size, count in sorted(told.group_sizes.items()))
     mean = f"{told.mean_group_size:.1f} pipelines" if sizes else "no average yet"
-    found.append(["group size", mean, f"averages, by how many pipelines were in them: {sizes or 'none'}"])
+    found.append(["group size", mean, f"number of averages by group size: {sizes or 'none'}"])
     late = ", ".join(f"{count} after {updates}" for updates, count in sorted(told.staleness.items()))
-    what = "updates from a contribution to taking its average"
+    what = "updates between a contribution and its average"
     mean = f"{told.mean_staleness:.1f} updates" if late else "no average yet"
     found.append(["staleness", mean, f"{what}: {late or 'none'}"])
     return [*found, fullest_device(answer.plan.pipelines, answer.cluster)]
@@ -105,15 +105,15 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     pipelines, found = answer.plan, []
     expected, rate = pipelines.estimate, pipelines.minibatches_per_second
     if expected and rate:
-        what = f"by the default cost model, nobody slow and none waiting: {duration(1 / rate)} per minibatch of all"
+        what = f"default cost model, no straggler, no synchronization stalls: {duration(1 / rate)} per minibatch of all"
         found.append(["as predicted", rate_text(rate * (pipelines.samples or 1.0), pipelines.counted), what])
         if seconds := expected.data_parallel_seconds:
-            what = "both as predicted, nobody slow; data parallelism has all layers on every device, equal shares: "
+            what = "predicted, no straggler; data parallelism: all layers on every device, equal shares: "
             what += f"{duration(seconds)} per minibatch"
             found.append(["as predicted, over data parallelism", f"{seconds * rate:.2f} ×", what])
     if expected and expected.gap is not None:
-        told = "of what is predicted; 0%: no split of the devices into so many pipelines, and no plan of any, is better"
-        found.append(["gap to the bound", gap_text(expected.gap), told])
+        told = "predicted throughput compared with the bound; 0%: provably optimal for this number of pipelines"
+        found.append(["optimality gap", gap_text(expected.gap), told])
     return found
 
 
@@ -129,7 +129,7 @@ def _why(answer: PipelinesAnswer, k: int) -> str:
     name = plan.position_estimates[place].name
     what = {
         "compute": "its layers take",
-        "averaging": "averaging its gradients takes",
+        "averaging": "its gradient all-reduce takes",
         "transfer": "its transfers take",
     }
     return f"Pipeline {k}: {name} sets the pace: {what[cause]} {duration(seconds)} per minibatch."
@@ -141,7 +141,7 @@ def _name(answer: PipelinesAnswer, k: int) -> str:
 
 
 def _paced(one: PipelinePace, counted: str) -> str:
-    share = f", {one.samples_per_second / one.own_pace:.0%} of its own pace" if one.own_pace else ""
+    share = f", {one.samples_per_second / one.own_pace:.0%} of its standalone throughput" if one.own_pace else ""
     return f"{number_of(one.minibatches, 'minibatch')}, {part_text(one.samples_per_second)} {counted}/s{share}"
 
 

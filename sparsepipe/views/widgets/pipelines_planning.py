@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class PipelinesAnswer:
-    """Several pipelines beside the settings that they were planned for, simulated with the straggler and without."""
+    """Several pipelines alongside the settings that they were planned for, simulated with the straggler and without."""
 
     settings: Settings
     problem: Problem
@@ -61,7 +61,7 @@ class PipelinesAnswer:
 
     def told(self) -> str:
         """The settings in one line."""
-        return f"{self.settings.told(self.cluster)} · {self.stragglers.note() or 'nobody is slow'}"
+        return f"{self.settings.told(self.cluster)} · {self.stragglers.note() or 'no straggler'}"
 
     def as_code(self) -> str:
         """The cell that plans and simulates these pipelines again, given `profile`."""
@@ -99,7 +99,7 @@ class PipelinesPlanning:
             raise InputError(
                 "planner.too_few_devices",
                 f"{number_of(several.count, 'pipeline')} on {number_of(len(problem.cluster.devices), 'device')}: "
-                "expected a device for each at least; move pipelines down, or a device slider up",
+                "expected at least one device each; lower pipelines, or raise a device slider",
             )
         return Asked(settings, several, problem, rule, self._planning.scaled(settings))
 

@@ -20,7 +20,7 @@ from .promised import MadeFor
 
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")
-_APPLIED = Html("The job on the launch board is asked to go on under {}, saved as <code>{}</code>")
+_APPLIED = Html("The job on the launch board will switch to {}, saved as <code>{}</code>")
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
@@ -64,15 +64,15 @@ class PlanSaver:
     def block(self, reason: str) -> None:
         """Save and launch nothing until this is called again without a reason."""
         for button, tip in (
-            (self.save_button, f"a file in {self.folder} that sparsepipe run takes"),
-            (self.launch_button, "save it and open it on the launch board, where its settings can be changed"),
-            (self.apply_button, "save it, and have the job that runs on the launch board go on under it"),
+            (self.save_button, f"save as a file in {self.folder} for sparsepipe run"),
+            (self.launch_button, "save the plan and open it on the launch board to edit its settings"),
+            (self.apply_button, "save the plan and switch the running job of the launch board to it"),
         ):
             with button.hold_sync():
                 button.disabled, button.tooltip = bool(reason), reason or tip
 
     def save(self) -> Path:
-        """Write the plan; returns the path. Raises InputError while there is no plan, or where it cannot be written."""
+        """Write the plan; returns the path. Raises InputError while there is no plan, or if it cannot be written."""
         answer = self._answer()
         path = self._write(answer.plan)
         model = self.profile.origin.get("model")
@@ -89,9 +89,9 @@ class PlanSaver:
         return path.stem
 
     def apply(self) -> str:
-        """Write the plan, and have the job that runs on the launch board go on under it; returns the plan's name.
+        """Write the plan, and have the job that runs on the launch board switch to it; returns the plan's name.
 
-        Raises InputError as `save` does, and where no job runs, several do, or the plan cannot be its.
+        Raises InputError as `save` does, and if no job runs, several do, or the plan cannot be its.
         """
         answer, board = self._answer(), self._board()
         path = self._write(answer.plan)
@@ -101,9 +101,7 @@ class PlanSaver:
 
     def _board(self) -> Board:
         if self.board is None:
-            raise InputError(
-                "explorer.no_board", "there is no launch board: give board=LaunchBoard({}, config, runs='runs')"
-            )
+            raise InputError("explorer.no_board", "no launch board: give board=LaunchBoard({}, config, runs='runs')")
         return self.board
 
     def _made_for(self, answer: Answer | PipelinesAnswer) -> MadeFor:
@@ -126,7 +124,7 @@ class PlanSaver:
 
 
 def _free(folder: Path, stem: str) -> Path:
-    """A name that is not there yet: STEM-004.json after STEM-003.json."""
+    """A name that does not exist yet: STEM-004.json after STEM-003.json."""
     numbers = [path.stem.removeprefix(f"{stem}-") for path in folder.glob(f"{glob.escape(stem)}-*.json")]
     last = max((int(number) for number in numbers if number.isdecimal()), default=0)
     return folder / f"{stem}-{last + 1:03d}.json"

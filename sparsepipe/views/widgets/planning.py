@@ -24,7 +24,7 @@ _KEPT = 64  # plans that are remembered: going back costs nothing
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan beside the settings that it was made for. `bound`: no plan has a smaller period, where that is known."""
+    """A plan alongside the settings that it was made for. `bound`: no plan has a smaller period, if that is known."""
 
     settings: Settings
     problem: Problem
@@ -80,7 +80,7 @@ class Planning:
         return Answer(settings, problem, plan, bound, trace, self.scaled(settings))
 
     def scaled(self, settings: Settings) -> Scaled | None:
-        """The batch size and voxel size chosen, with the law of voxels; None where they are those profiled."""
+        """The batch size and voxel size chosen, with the law of voxels; None if they are those profiled."""
         scale, chosen = self.scale, (settings.batch_size, settings.voxel_size)
         if scale is None or None in chosen or chosen == (scale.batch_size, scale.voxel_size):
             return None
@@ -101,7 +101,7 @@ class Planning:
     def problem(self, settings: Settings) -> Problem:
         """What is asked for; the same object while it is the same, as it holds the costs worked out.
 
-        Raises InputError where there is no device.
+        Raises InputError if there is no device.
         """
         cluster = placed(self.cluster, settings)
         sizes = (settings.batch_size, settings.voxel_size, settings.compression)
@@ -130,7 +130,7 @@ class Planning:
         return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
 
     def _planned(self, problem: Problem, planner: str, **options: int) -> Plan:
-        """What a planner answers; remembered. Raises InputError where nothing fits."""
+        """What a planner answers; remembered. Raises InputError if nothing fits."""
         assert self._asked is not None
         key = (*self._asked[0], planner, *options.items())
         if key not in self._made:
@@ -147,7 +147,7 @@ class Planning:
 
 
 def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
-    """The plan with pinned cuts or devices; None where nothing is pinned."""
+    """The plan with pinned cuts or devices; None if nothing is pinned."""
     cuts, devices = settings.cuts, settings.stage_devices
     if devices is None:
         return None if cuts is None else with_cuts(problem, cuts)
@@ -157,7 +157,7 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
     if lost:
         raise InputError(
             "explorer.device_lost",
-            f"stages use {min(lost)}, of which there is none: move its slider up, or unpin devices",
+            f"stages use {min(lost)}, but there is none: raise its slider, or unpin devices",
         )
     return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
 

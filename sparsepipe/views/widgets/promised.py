@@ -24,11 +24,11 @@ class MadeFor:
     cluster: Cluster | None = None
 
     def holds(self, config: RunConfig) -> bool:
-        """Whether a run under `config` has such minibatches."""
+        """Return whether a run under `config` has such minibatches."""
         return self.batch_size == config.batch_size and self.voxel_size in (None, config.voxel_size)
 
     def held_against(self, plan: Plan) -> dict[str, Any]:
-        """The profile and the cluster that a run of the plan is held against; none of another network or devices."""
+        """The profile and the cluster that a run of the plan is compared with; none of another network or devices."""
         if self.profile is None or self.cluster is None:
             return {}
         try:
@@ -73,7 +73,7 @@ def promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
 
 
 def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
-    """Return the plan with the estimate that holds for `config`; without one where nothing tells.
+    """Return the plan with the estimate that holds for `config`; without one if nothing tells.
 
     A plan keeps the estimate that it came with where that holds. Else the profile on the cluster tells, scaled to the
     voxels of the run's minibatches; not of another network, or more devices than there are.
@@ -91,6 +91,6 @@ def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
 
 
 def samples_per_second(plan: Plan, batch_size: int) -> float | None:
-    """One minibatch a period, of several pipelines where none waits; None where a plan holds no estimate."""
+    """One minibatch a period, of several pipelines where none waits; None if a plan holds no estimate."""
     rate = plan.minibatches_per_second
     return None if rate is None else batch_size * rate

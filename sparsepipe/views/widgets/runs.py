@@ -45,10 +45,8 @@ class RunsTable(Shown):
         self.labels = RunLabels(self.messages, lambda: self.chosen, self.listing.update)
         self.figures = RunsFigures(self.messages)
         self.deletion = RunsDeletion(self.messages, self.listing)
-        self.compare = _button("compare", "bar-chart", "throughput and accuracy of the marked runs")
-        self.trace = _button(
-            "open trace", "search-plus", "a page with the trace of the marked run; its file for Perfetto"
-        )
+        self.compare = _button("compare", "bar-chart", "plot throughput and accuracy of the marked runs")
+        self.trace = _button("open trace", "search-plus", "timeline page of the marked run, and its Perfetto file")
         self.exporter = Exporter(self.messages, expanded(figures), lambda: self.figures.export(self.chosen))
         self.listing.marks.observe(lambda _: self._marked(), names="value")
         self.compare.on_click(self.messages.telling(self._compare))
@@ -66,7 +64,7 @@ class RunsTable(Shown):
 
     @property
     def chosen(self) -> list[RunRecord]:
-        """The marked records. Raises InputError where none is marked."""
+        """The marked records. Raises InputError if none is marked."""
         return self.listing.chosen
 
     def update(self) -> None:
@@ -144,7 +142,7 @@ class RunsFigures:
         return Export(figures, records)
 
     def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[go.Figure, go.Figure | None]:
-        """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
+        """Their pace, and what they learned: of those that trained and finished an epoch, None if none did."""
         told = [record for record in records if _learned(record)]
         names, among = _as_in_all(told, records), compared_with(records)
         learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
@@ -156,13 +154,13 @@ class RunsDeletion:
 
     def __init__(self, messages: Messages, listing: RunsListing) -> None:
         self.messages, self.listing = messages, listing
-        self.button = _button("delete", "trash", "delete the marked runs, after a question")
-        sure = _button("yes, delete", "check", "there is no way back")
-        self.question = Question(messages, sure, _button("keep", "times", "delete nothing"))
+        self.button = _button("delete", "trash", "delete the marked runs (asks first)")
+        sure = _button("yes, delete", "check", "cannot be undone")
+        self.question = Question(messages, sure, _button("keep", "times", "do not delete"))
         self.button.on_click(messages.shown(lambda _: self.ask()))
 
     def ask(self) -> None:
-        """Ask whether to delete the marked runs. Raises InputError where one of them runs."""
+        """Ask whether to delete the marked runs. Raises InputError if one of them runs."""
         records = self.listing.chosen
         if running := [record.name for record in records if is_held(record.folder)]:
             raise InputError("run.running", f"run {running[0]} is running: cancel it first")
@@ -200,7 +198,9 @@ def _has_plan(record: RunRecord) -> bool:
 
 
 def _learned(record: RunRecord) -> bool:
-    """Whether a run that trains finished an epoch; a damaged one is for the figure to leave out and to tell of."""
+    """Return whether a run that trains finished an epoch; a damaged one is for the figure to leave out and to tell
+    of.
+    """
     try:
         return record.workload.trains and bool(record.metrics("epoch"))
     except DamagedRecord:
@@ -234,16 +234,14 @@ class RunLabels:
         self, messages: Messages, chosen: Callable[[], Sequence[RunRecord]], changed: Callable[[], None]
     ) -> None:
         self.chosen, self.changed = chosen, changed
-        self.tags = looks.Text(
-            description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=looks.OWN_WIDTH
-        )
-        self.tags.tooltip = "words with spaces or commas between, which the filter finds"
+        self.tags = looks.Text(description="tags", placeholder="tags", layout={"width": "240px"}, style=looks.OWN_WIDTH)
+        self.tags.tooltip = "tags, separated by spaces or commas; the filter finds them"
         self.note = looks.Text(
             description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=looks.OWN_WIDTH
         )
-        self.note.tooltip = "stands beside the run in the list, and is kept in its folder"
+        self.note.tooltip = "note on the run; shown in the list and saved in the run directory"
         self.button = looks.Button(
-            description="write labels", icon="tag", tooltip="keep tags and note beside the marked runs"
+            description="write labels", icon="tag", tooltip="save tags and note in the directories of the marked runs"
         )
         self.button.on_click(messages.shown(lambda _: self.write()))
         self.widget = looks.HBox([self.tags, self.note, self.button], layout={"flex_flow": "row wrap"})
@@ -258,7 +256,7 @@ class RunLabels:
         self.tags.value, self.note.value = " ".join(own.tags), own.note
 
     def write(self) -> None:
-        """Keep what is typed with every marked run. Raises InputError where none is marked, or it cannot be written."""
+        """Keep what is typed with every marked run. Raises InputError if none is marked, or it cannot be written."""
         labels = Labels.read(self.tags.value, self.note.value)
         for record in self.chosen():
             try:

@@ -20,12 +20,12 @@ from ...records.record_files import STATES
 from ...util.io.paths import expanded
 from ...util.text.counting import number_of
 from ...util.text.numbers import Form, alike, as_given, as_measured
+from ..glossary import definitions
 from ..markup import Html
 from ..plots.table import strategy
 from ..plots.theme import tied
 from ..plots.throughput import pace_of
 from ..tables import of_numbers
-from ..words import OF_RUNS
 from . import looks
 from .html_view import HtmlView
 from .messages import Messages
@@ -57,7 +57,7 @@ _HEADS = {
 }
 
 PACES = ("samples/s", "predicted samples/s")
-_MEANINGS = {"samples/s": OF_RUNS["samples/s"]}
+_MEANINGS = definitions("samples/s")
 
 _PARTS = ("columns", "heads", "meanings", "numbers", "rows")  # of the document, which is JSON
 _DIGITS = 4  # of the largest number of a column
@@ -169,7 +169,7 @@ def _labels(folder: Path) -> dict[str, str]:
 
 
 def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...]) -> dict[str, Any]:
-    """The cells of the columns that were asked for besides; empty where the record does not tell."""
+    """The cells of the columns that were asked for besides; empty if the record does not tell."""
     told = {name: record.config.get(name) for name in more if name in SETTINGS}
     if set(more) & set(METRICS):
         last = epochs[-1] if epochs else {}
@@ -196,21 +196,21 @@ class RunsListing:
         self.folder = folder
         self.filter = looks.Text(
             description="filter",
-            placeholder="words that a row must have",
-            tooltip="lists the runs that have all these words in their row",
+            placeholder="words to filter rows by",
+            tooltip="shows only runs whose row contains all these words",
             layout={"width": "300px"},
             style=looks.OWN_WIDTH,
         )
         self.columns = looks.SelectMultiple(
             description="more columns",
-            tooltip="settings and metrics that the list shows besides",
+            tooltip="additional columns: settings and metrics",
             options=[(head(name), name) for name in (*SETTINGS, *METRICS)],
             rows=3,
             layout={"width": "330px"},
             style=looks.OWN_WIDTH,
         )
         self.again = looks.Button(
-            description="read again", icon="refresh", tooltip="look at the folder again", layout={"width": "120px"}
+            description="read again", icon="refresh", tooltip="reread the run folder", layout={"width": "120px"}
         )
         self.listed, self.marks = HtmlView(), RunsList()
         self.table = pd.DataFrame()
@@ -228,7 +228,7 @@ class RunsListing:
 
     @property
     def chosen(self) -> list[RunRecord]:
-        """The marked records. Raises InputError where none is marked."""
+        """The marked records. Raises InputError if none is marked."""
         if not self.marks.value:
             raise InputError("runs.none_marked", "no run is marked: click one in the list, or several")
         return [RunRecord.load(self.folder / name) for name in self.marks.value]
@@ -264,7 +264,7 @@ class RunsList(looks.Control, anywidget.AnyWidget):
     options: tuple[str, ...] = ()
 
     def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
-        """List the runs of a table, whose first column is their names; marks of runs that are not there go.
+        """List the runs of a table, whose first column is their names; marks of runs that do not exist go.
 
         Numbers of `settings` are written as they were given, paces with three digits, those of another column with as
         many decimals each.

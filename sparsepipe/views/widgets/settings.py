@@ -128,7 +128,7 @@ def placed(given: Cluster, settings: Settings) -> Cluster:
         pairs = zip(given.nodes, kept, strict=True)
         nodes = [replace(node, device_types=tuple(devices)) for node, devices in pairs if devices]
     if not nodes:
-        raise InputError("explorer.no_device", "no device chosen: move a device slider up")
+        raise InputError("explorer.no_device", "no device selected: raise a device slider")
     network = Link(settings.network_bandwidth, settings.network_latency)
     return Cluster(tuple(_as_set(node, settings) for node in nodes), network)
 
@@ -146,13 +146,13 @@ def placement_told(given: Cluster, settings: Settings) -> str:
         what = "Devices and links as given" if links[0] == links[1] else "Devices as given, links changed"
         return f"{what}: {where}."
     if settings.placement == BY_TYPE:
-        return f"Placed anew, one node per device type: {where} (given: {nodes_told(given)})."
-    rule = "Fewer are taken from the last nodes first, more are put on the last node that has the type"
+        return f"Regrouped, one node per device type: {where} (given: {nodes_told(given)})."
+    rule = "Removed devices come from the last nodes first; added devices go to the last node with that type"
     return f"Placed on the nodes given: {where} (given: {nodes_told(given)}). {rule}."
 
 
 def nodes_told(cluster: Cluster) -> str:
-    """ "a: 2 × fast + slow; b: tv"; like nodes in a row are told together."""
+    """ "a: 2 × fast + slow; b: tv"; like nodes in a row are reported together."""
     parts = []
     for devices, run in groupby(cluster.nodes, key=lambda node: counted(kind.name for kind in node.device_types)):
         names = [node.name for node in run]

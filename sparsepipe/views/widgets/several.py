@@ -8,8 +8,8 @@ from ...values.stragglers import Stragglers
 
 MINIBATCHES = 24  # of each pipeline on average, to simulate
 
-NOBODY, PIPELINE, SLOW = "nobody", "one pipeline is slow", "one rank is slow"
-JITTER, STOP, TYPED = "ranks sleep by chance", "one rank stops once", "as typed below"
+NOBODY, PIPELINE, SLOW = "none", "one slow pipeline", "one slow rank"
+JITTER, STOP, TYPED = "ranks sleep at random", "one rank stops once", "as typed below"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class HeldUp:
     def stragglers(self, pipelines: Sequence[Sequence[int]], *, minibatches: int) -> Stragglers:
         """Return it for pipelines of these ranks, each of which trains so many minibatches.
 
-        Raises InputError for a text that cannot be read, and for a pipeline that is not there.
+        Raises InputError for a text that cannot be read, and for a pipeline that does not exist.
         """
         rank, seconds = f"rank={self.rank}", f"seconds={self.seconds:g}"
         if self.kind == PIPELINE:
@@ -50,7 +50,7 @@ class HeldUp:
             return pipelines[self.pipeline]
         raise InputError(
             "straggler.pipeline_unknown",
-            f"straggler slow: pipeline {self.pipeline} is not there; expected 0 to {len(pipelines) - 1}: move it down, "
+            f"straggler slow: pipeline {self.pipeline} does not exist; expected 0 to {len(pipelines) - 1}: lower it, "
             "or pipelines up",
         )
 

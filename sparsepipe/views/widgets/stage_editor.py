@@ -16,8 +16,8 @@ from .stop_slider import StopSlider
 Group = Mapping[str, int]  # device type → how many
 
 _WIDEST = 280  # pixels of a device type's name
-_PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
-_PIN_DEVICES = "keep the devices of each stage: change them below"
+_PIN_CUTS = "fix the split points: drag them, or use the arrow keys"
+_PIN_DEVICES = "fix the devices of each stage: edit them below"
 
 
 class StagesByHand:
@@ -49,7 +49,7 @@ class StagesByHand:
 
     @property
     def pinned(self) -> bool:
-        """Whether cuts or devices are kept."""
+        """Return whether cuts or devices are kept."""
         return bool(self.pin_cuts.value or self.pin_devices.value)
 
     @property
@@ -80,7 +80,7 @@ class StagesByHand:
     def block(self, reason: str, *, interleaved: bool) -> None:
         """Pin nothing until this is called again without a reason; what is pinned can be let go.
 
-        `interleaved`: devices have several stages, which nobody pins.
+        `interleaved`: devices have several stages, which no one pins.
         """
         for pin, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
             stuck = bool(reason) and not pin.value
@@ -111,8 +111,8 @@ class StageEditor:
 
     def __init__(self, types: Sequence[str], changed: Callable[[], None]) -> None:
         self.types, self._changed, self._quiet = tuple(types), changed, False
-        self.more = looks.Button(icon="plus", tooltip="one stage more", layout={"width": "38px"})
-        self.less = looks.Button(icon="minus", tooltip="one stage less", layout={"width": "38px"})
+        self.more = looks.Button(icon="plus", tooltip="add stage", layout={"width": "38px"})
+        self.less = looks.Button(icon="minus", tooltip="remove stage", layout={"width": "38px"})
         self.number = looks.Label()
         self.rows = looks.VBox([])
         self.widget = looks.VBox([looks.HBox([self.number, self.less, self.more]), self.rows])
@@ -156,25 +156,25 @@ def one_more(
 ) -> tuple[list[int], list[dict[str, int]]]:
     """Return cuts and devices with one stage more: half of the layers of the one that has most, on a device to spare.
 
-    `counts`: how many devices there are of each type. Raises InputError where there is no layer or no device for it.
+    `counts`: how many devices there are of each type. Raises InputError if there is no layer or no device for it.
     """
     bounds = [0, *ends, num_layers]
     sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
     k = sizes.index(max(sizes))
     if sizes[k] < 2:
-        raise InputError("explorer.too_many_stages", "every stage has one layer: there is no place for one stage more")
+        raise InputError("explorer.too_many_stages", "every stage has one layer already: no stage can be added")
     spare = {name: number - sum(group.get(name, 0) for group in groups) for name, number in counts.items()}
     free = next((name for name, number in spare.items() if number > 0), None)
     if free is None:
         raise InputError(
-            "explorer.no_free_device", "every device has a stage: move a device slider up, or take one from a stage"
+            "explorer.no_free_device", "every device has a stage: raise a device slider, or take one from a stage"
         )
     own = [dict(group) for group in groups]
     return [*ends[:k], bounds[k] + sizes[k] // 2, *ends[k:]], [*own[: k + 1], {free: 1}, *own[k + 1 :]]
 
 
 def one_less(ends: Sequence[int], groups: Sequence[Group]) -> tuple[list[int], list[dict[str, int]]]:
-    """Return them with one stage less: the last joins its neighbour. Raises InputError where there is one stage."""
+    """Return them with one stage less: the last joins its neighbour. Raises InputError if there is one stage."""
     if len(groups) < 2:
-        raise InputError("explorer.one_stage", "there is one stage: no plan has less")
+        raise InputError("explorer.one_stage", "a plan has at least one stage")
     return list(ends[:-1]), [dict(group) for group in groups[:-1]]

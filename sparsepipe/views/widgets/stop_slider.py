@@ -82,9 +82,9 @@ def _meant(key: object, slider: "StopSlider") -> Any:
 class StopSlider(looks.Control, anywidget.AnyWidget):
     """`value` is one of the stops; a value that is not among them, typed or assigned, becomes one.
 
-    `named` are values with a name and no number, each beside the number that it is placed behind: {None: ("as given",
-    inf)}. `up_to` returns the stops that a new value brings with it. `refusal` says why what was typed last was not
-    taken; assigning what `reading` would not read raises InputError.
+    `named` are values with a name and no number, each alongside the number that it is placed behind: {None: ("as
+    given", inf)}. `up_to` returns the stops that a new value brings with it. `refusal` says why what was typed last was
+    not taken; assigning what `reading` would not read raises InputError.
     """
 
     _esm = page_code("names", "stop_slider")
@@ -118,7 +118,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         return repr(value if value in self.named else float(value))
 
     def of_key(self, key: str) -> Any:
-        """The value of that name; the present one where there is none such."""
+        """The value of that name; the present one if there is none such."""
         return self._values.get(key, self.value)
 
     @property
@@ -142,7 +142,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
 
     @traitlets.validate("value")
     def _stop(self, proposal: Any) -> Any:
-        """Refuse a value that `reading` would refuse; add a stop for one that is not there yet."""
+        """Refuse a value that `reading` would refuse; add a stop for one that does not exist yet."""
         value = proposal["value"]
         if value not in self.named:
             if isinstance(value, bool) or not isinstance(value, Real):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...util.io.quantities import TIME
+from ..glossary import definition
 from . import looks
 from .controls import count_slider, dropdown, number_slider, written
 from .several import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED, HeldUp
@@ -30,22 +31,22 @@ class StragglerPicker:
     """
 
     def __init__(self, *, pipelines: int, ranks: int, most: int, kind: str = PIPELINE) -> None:
-        self.kind = dropdown("who is slow", list(_USED), "what holds ranks up")
+        self.kind = dropdown("straggler", list(_USED), definition("straggler"))
         self.kind.value = kind
         last = max(1, most - 1)
-        tip = "the slow one, all of whose ranks are slow"
-        self.pipeline = count_slider("which pipeline", 0, low=0, high=max(1, pipelines - 1), most=last, tip=tip)
-        tip = "the one that is slow, or stops"
-        self.rank = count_slider("which rank", 0, low=0, high=max(1, ranks - 1), most=last, tip=tip)
-        self.factor = number_slider("times as slow", 4.0, _FACTORS, "of slow ranks")
-        self.chance = number_slider("chance", 0.1, _CHANCES, "that a rank sleeps in a minibatch")
+        tip = "pipeline whose ranks are all slow"
+        self.pipeline = count_slider("slow pipeline", 0, low=0, high=max(1, pipelines - 1), most=last, tip=tip)
+        tip = "rank that is slow or stops"
+        self.rank = count_slider("slow rank", 0, low=0, high=max(1, ranks - 1), most=last, tip=tip)
+        self.factor = number_slider("slowdown factor", 4.0, _FACTORS, "slowdown factor of slow ranks")
+        self.chance = number_slider("chance", 0.1, _CHANCES, "probability that a rank sleeps in a minibatch")
         self.seconds = StopSlider(
-            "sleeps, stops for", 0.1, TIME, stops=_SECONDS, tooltip="seconds of a sleep or a stop"
+            "sleeps, stops for", 0.1, TIME, stops=_SECONDS, tooltip="duration of a sleep or a stop (s)"
         )
         self.text = written(
-            "straggler",
+            "custom straggler",
             example="slow:rank=0,factor=4,from=8;jitter:p=0.1,seconds=0.05",
-            tip="KIND:option=value,… as --straggler takes it, several separated by semicolons; press Enter",
+            tip="straggler as KIND:option=value,…; separate several by semicolons; press Enter",
         )
         self.follow()
 

@@ -20,7 +20,7 @@ class Shown:
 
 
 class Tips(looks.Control, anywidget.AnyWidget):
-    """Shows nothing itself; `tips` are tooltips by the names of the controls beside it."""
+    """Shows nothing itself; `tips` are tooltips by the names of the controls next to it."""
 
     _esm = Path(__file__).with_name("tips.js")
     tips = traitlets.Dict({}).tag(sync=True)

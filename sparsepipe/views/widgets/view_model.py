@@ -52,9 +52,11 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     expected = plan.estimate
     assert expected is not None
     period = expected.period_seconds
-    found = [["time per minibatch", duration(period), "in steady state, by the default cost model"]]
+    found = [["time per minibatch", duration(period), "steady state, default cost model"]]
     if plan.extrapolation:
-        found.append(["profile", plan.extrapolation, "beyond the measured sizes times are in proportion to them"])
+        found.append(
+            ["profile", plan.extrapolation, "outside the measured sizes, times are extrapolated proportionally"]
+        )
     if batch_size:
         speed = rate_text(batch_size / period)
         found.append(["throughput", speed, f"{number_of(batch_size, 'sample')} per minibatch"])
@@ -69,13 +71,13 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
             [
                 "lower bound",
                 duration(bound),
-                "proven for this profile: no plan of one pipeline on these devices is faster",
+                "provable for this profile: no plan of one pipeline on these devices is faster",
             ]
         )
-        found.append(["gap to the bound", gap_text((period - bound) / period), "0%: no plan is better"])
+        found.append(["optimality gap", gap_text((period - bound) / period), "0%: provably optimal"])
     elif plan.stages_per_rank > 1:
-        told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
-        found.append(["lower bound", "not known", told])
+        told = "bounds hold for plans with one stage per device; interleaved stages can be faster"
+        found.append(["lower bound", "unknown", told])
     return [*found, fullest_device([plan], cluster)]
 
 
@@ -84,7 +86,11 @@ def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
     every = [pair for plan in plans for pair in _memory(plan, cluster)]
     position, limit = max(every, key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes))
     of = f" of {SIZE.shown(limit)}" if limit < float("inf") else ""
-    return ["fullest device", scaled_bytes(position.memory_bytes) + of, "weights, optimizer state, activations kept"]
+    return [
+        "peak memory (worst device)",
+        scaled_bytes(position.memory_bytes) + of,
+        "weights, optimizer state, activations",
+    ]
 
 
 def why(plan: Plan, problem: Problem) -> str:
@@ -172,8 +178,8 @@ def with_words(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
     """Ranks and spans [row, start, end, kind, stage, minibatch]; seconds rounded to what a screen can show.
 
-    `lanes`: the ranks in the order of their rows, where that is another, with a row for each heading between them; a
-    wait then ends with the rank that is waited for, where it is for one.
+    `lanes`: the ranks in the order of their rows, if that is another, with a row for each heading between them; a
+    wait then ends with the rank that is waited for, if it is for one.
     """
     rows = {rank: k for k, rank in enumerate(lanes or trace.ranks)}
     digits = 9

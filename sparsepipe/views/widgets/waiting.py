@@ -20,6 +20,7 @@ from ...values.profile import Profile
 from ...values.replication import RULES, parse_rule
 from ...values.stragglers import Stragglers
 from .. import plots
+from ..glossary import definition
 from . import looks
 from .controls import bandwidth_slider, count_slider, dropdown
 from .exporter import Export, Exporter
@@ -30,15 +31,15 @@ from .tips import Shown, with_tips
 from .waiting_figures import Compared, WaitingFigures
 
 _MOST_PIPELINES, _MOST_STAGES = 8, 8
-_NOT_SIMULATED = "the settings cannot be simulated: mend what the message above the picture says"
+_NOT_SIMULATED = "these settings cannot be simulated: see the message above the picture"
 _KEPT = 256  # outcomes that are remembered: going back costs nothing
 
 
 class WaitingExplorer(Shown):
-    """Pickers over pipelines of devices that are alike. `widget` is what to display.
+    """Pickers over pipelines of devices that are identical. `widget` is what to display.
 
-    Each pipeline has one device for each of its stages; `shown` is the simulation of the rule that is picked, beside it
-    the others stand under the same straggler. `rules` are given as the command line takes them, with their options.
+    Each pipeline has one device for each of its stages; `shown` is the simulation of the rule that is picked, next to
+    it the others stand under the same straggler. `rules` are given as the command line takes them, with their options.
     `minibatches`: how many each pipeline trains on average. `figures`: where the export button writes to.
     """
 
@@ -85,7 +86,7 @@ class WaitingExplorer(Shown):
         return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def stragglers(self) -> Stragglers:
-        """What the pickers say holds ranks up. Raises InputError for a text that cannot be read."""
+        """What the pickers say delays ranks. Raises InputError for a text that cannot be read."""
         return self.controls.stragglers(minibatches=self.simulations.minibatches)
 
     def update(self, _: object = None) -> None:
@@ -140,10 +141,14 @@ class WaitingControls:
 
     def __init__(self, pipelines: int, stages: int, link: Link, rules: Sequence[str], *, num_layers: int) -> None:
         most, high = min(_MOST_STAGES, num_layers), max(_MOST_PIPELINES, pipelines)
-        self.pipelines = count_slider("pipelines", pipelines, low=2, high=high, most=64, tip="copies of the network")
-        self.stages = count_slider("stages", stages, low=1, high=most, most=most, tip="of each pipeline, a device each")
+        self.pipelines = count_slider(
+            "pipelines", pipelines, low=2, high=high, most=64, tip="number of pipeline replicas"
+        )
+        self.stages = count_slider(
+            "stages", stages, low=1, high=most, most=most, tip="stages of each pipeline, one device each"
+        )
         self.link_bandwidth = bandwidth_slider("links", [link.bandwidth], "bandwidth between any two devices")
-        self.rule = dropdown("rule", rules, "how pipelines average")
+        self.rule = dropdown("scheme", rules, definition("synchronization scheme"))
         self.straggler = StragglerPicker(pipelines=high, ranks=high, most=64 * most)
 
     @property
@@ -152,14 +157,14 @@ class WaitingControls:
         return self.pipelines, self.stages, self.link_bandwidth, self.rule, *self.straggler.controls
 
     def stragglers(self, *, minibatches: int) -> Stragglers:
-        """What holds ranks up that train so many minibatches. Raises InputError for a text that cannot be read."""
+        """What delays ranks that train so many minibatches. Raises InputError for a text that cannot be read."""
         stages = self.stages.value  # devices are alike, and split in their order
         pipelines = [range(k * stages, (k + 1) * stages) for k in range(self.pipelines.value)]
         return self.straggler.picked.stragglers(pipelines, minibatches=minibatches)
 
 
 class PipelinesSimulations:
-    """Plans pipelines of devices that are alike, and simulates them; going back costs nothing."""
+    """Plans pipelines of devices that are identical, and simulates them; going back costs nothing."""
 
     def __init__(self, profile: Profile, link: Link, *, minibatches: int) -> None:
         self.profile, self.link, self.minibatches = profile, link, minibatches

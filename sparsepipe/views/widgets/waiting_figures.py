@@ -1,4 +1,4 @@
-"""What a rule and a straggler come to: a sentence, a table of who waited for whom, and figures, of every explorer."""
+"""Effect of a synchronization scheme and a straggler: a sentence, a table of waiting, and figures."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,11 +21,11 @@ _FADED = Html(
     "<style>.sp-faded{filter:grayscale(1);pointer-events:none;"
     "background:repeating-linear-gradient(135deg,transparent 0 14px,#8883 14px 17px)}</style>"
 )
-_OWN = "Own pace: what a pipeline trains by itself with the same straggler"
+_OWN = "Standalone throughput: one pipeline alone with the same straggler"
 _SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
 _HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
 _NOTHING = 0.005  # of a pace
-_HEADS = ("pipeline", "minibatches", "{}/s", "of its own pace", "held up itself", "waited", "waited for")
+_HEADS = ("pipeline", "minibatches", "{}/s", "of standalone", "own delay", "waited", "waited for")
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Compared:
 
     @property
     def picked(self) -> tuple[plots.Outcome, ...]:
-        """The outcome of the rule that is picked, under what holds ranks up."""
+        """The outcome of the rule that is picked, under what delays ranks."""
         return tuple(one for one in self.held if one.rule == self.rule)
 
     @property
     def undisturbed(self) -> float:
-        """The pace of that rule while nobody is slow."""
+        """The pace of that rule while no one is slow."""
         return next(one.samples_per_second for one in self.outcomes if one.rule == self.rule)
 
     def figures(self) -> Figures:
@@ -73,12 +73,12 @@ class Compared:
             lost = _as_shown(free) - _as_shown(pace)  # so that a reader who subtracts finds the same
             share = float(lost) / free
             cost = f"{lost:,f} of them ({share:.0%})" if share >= _NOTHING else "next to nothing"
-            told = Html("{}, {} while nobody is slow: the straggler costs {}.")
+            told = Html("{}, {} without the straggler: the straggler costs {}.")
             text = told.format(text, as_measured(free), cost)
         else:
-            text = Html("{}; nobody is slow.").format(text)
+            text = Html("{}; no straggler.").format(text)
         waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "next to nothing"
-        said = Html("{} Waiting for one another costs {} of the {} that they would train if none waited; {}.")
+        said = Html("{} Synchronization stalls cost {} of the {} of standalone pipelines; {}.")
         whole = said.format(text, waiting, as_measured(own), _averages(self.forecast))
         return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
 
@@ -132,7 +132,7 @@ def waits_table(forecast: PipelinesForecast) -> Html:
     head, *told = zip(*columns, strict=True)
     body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in told)
     table = _TABLE.format(joined(map(_HEAD.format, head)), body)
-    return _SHOWN.format(scrolled(table, "who waited for whom"), _OWN)
+    return _SHOWN.format(scrolled(table, "waiting between pipelines"), _OWN)
 
 
 def _row(k: int, one: PipelinePace) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _averages(forecast: PipelinesForecast) -> str:
     if not count:
         return "no average yet"
     forced = f", {forecast.forced_merges} of them forced" if forecast.forced_merges else ""
-    late = f"taken {forecast.mean_staleness:.1f} updates later" if forecast.staleness else "none taken yet"
+    late = f"applied {forecast.mean_staleness:.1f} updates later" if forecast.staleness else "none taken yet"
     averages = number_of(count, "average")
     return f"{averages}, of {forecast.mean_group_size:.1f} pipelines on average{forced}, {late}"
 

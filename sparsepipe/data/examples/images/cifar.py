@@ -132,7 +132,7 @@ def found(root: Path) -> bool:
 
 
 def opened(root: Path, split: str) -> CifarPictures:
-    """Open a split. Raises InputError where a file of it is missing."""
+    """Open a split. Raises InputError if a file of it is missing."""
     variant = _variant(root)
     assert variant is not None
     pictures = CifarPictures(root, variant, split)

@@ -118,7 +118,7 @@ class ImageExamples:
         return name_text(self.pictures.name(index))
 
     def look(self) -> None:
-        """Check that all files are there, without reading them."""
+        """Check that all files exist, without reading them."""
         look_at(self.pictures.files, self.split)
 
     def sample_sizes(self) -> Sequence[int]:

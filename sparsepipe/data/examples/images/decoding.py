@@ -18,7 +18,7 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
     """Read a picture in colour (transparency left away), its shorter side resized to `least_side` pixels.
 
     As torchvision's Resize has it: bilinear, with antialiasing, the longer side rounded down. Raises InputError that
-    names the file where it is no picture, is damaged, or would take more than 64 million pixels.
+    names the file if it is no picture, is damaged, or would take more than 64 million pixels.
     """
     from PIL import Image  # here: a listing of data sets need not wait for it
 

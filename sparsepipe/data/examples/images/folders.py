@@ -91,7 +91,7 @@ class FolderPictures:
 def found(root: Path) -> bool:
     """Return whether a folder has a training split with folders of pictures in it; a few of them are looked at.
 
-    Pictures that lie beside clouds or meshes are views of these.
+    Pictures that lie alongside clouds or meshes are views of these.
     """
     train = _split_folders(root).get("train")
     some = [] if train is None else folders(train)[:3]
@@ -103,7 +103,7 @@ def found(root: Path) -> bool:
 def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
     """Open a split; split test is the folder test, or where that has other classes (or none) val.
 
-    Raises InputError where there is no such folder, or it has classes that the training split lacks.
+    Raises InputError if there is no such folder, or it has classes that the training split lacks.
     """
     there = _split_folders(root)
     classes = _classes(there["train"])

@@ -82,7 +82,7 @@ def found(root: Path) -> bool:
 
 
 def opened(root: Path, split: str) -> IdxPictures:
-    """Find the two files of a split. Raises InputError where one is missing, or there twice."""
+    """Find the two files of a split. Raises InputError if one is missing, or there twice."""
     there = {"images": [], "labels": []}  # type: dict[str, list[Path]]
     for path in entries(root):
         name = _NAMES.fullmatch(path.name)

@@ -54,7 +54,7 @@ class AlignedTexts:
         return self.source_file, self.target_file
 
     def read(self) -> tuple[list[str], list[str]]:
-        """Return the lines of both, pairs with an empty side left out. Raises InputError where their numbers differ."""
+        """Return the lines of both, pairs with an empty side left out. Raises InputError if their numbers differ."""
         sources, targets = read_lines(self.source_file), read_lines(self.target_file)
         if len(sources) != len(targets):
             raise InputError(
@@ -84,7 +84,7 @@ def opened(root: Path, split: str, source: str | None, target: str | None) -> Al
     """Find the files of a split. English is the source unless said otherwise, or the first of two languages.
 
     Without a test every pair whose source's SHA-256 is a multiple of 20 is one. Raises InputError for a language that
-    is not there, or a choice that is left open.
+    does not exist, or a choice that is left open.
     """
     texts = _texts(root)
     languages = sorted(texts["train"])
@@ -136,7 +136,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _texts(root: Path) -> dict[str, dict[str, Path]]:
-    """Return split → language → file, of each the state with the shortest name in which two languages are there."""
+    """Return split → language → file, of each the state with the shortest name in which two languages exist."""
     stems: dict[str, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))
     for path in entries(root):
         stem, dot, language = path.name.rpartition(".")

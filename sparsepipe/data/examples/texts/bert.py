@@ -34,7 +34,7 @@ from .vocabulary import BERT_TOKENS, Vocabulary, opened_vocabulary
 class PlainTextSettings:
     """Options of `open_examples`. `sequence_length`: in subwords, both pieces and three special tokens together.
 
-    `vocabulary` names a file of tokenizers' JSON in place of one that is trained, of `vocabulary_size` subwords.
+    `vocabulary` names a file of tokenizers' JSON instead of one that is trained, of `vocabulary_size` subwords.
     """
 
     vocabulary_size: int = 8000
@@ -104,7 +104,7 @@ class PlainTextExamples(TextExamples):
         return chunks
 
     def _sentences(self) -> tuple[Ragged, np.ndarray]:
-        """The subwords of each sentence and the document it is of, from the cache where they are there."""
+        """The subwords of each sentence and the document it is of, from the cache where they exist."""
         facts = {"what": "sentences", "part": self._texts.part, "vocabulary": self.vocabulary.sha256}
         key = sample_key(self.cache, self._texts.files, facts)
         if self.cache is None or key is None:
@@ -156,7 +156,7 @@ class PlainTextExamples(TextExamples):
         return f"{self.split}/{index}"
 
     def look(self) -> None:
-        """Check that all files are there, without reading them."""
+        """Check that all files exist, without reading them."""
         look_at(self._texts.files, self.split)
 
     def sample_sizes(self) -> Sequence[int]:

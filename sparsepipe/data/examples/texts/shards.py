@@ -57,7 +57,7 @@ class ShardExamples(TextExamples):
 
     @cached_property
     def _rows(self) -> tuple[np.ndarray, ...]:
-        """The rows of each shard that are of the split: where no file is for testing, of every twenty the last is."""
+        """The rows of each shard that are of the split: if no file is for testing, of every twenty the last is."""
         _, held_out = files_of(self.root, self.split)
         rows = [np.arange(shape_of(path)[0], dtype=np.int32) for path in self.files]
         return tuple(own if held_out is None else own[(own % _EVERY == _EVERY - 1) == held_out] for own in rows)
@@ -116,7 +116,7 @@ class ShardExamples(TextExamples):
         return f"{path.relative_to(self.root).as_posix()}/{row}"
 
     def look(self) -> None:
-        """Check that all files are there, without reading them."""
+        """Check that all files exist, without reading them."""
         look_at(self.files, self.split)
 
     def sample_sizes(self) -> Sequence[int]:

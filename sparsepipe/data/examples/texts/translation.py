@@ -35,7 +35,7 @@ class TranslationSettings:
     """Options of `open_examples`. `sequence_length`: of a sentence in subwords, its end among them.
 
     Training pairs with a longer side are left out, those for testing are cut. `vocabulary` names a file of tokenizers'
-    JSON in place of one that is trained, of `vocabulary_size` subwords.
+    JSON instead of one that is trained, of `vocabulary_size` subwords.
     """
 
     source_language: str | None = None
@@ -84,7 +84,7 @@ class TranslationExamples(TextExamples):
 
     @cached_property
     def _pairs(self) -> tuple[Ragged, Ragged]:
-        """The subwords of sources and targets, each with its end, from the cache where they are there."""
+        """The subwords of sources and targets, each with its end, from the cache where they exist."""
         facts: dict[str, object] = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
         facts |= {"split": self.split, "length": self.settings.sequence_length}
         key = sample_key(self.cache, self._texts.files, facts)
@@ -155,7 +155,7 @@ class TranslationExamples(TextExamples):
         return f"{self.split}/{index}"
 
     def look(self) -> None:
-        """Check that all files are there, without reading them."""
+        """Check that all files exist, without reading them."""
         look_at(self._texts.files, self.split)
 
     def sample_sizes(self) -> Sequence[int]:

@@ -80,7 +80,7 @@ def opened_vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary of a text: the one in a file `given`, else what is in the cache, else trained and kept.
 
-    `files` and `facts` determine the lines that `read` returns, where they are needed. Raises InputError for a size out
+    `files` and `facts` determine the lines that `read` returns, if they are needed. Raises InputError for a size out
     of range, and for a file that is no vocabulary, lacks the special tokens, or is of another text.
     """
     if given is not None:

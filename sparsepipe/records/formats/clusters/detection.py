@@ -1,4 +1,4 @@
-"""Which kind of file tells of a cluster, by what is in it, and the Cluster that it tells of.
+"""Detect the kind of a cluster file by its content, and read the Cluster that it describes.
 
 Hostfiles of ssh, mpirun and DeepSpeed, and files with a host list of Slurm: a host or several a line.
 
@@ -108,7 +108,7 @@ def _devices(types: object) -> int:
     if len(counts) > 1:
         raise InputError(
             "hostfile.heterogeneous_types",
-            f"node types of {', '.join(map(str, sorted(counts)))} GPUs: the hosts of a local cluster are alike",
+            f"node types of {', '.join(map(str, sorted(counts)))} GPUs: hosts of a local cluster must be identical",
         )
     return counts.pop() if counts else 1
 
@@ -153,7 +153,7 @@ def load_cluster_file(
 ) -> ClusterFile:
     """Read any of the KINDS. The options are for the files that leave out such facts; ours says them itself.
 
-    "slurm", where no file has that name, is the job of Slurm by its environment `variables`.
+    "slurm", if no file has that name, is the job of Slurm by its environment `variables`.
     Raises InputError in one line that names the file, what is wrong, and what is expected.
     """
     path, unsaid = expanded(path), Unsaid(device_type, memory_bytes, link or Link(), network or Link())
@@ -164,12 +164,12 @@ def load_cluster_file(
 
 
 def tells_types(path: Path) -> bool:
-    """Whether a file says what type each device is of, so that a profile of each type goes with it."""
+    """Return whether a file says what type each device is of, so that a profile of each type goes with it."""
     return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_types
 
 
 def tells_links(path: Path) -> bool:
-    """Whether a file alone says what memory the devices have, and what links there are between them."""
+    """Return whether a file alone says what memory the devices have, and what links there are between them."""
     return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_links
 
 

@@ -1,4 +1,6 @@
-"""Hosts as other systems' files list them: a name and a number of devices, of which neither type nor links are told."""
+"""Hosts as other systems' files list them: a name and a number of devices, of which neither type nor links are
+reported.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

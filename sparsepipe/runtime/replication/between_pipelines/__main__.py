@@ -1,7 +1,7 @@
 """`python -m sparsepipe.runtime.replication.between_pipelines --run-dir RUN`: the parameter server's process.
 
-It holds all layers, as pipelines have pushed them, for the rule that has a server. It ends when it is told to
-(SIGTERM), or when its parent ends. Killed and started again, it begins anew from what the next to push has.
+It holds all layers, as pipelines have pushed them, for the rule that has a server. It ends when it is asked to
+(SIGTERM), or when its parent ends. Killed and started again, it begins again from what the next to push has.
 """
 
 import argparse

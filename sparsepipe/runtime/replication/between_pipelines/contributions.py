@@ -10,7 +10,7 @@ _KEPT = 64  # updates that a rank's stages may be apart
 class Contributions:
     """One rank's view: its pipeline's last stage's first replica decides, the other ranks ask.
 
-    All stages of a rank share it. Where one of them is the last stage, whichever comes to an update first decides for
+    All stages of a rank share it. If one of them is the last stage, whichever comes to an update first decides for
     it: the rank's others may come before, in the same thread.
     """
 
@@ -31,7 +31,7 @@ class Contributions:
         self._samples = samples if self._leads else 0
 
     def number(self, update: int, *, samples: int) -> int | None:
-        """Return the number of the contribution after an update, None where there is none.
+        """Return the number of the contribution after an update, None if there is none.
 
         `samples` have been trained on by the pipeline since the update before.
         """

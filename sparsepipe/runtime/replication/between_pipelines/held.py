@@ -55,7 +55,7 @@ class Replica(Protocol):
 
     @property
     def writes(self) -> bool:
-        """Whether it is the first of its stage's replicas, which exchanges for all of them."""
+        """Return whether it is the first of its stage's replicas, which exchanges for all of them."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ class Held:
         ]
 
     def apply(self, change: Tensor | None, *, in_place_of: bool = False) -> None:
-        """Add a vector, or take it in place of what is there, in all replicas of the stage: all come here, and the
+        """Add a vector, or take it instead of what exists, in all replicas of the stage: all come here, and the
         first says what. None: nothing. Raises DeadlinePassed or PeerLost.
         """
         change, in_place_of = self._told(change, in_place_of=in_place_of)
@@ -144,9 +144,9 @@ class Held:
 
 
 def _of_an_earlier_call(name: str, layers: Collection[str]) -> bool:
-    """Whether a buffer is of a module that is called again here, and for the first time in another stage.
+    """Return whether a buffer is of a module that is called again here, and for the first time in another stage.
 
-    Then that stage's is averaged: "norm-2" holds "norm.running_mean" beside "norm".
+    Then that stage's is averaged: "norm-2" holds "norm.running_mean" alongside "norm".
     """
     place = name.rpartition(".")[0]
     return place not in layers and any(layer.rpartition("-")[0] == place for layer in layers)

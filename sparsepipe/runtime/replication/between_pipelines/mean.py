@@ -4,8 +4,8 @@
         ▲                               sum in the order of members, float32       one piece back
         └──────── means ◄───────────────┘
 
-With n members each element travels twice for all but one of them, as in a ring all-reduce; but nobody needs to be cut
-alike, and who is gone is missed by those alone who need its part.
+With n members each element travels twice for all but one of them, as in a ring all-reduce; but no one needs to be cut
+in the same way, and who is gone is missed by those alone who need its part.
 """
 
 import time
@@ -48,7 +48,7 @@ class MeanExchange:
     def mean(self, merge: Merge, own: Tensor, *, version: int = -1) -> Mean:
         """Return the mean of a merge to which this rank contributes `own`.
 
-        Raises CalledOff where a member is gone, or does not come within the timeout.
+        Raises CalledOff if a member is gone, or does not come within the timeout.
         """
         deadline = time.monotonic() + self.timeout
         reduction, asked = self.reductions.of(merge.number), list[_Asked]()

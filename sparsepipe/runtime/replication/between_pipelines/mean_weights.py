@@ -11,7 +11,7 @@ from .merging import Contribution, Merged, distance
 
 @dataclass(eq=False)
 class MeanWeights:
-    """The member of `Merging` for Arithmetic.MEAN_WEIGHTS. Buffers are averaged alike; it has no state."""
+    """The member of `Merging` for Arithmetic.MEAN_WEIGHTS. Buffers are averaged in the same way; it has no state."""
 
     exchange: MeanExchange
 

@@ -28,7 +28,8 @@ class Merged:
 
 
 class Merging(Protocol):
-    """One stage's part in the merges of a rule: `contribute` and `applied` in the thread that trains, `merge` beside.
+    """One stage's part in the merges of a rule: `contribute` and `applied` in the thread that trains, `merge`
+    alongside.
 
     What training needs of it besides weights is its state, float32 and named KIND:NAME like an optimizer's.
     """
@@ -38,7 +39,7 @@ class Merging(Protocol):
         ...
 
     def merge(self, merge: Merge, contribution: Contribution) -> Merged:
-        """Carry out a merge with its other members. Raises CalledOff where it comes to nothing for this rank."""
+        """Carry out a merge with its other members. Raises CalledOff if it comes to nothing for this rank."""
         ...
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:
@@ -50,7 +51,7 @@ class Merging(Protocol):
         ...
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what whoever holds these layers next needs in the same pipeline, beside their weights."""
+        """Return what whoever holds these layers next needs in the same pipeline, alongside their weights."""
         ...
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -59,6 +60,6 @@ class Merging(Protocol):
 
 
 def distance(difference: Tensor, mean: Tensor) -> float:
-    """Return by how much weights are away from their mean: ||difference|| / ||mean||, 0 where there are none."""
+    """Return by how much weights are away from their mean: ||difference|| / ||mean||, 0 if there are none."""
     norm = float(mean.norm())
     return float(difference.norm()) / norm if norm else 0.0

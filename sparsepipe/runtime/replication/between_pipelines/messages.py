@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 
 def send(connection: socket.socket, facts: Mapping[str, Any], payload: Tensor, *, deadline: float) -> int:
-    """Send a message; return its bytes. Raises OSError where the peer is gone, or does not read until `deadline`."""
+    """Send a message; return its bytes. Raises OSError if the peer is gone, or does not read until `deadline`."""
     content = payload.contiguous().view(torch.uint8).numpy().data
     return messages.send(connection, json.dumps(facts).encode(), content, deadline=deadline)
 

@@ -121,7 +121,7 @@ class GradientAverager:
             self._exchanging.desk.boundary(update)
 
     def finish(self) -> None:
-        """End with the weights that all have, or with their mean, where some made their last steps without others."""
+        """End with the weights that all have, or with their mean, if some made their last steps without others."""
         with self._waited:
             merge = self._coordinator.last_merge(self._update)
         own, found = self._exchanging, None
@@ -149,7 +149,7 @@ class GradientAverager:
         return self._waited.take()
 
     def state(self) -> dict[str, Tensor]:
-        """It keeps nothing beside weights and optimizer."""
+        """It keeps nothing alongside weights and optimizer."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -303,9 +303,9 @@ class StageAverager:
     """The member of `Averager` for rules that change weights after the step: the mean of weights, pairs, a server, an
     outer step.
 
-    Where they overlap, what a merge changes is added right after a later update: weights that a forward has met stay as
-    they are. Where they do not, an update at which the pipeline contributes waits for the result. All replicas of a
-    stage come to each call; the first exchanges, the others have None in place of `exchanging`.
+    If they overlap, what a merge changes is added right after a later update: weights that a forward has met stay as
+    they are. If they do not, an update at which the pipeline contributes waits for the result. All replicas of a
+    stage come to each call; the first exchanges, the others have None instead of `exchanging`.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class StageAverager:
         return self._waited.take()
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the rule keeps beside weights and optimizer, named as in checkpoints; of a first replica."""
+        """Return what the rule keeps alongside weights and optimizer, named as in checkpoints; of a first replica."""
         found = {} if self._exchanging is None else self._exchanging.merging.state()
         return {name: tensor for name, tensor in found.items() if name != VERSION}  # of the merges of this run alone
 
@@ -429,8 +429,8 @@ class StageAverager:
     def _take(self, own: Exchanging, outcomes: Sequence[Outcome], *, at_end: bool = False) -> None:
         """Bring outcomes into the weights, and what others' merges took this rank by surprise for.
 
-        `at_end`: not after the last update, but before the run's last average; the record tells them apart, whose sums
-        are taken in another order.
+        `at_end`: not after the last update, but before the run's last average; the record distinguishes them apart,
+        whose sums are taken in another order.
         """
         surprise, served = own.offer.take() if own.offer is not None else (None, [])
         results = [outcome.merged for outcome in outcomes if outcome.merged is not None]

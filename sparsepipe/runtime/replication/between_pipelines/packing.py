@@ -32,7 +32,7 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
 
 
 def packed_bytes(facts: Mapping[str, Any]) -> int:
-    """Return how long the payload is that these facts describe. Raises PacketMismatch where they describe none."""
+    """Return how long the payload is that these facts describe. Raises PacketMismatch if they describe none."""
     total = sum(math.prod(shape) * kind.itemsize for _, kind, shape in _described(facts))
     if total > _MOST_BYTES:
         raise PacketMismatch("tensors.too_large", f"tensors of {total} bytes")

@@ -52,7 +52,7 @@ class Offer:
             self._update = update
 
     def take(self) -> tuple[Tensor | None, list[Served]]:
-        """Return what others' merges add to the weights, None where there were none, and start afresh."""
+        """Return what others' merges add to the weights, None if there were none, and start afresh."""
         with self._lock:
             if not self._served:
                 return None, []
@@ -89,7 +89,7 @@ def known(facts: Mapping[str, Any], layout: Layout) -> Sequence[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PacketMismatch("pair.no_names", "a request without names")
     if len(set(names)) < len(names) or not layout.places.keys() >= set(names):
-        raise PacketMismatch("pair.tensors_unknown", "a request for tensors that are not here")
+        raise PacketMismatch("pair.tensors_unknown", "a request for unknown tensors")
     return names
 
 

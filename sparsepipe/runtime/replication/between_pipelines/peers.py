@@ -20,7 +20,7 @@ class Link:
     def __init__(self, holder: Holder, *, pipeline: int, deadline: float, encryption: Encryption | None = None) -> None:
         """Connect for a rank of `pipeline`. `encryption`: what follows the handshake goes through TLS.
 
-        Raises OSError, or PacketMismatch where it is no such rank.
+        Raises OSError, or PacketMismatch if it is no such rank.
         """
         self.holder, self.bytes = holder, 0
         address, tls = holder.address, tls_of(encryption, server_side=False)
@@ -29,7 +29,7 @@ class Link:
         try:
             told = receive(self._connection, lambda facts: 0, seconds=seconds_left(deadline)).facts.get("tensors")
             if not isinstance(told, dict) or not all(isinstance(size, int) for size in told.values()):
-                raise PacketMismatch("peer.no_tensors", "a rank that does not say which tensors it holds")
+                raise PacketMismatch("peer.no_tensors", "a rank without its list of tensors")
         except BaseException:
             self._connection.close()
             raise
@@ -48,7 +48,7 @@ class Link:
     ) -> Message:
         """Return the answer to the last request, with a payload of `expected` bytes, which its facts may tell.
 
-        Raises CalledOff where the other side has none.
+        Raises CalledOff if the other side has none.
         """
 
         def payload_bytes(facts: Mapping[str, Any]) -> int:
@@ -84,7 +84,7 @@ class Peers:
     def routes(self, pipeline: int, names: Sequence[str], *, deadline: float) -> list[Route]:
         """Return the ranks that hold these tensors in a pipeline, each tensor at one of them.
 
-        Raises CalledOff where the pipeline is gone, does not answer, or has no such tensor.
+        Raises CalledOff if the pipeline is gone, does not answer, or has no such tensor.
         """
         left, found = set(names), []
         for holder in sorted(self.coordinator.holders(pipeline), key=lambda holder: (holder.rank, holder.layers)):
@@ -103,7 +103,7 @@ class Peers:
         return found
 
     def drop(self, links: Sequence[Link]) -> None:
-        """Close connections on which an answer may still come that nobody wants."""
+        """Close connections on which an answer may still come that no one wants."""
         for link in links:
             self._links.pop(link.holder.address, None)
             link.close()
@@ -112,7 +112,7 @@ class Peers:
         self.drop(list(self._links.values()))
 
     def link(self, holder: Holder, deadline: float) -> Link:
-        """Return the connection to a rank. Raises OSError or PacketMismatch where there is none to be had."""
+        """Return the connection to a rank. Raises OSError or PacketMismatch if there is none to be had."""
         if holder.address not in self._links:
             own = self.coordinator.pipeline
             self._links[holder.address] = Link(holder, pipeline=own, deadline=deadline, encryption=self.encryption)

@@ -34,7 +34,7 @@ class Part:
 @dataclass(eq=False)
 class Share:
     """The elements that a rank reduces of one merge. The mean is worked out in the order of the members, in float32:
-    the same bits whoever does it, and however its tensors lie beside others.
+    the same bits whoever does it, and however its tensors lie alongside others.
     """
 
     merge: Merge
@@ -126,7 +126,7 @@ class Reduction:
     def results(
         self, names: Sequence[str], *, deadline: float, look: Callable[[set[int]], None] | None = None
     ) -> tuple[list[Tensor], dict[int, int]]:
-        """Return the encoded means of some tensors' shares, and the members' versions, once they are there.
+        """Return the encoded means of some tensors' shares, and the members' versions, once they exist.
 
         `look` is called with the members that are missing where none of them has come for a while; it raises CalledOff
         where they are gone.
@@ -167,7 +167,7 @@ class Reductions:
         self._over: OrderedDict[int, None] = OrderedDict()
 
     def of(self, merge: int) -> Reduction:
-        """Return a merge's reduction. Raises CalledOff where it is over for this rank."""
+        """Return a merge's reduction. Raises CalledOff if it is over for this rank."""
         with self._lock:
             if merge in self._over:
                 raise CalledOff(f"merge {merge} is over")
@@ -210,5 +210,5 @@ class Reductions:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise PacketMismatch("merge.no_names", "a part of a merge without names")
         if len(set(names)) < len(names) or not self._layout.places.keys() >= set(names):
-            raise PacketMismatch("merge.tensors_unknown", "a part of a merge with tensors that are not here")
+            raise PacketMismatch("merge.tensors_unknown", "a part of a merge with unknown tensors")
         return tuple(names), (index, count)

@@ -25,13 +25,13 @@ class Handler(Protocol):
     """Answers one kind of request. Called by a thread for each connection."""
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
-        """Return how long the payload of a request with these facts is. Raises PacketMismatch where they say nothing
+        """Return how long the payload of a request with these facts is. Raises PacketMismatch if they say nothing
         that this rank knows of.
         """
         ...
 
     def answer(self, request: Message) -> Answer:
-        """Raises CalledOff where there is none."""
+        """Raises CalledOff if there is none."""
         ...
 
 

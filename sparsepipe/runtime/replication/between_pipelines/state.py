@@ -50,7 +50,7 @@ class StateDesk:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Answer those who wait that there is no state here any more: others hold the layers, or nobody does."""
+        """Answer those who wait that there is no state here any more: others hold the layers, or no one does."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -106,7 +106,7 @@ def fetch_state(
     They are named as in checkpoints, and all of them are of the same update of that pipeline; there may be more than
     was asked for. None: no other pipeline is alive. `encryption`: they come through TLS.
 
-    Raises DeadlinePassed where some are, but none gives its state within `timeout` seconds.
+    Raises DeadlinePassed if some are, but none gives its state within `timeout` seconds.
     """
     deadline, why = time.monotonic() + timeout, ""
     while time.monotonic() < deadline:
@@ -148,7 +148,7 @@ def _fetched(holders: Sequence[Holder], own: int, deadline: float, encryption: E
 
 
 def _at_once(links: Sequence[Link], ahead: int, deadline: float) -> dict[str, Tensor] | None:
-    """Return the state after the update that is `ahead` of all ranks; None where one has passed it meanwhile."""
+    """Return the state after the update that is `ahead` of all ranks; None if one has passed it meanwhile."""
     last = max((_ask(link, -1, deadline).facts["update"] for link in links), default=-1)
     for link in links:
         link.ask({"what": "state", "update": last + ahead}, NO_PAYLOAD, deadline=deadline)
@@ -164,7 +164,7 @@ def _ask(link: Link, update: int, deadline: float) -> Message:
     link.ask({"what": "state", "update": update}, NO_PAYLOAD, deadline=deadline)
     answer = link.answer(0, deadline=deadline)
     if not isinstance(answer.facts.get("update"), int):
-        raise PacketMismatch("state.no_update", "a rank that does not say at which update it is")
+        raise PacketMismatch("state.no_update", "a rank without its update number")
     return answer
 
 

@@ -44,7 +44,7 @@ class UnderWay:
 
     @property
     def any(self) -> bool:
-        """Whether the outcome of a contribution has not been taken yet."""
+        """Return whether the outcome of a contribution has not been taken yet."""
         with self._changed:
             return self._count > 0
 
@@ -54,7 +54,7 @@ class UnderWay:
         self._todo.put(contribution)
 
     def take(self) -> list[Outcome]:
-        """Return the outcomes that have come. Raises what went wrong beside the training."""
+        """Return the outcomes that have come. Raises what went wrong alongside the training."""
         with self._changed:
             if self._error is not None:
                 raise self._error

@@ -90,7 +90,7 @@ def _metrics(grown: Mapping[str, float], seconds: float) -> dict[str, float]:
 
 
 def stalled_seconds(folder: Path = _FOLDER) -> Mapping[str, float]:
-    """Return the seconds since boot in which some, or all, tasks waited for each resource; empty where none is told.
+    """Return the seconds since boot in which some, or all, tasks waited for each resource; empty if none is reported.
 
     The names are such as "cpu some". "cpu full" is left out: it means nothing for a whole machine.
     """
@@ -107,7 +107,7 @@ def stalled_seconds(folder: Path = _FOLDER) -> Mapping[str, float]:
 
 
 def scheduled(pid: int, ours: Collection[int] = ()) -> Mapping[str, float]:
-    """Return totals of a process and of the processors that it may use, as far as the system tells them.
+    """Return totals of a process and of the processors that it may use, as far as the system shows them.
 
     "ran" and "waited": seconds of its threads on processors and in the run queue. "busy" and "stolen": seconds of its
     processors at work for others than it and `ours` (ids), and given to other virtual machines; "busy anywhere": of all
@@ -157,7 +157,7 @@ class CacheCounters:
                 self._descriptors[name] = descriptor
 
     def read(self) -> Mapping[str, float]:
-        """Return the totals since the counters were made, by name; empty where there are none."""
+        """Return the totals since the counters were made, by name; empty if there are none."""
         found = {}
         for name, descriptor in self._descriptors.items():
             with suppress(OSError, struct.error):
@@ -171,7 +171,7 @@ class CacheCounters:
 
 
 def _opened(pid: int, number: int) -> int:
-    """Return a descriptor of one counter, below 0 where the kernel or the processor refuses."""
+    """Return a descriptor of one counter, below 0 if the kernel or the processor refuses."""
     call = _SYSCALL.get(platform.machine())
     if call is None or platform.system() != "Linux":
         return -1
@@ -223,7 +223,7 @@ def gpu_metrics(gpu: int | str, nvml: Any = None) -> Mapping[str, float]:
 
     `gpu` is its UUID, as torch and `nvidia-smi -L` tell it, or its number among NVML's, which need not be CUDA's. A
     gauge that this GPU does not have is left out. Utilizations are of the last sampling period, 1/6 s to 1 s. `nvml`:
-    the library, where it is another than this machine's.
+    the library, if it is another than this machine's.
     """
     nvml = nvml or library()
     handle = _handle(nvml, gpu) if nvml is not None else None
@@ -249,7 +249,7 @@ def gpu_metrics(gpu: int | str, nvml: Any = None) -> Mapping[str, float]:
 
 
 def _handle(nvml: Any, gpu: int | str) -> ctypes.c_void_p | None:
-    """The library's own name of a GPU; None where there is no such one."""
+    """The library's own name of a GPU; None if there is no such one."""
     handle = ctypes.c_void_p()
     if isinstance(gpu, int):
         found = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(gpu), ctypes.byref(handle)) == 0
