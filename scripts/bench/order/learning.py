@@ -26,8 +26,8 @@ MODEL, ORDERS, STAGES = "minkvgg11bn-narrow", ("shuffle", "planned"), 2
 # accuracies vary by a tenth from epoch to epoch, more than any order changes.
 FALLING = {"learning_rate": 0.02, "learning_rate_schedule": "cosine"}
 DATA: dict[str, dict[str, Any]] = {
-    "modelnet10-sample": {"voxel_size": 0.15, "batch_size": 8, "epochs": 16, **FALLING},
-    "digits": {"voxel_size": 0.15, "batch_size": 16, "epochs": 4, **FALLING},
+    "modelnet10-sample": {"voxel_size": 0.15, "batch_size": 8, "epochs": 8, **FALLING},
+    "digits": {"voxel_size": 0.15, "batch_size": 16, "epochs": 3, **FALLING},
 }
 SCHEDULES = {"1f1b": 1, "1f1b-flush": 2}  # minibatches of an update
 
@@ -55,7 +55,7 @@ def trained(workload: Learning, *, step: int) -> tuple[float, float]:
     optimizer = torch.optim.SGD(module.parameters(), lr=config.learning_rate, momentum=config.momentum)
     ids = [row.id for row in workload.network.rows]
     first_stage = {
-        name for name, _ in module.named_parameters() if name.rpartition(".")[0] in ids[: len(ids) // STAGES]
+        name for name, _ in module.named_parameters() if name.partition(".")[0] in ids[: len(ids) // STAGES]
     }
     minibatch, correct = 0, 0
 
