@@ -356,11 +356,11 @@ def _near_random(costs: Sizes, window: int, depth: float) -> NDArray[np.intp]:
             break
         busy = np.zeros(count + 2, dtype=bool)
         for _, first, end, shift in sorted(moves):
-            moved = np.roll(places[first:end], shift)
-            near = np.abs(moved - np.arange(first, end)).max() <= farthest
+            rolled = np.roll(places[first:end], shift)
+            near = np.abs(rolled - np.arange(first, end)).max() <= farthest
             if near and not busy[first : end + 2].any():  # a move changes what those beside it are worth
                 busy[first : end + 2] = True
-                places[first:end] = moved
+                places[first:end] = rolled
     return places
 
 

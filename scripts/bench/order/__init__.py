@@ -9,11 +9,11 @@
 `--what emulated`    processes that sleep as long as 2 and 4 stages compute, with real messages, at a coefficient of
                      variation of .75: seconds over balanced and over shuffled, and measured over simulated
 `--what processes`   two processes train a narrow MinkVGG11 on clouds of lognormal size: seconds of an epoch in each
-                     order over those of equal clouds and over shuffled ones, and measured over simulated. Run it with
-                     nothing else at work, or under `chrt -f 50`. Where two cores share what they compute with (virtual
-                     ones), a stage that waits makes the other faster, and little is lost to sizes
+                     order over those of equal clouds and over shuffled ones, and measured over simulated. Stages are
+                     measured on equal clouds first, and cut anew: a stage that takes longer than the other sets the
+                     pace and hides sizes. Run it with nothing else at work, or under `chrt -f 50`
 `--what learning`    accuracy over the seeds while training and validated, planned against shuffled, of an asynchronous
-                     and a synchronous pipeline of two stages
+                     and a synchronous pipeline of two stages: in one process, with the weights that each stage has
 
 Medians over the seeds.
 """

@@ -42,7 +42,7 @@ def main() -> int:
         keep(document, options.json)
     if "learning" in asked:
         document["learning"] = []
-        for row in learning.measure(seeds=options.seeds):
+        for row in learning.measure(seeds=range(options.seeds)):
             document["learning"].append(row)
             keep(document, options.json)
         lines += learning.table(document["learning"])

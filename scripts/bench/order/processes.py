@@ -16,12 +16,15 @@ from scripts.bench.rounds import load
 from scripts.bench.scratch import scratch
 from scripts.bench.sleeping import DEVICE, sleeping_profile
 from sparsepipe.data import compose
+from sparsepipe.monitoring.factors import Factors
 from sparsepipe.records import RunRecord
 from sparsepipe.study.replays import replay
+from sparsepipe.values.trace import WORK
 
 MODEL, VOXEL_SIZE, CV = "minkvgg11bn-narrow", 0.002, 0.75
 CLOUDS, MEAN_POINTS, LEAST_POINTS = 128, 16_000, 1600
 EPOCHS = 3  # the first warms up
+CALIBRATIONS = 2  # runs on equal clouds by which stages are cut anew, until they compute about as long
 EMULATED, EMULATED_STAGES, STAGE_SECONDS = 160, (2, 4), 0.04  # minibatches; seconds of a mean one in a stage
 BALANCED, SHUFFLED = "balanced", "shuffle"
 ORDERS = (SHUFFLED, "snake", "planned")
@@ -44,32 +47,60 @@ def measure(*, rounds: int, seed: int = 0) -> list[dict[str, Any]]:
             beside=1,  # the other stage's process: both share the memory's bandwidth
         )
         cluster = sp.Cluster.uniform(2, device_type=profile.device_types[0])
-        plan = sp.partition(profile, cluster, planner="model-parallel")
+
+        def trained(order: str, number: int, name: str, machine: tuple[sp.Profile, sp.Cluster]) -> RunRecord:
+            config = sp.RunConfig(
+                MODEL,
+                str(data.get(order, data[SHUFFLED])),
+                voxel_size=VOXEL_SIZE,
+                num_points=10**6,
+                batch_size=1,
+                epochs=EPOCHS,
+                learning_rate=1e-4,
+                order=SHUFFLED if order == BALANCED else order,
+                seed=seed + number,
+                engine="native",
+                threads=1,
+                validate=False,
+            )
+            plan = sp.partition(*machine, planner="model-parallel")
+            with sp.launch(plan, config, run_dir=folder / name, profile=machine[0], cluster=machine[1]) as job:
+                job.wait()
+            return job.record
+
+        machine = profile, cluster
+        for trial in range(CALIBRATIONS):
+            record = trained(BALANCED, 0, f"calibration{trial}", machine)
+            factors = Factors(_factors(record, profile, cluster))
+            machine = factors.scaled(profile, cluster)
+            ranks = [round(factor, 2) for factor in factors.ranks]
+            say(f"stages {[len(stage.layers) for stage in record.plan.stages]} take {ranks} × their profile")
         for number in range(rounds):
             for order in (BALANCED, *ORDERS):
-                config = sp.RunConfig(
-                    MODEL,
-                    str(data.get(order, data[SHUFFLED])),
-                    voxel_size=VOXEL_SIZE,
-                    num_points=10**6,
-                    batch_size=1,
-                    epochs=EPOCHS,
-                    learning_rate=1e-4,
-                    order=SHUFFLED if order == BALANCED else order,
-                    seed=seed + number,
-                    engine="native",
-                    threads=1,
-                    validate=False,
-                )
                 before = load()
-                with sp.launch(
-                    plan, config, run_dir=folder / f"{order}{number}", profile=profile, cluster=cluster
-                ) as job:
-                    job.wait()
-                rows.append({"order": order, "round": number, **_seconds(job.record, plan, profile, cluster)})
+                record = trained(order, number, f"{order}{number}", machine)
+                rows.append({"order": order, "round": number, **_seconds(record, record.plan, *machine)})
                 rows[-1]["load"] = round(before, 2)
                 say(" ".join(f"{key}={value}" for key, value in rows[-1].items()))
     return rows
+
+
+def _factors(record: RunRecord, profile: sp.Profile, cluster: sp.Cluster) -> tuple[float, ...]:
+    """Return how many times as long as by the profile each stage computes, after the first epoch."""
+    sizes = [size for epoch in range(EPOCHS) for size in record.sizes_of_epoch(epoch)]
+    first = len(sizes) // EPOCHS
+    measured, simulated = (
+        [
+            sum(
+                span.seconds
+                for span in trace.spans
+                if span.rank == rank and span.kind in WORK and span.minibatch >= first
+            )
+            for rank in range(len(cluster.devices))
+        ]
+        for trace in (record.trace(), sp.simulate(record.plan, profile, cluster, sizes))
+    )
+    return tuple(each / expected for each, expected in zip(measured, simulated, strict=True))
 
 
 def emulated(*, rounds: int, seed: int = 0) -> list[dict[str, Any]]:
