@@ -1,6 +1,8 @@
 """The gallery to be seen before installing: every figure small, in figures/gallery, and its page figures/README.md.
 
-python scripts/gallery.py [FIGURES]     FIGURES: where `sparsepipe reproduce` exported to (default: figures)
+python scripts/gallery.py [FIGURES] [--only NOTEBOOK…]
+
+FIGURES: where `sparsepipe reproduce` exported to (default: figures)
 
 A batch that lacked the data of a figure, as one without SPARSEPIPE_DATA does, is refused.
 """
@@ -32,8 +34,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", type=Path, nargs="?", default=REPOSITORY / "figures")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "figures", help="where README.md and gallery/ are")
+    told = "renew pictures and results of these alone, such as figures/12_gaps; the others stay"
+    parser.add_argument("--only", nargs="+", choices=NOTEBOOKS, default=NOTEBOOKS, metavar="NOTEBOOK", help=told)
     options = parser.parse_args()
-    names = {name: catalogue.exported(REPOSITORY / "notebooks" / f"{name}.ipynb") for name in NOTEBOOKS}
+    names = {name: catalogue.exported(REPOSITORY / "notebooks" / f"{name}.ipynb") for name in options.only}
     wanted = [figure for figures in names.values() for figure in figures]
     if missing := [figure for figure in wanted if not (options.figures / f"{figure}.png").exists()]:
         print(f"{options.figures}: no {', '.join(missing)}; run `sparsepipe reproduce` first", file=sys.stderr)
@@ -50,15 +54,20 @@ def main() -> int:
         return 2
     gallery = options.out / "gallery"
     gallery.mkdir(exist_ok=True)
+    every = {figure for name in NOTEBOOKS for figure in catalogue.exported(REPOSITORY / "notebooks" / f"{name}.ipynb")}
     for old in gallery.glob("*.webp"):
-        if old.stem not in wanted:
+        if old.stem not in every:
             old.unlink()
     for figure in wanted:
         shrink(options.figures / f"{figure}.png", gallery / f"{figure}.webp")
-    sections = [section(name, figures, copies / f"{name}.ipynb") for name, figures in names.items()]
     page = options.out / "README.md"
     head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    tail = rest.partition(END)[2]
+    before, _, tail = rest.partition(END)
+    sections = []
+    for name in NOTEBOOKS:
+        link = f"(../notebooks/{name}.ipynb)"
+        stays = (f"### {part}" for part in before.split("### ")[1:] if link in part)
+        sections.append(section(name, names[name], copies / f"{name}.ipynb") if name in names else next(stays, ""))
     page.write_text(f"{head}{BEGIN}\n\n{''.join(filter(None, sections))}{END}{tail}", encoding="utf-8")
     print(f"{len(wanted)} pictures, {sum(path.stat().st_size for path in gallery.iterdir()) / 1e3:.0f} kB in {gallery}")
     return 0

@@ -27,20 +27,18 @@ explorer.view.pin.click()
 explorer.controls.plan.planner.value = "optimal"
 explorer.widget
 """
+# Emulated: processes sleep as long as published GPU profiles say, so that another load changes little of what is shown.
 BOARD = """
-from sparsepipe import Cluster
-from sparsepipe.data.shapes import make_shapes
+from dataclasses import replace
 from sparsepipe.planning import partition
-from sparsepipe.profiling import profile_model
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.study.unlike_devices import unlike_devices
 from sparsepipe.views.widgets import LaunchBoard
-model, sizes = "minkvgg11bn-narrow", {"voxel_size": 0.05, "batch_size": 16}
-data = str(make_shapes("shapes", num_train=24, num_test=4))
-profile = profile_model(model, data, **sizes, engine="native", beside=1)  # as two workers will slow each other down
-cluster = Cluster.uniform(2, device_type=profile.device_types[0])
-plans = {"pipeline": partition(profile, cluster, planner="model-parallel"),
-         "data parallel": partition(profile, cluster, planner="data-parallel")}
-config = RunConfig(model, data, **sizes, engine="native", epochs=6, learning_rate=0.02)
+profile, mix = unlike_devices("minkvgg16bn", cluster="sparsepipe-mix")
+nodes = tuple(replace(node, device_types=node.device_types[-1:]) for node in mix.nodes)
+cluster = replace(mix, nodes=nodes)  # an RTX and a TITAN Xp
+plans = {"pipeline": partition(profile, cluster), "data parallel": partition(profile, cluster, planner="data-parallel")}
+config = RunConfig("replay", "replay", engine="replay", batch_size=profile.batch_size, minibatches=120)
 board = LaunchBoard(plans, config, runs="runs", profile=profile, cluster=cluster)
 board.widget
 """
@@ -77,12 +75,13 @@ def explorer(browser: Any, lab: Lab, path: Path) -> None:
     lab.write("explorer.ipynb", EXPLORER)
     page = open_page(browser, width=1280, height=TALL)
     run_notebook(page, lab, "explorer.ipynb")
+    page.wait_for_selector(".sp-view:not(.sp-wait) .sp-orders")  # of the last plan
     page.wait_for_timeout(1000)
     page.locator(".jp-OutputArea-output").first.screenshot(path=path)
 
 
 def board(browser: Any, lab: Lab, path: Path) -> None:
-    """The launch board after a run, in the dark theme."""
+    """The launch board after an emulated run, in the dark theme."""
     lab.write("board.ipynb", BOARD)
     page = open_page(browser, width=1280, height=TALL)
     run_notebook(page, lab, "board.ipynb", seconds=200)

@@ -1,6 +1,7 @@
 """The gallery in the repository shows what the notebooks export, no more and no less, and stays small."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,16 @@ def test_a_batch_without_the_data_of_a_figure_is_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "the data of accuracy were not here" in done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "gallery").exists()
+
+
+def test_some_notebooks_are_renewed_and_the_others_stay(tmp_path):
+    (tmp_path / "gallery").mkdir()
+    shutil.copy(GALLERY.parent / "README.md", tmp_path)
+    for folder in (tmp_path, tmp_path / "gallery"):
+        Image.new("RGB", (8, 8)).save(folder / ("gaps.png" if folder is tmp_path else "clouds.webp"))
+    command = [sys.executable, str(REPOSITORY / "scripts" / "gallery.py"), str(tmp_path), "--out", str(tmp_path)]
+    subprocess.run([*command, "--only", "figures/12_gaps"], check=True)
+    assert {path.name for path in (tmp_path / "gallery").iterdir()} == {"clouds.webp", "gaps.webp"}
+    before, after = ((folder / "README.md").read_text() for folder in (GALLERY.parent, tmp_path))
+    first, second = (text.split("### [Figure 12")[0] for text in (before, after))
+    assert first == second and "`gaps`" in after and len(after) < len(before), "no copy was executed: no result"

@@ -340,12 +340,17 @@ class TrainingCurves:
 
     def draw(self, rows: Mapping[str, Any], *, ended: bool) -> None:
         """Draw the rows of each job, if that is due: some seconds after the last time, or when all jobs ended."""
-        looks.show(self.widget, on=bool(rows))
+        looks.show(self.widget, on=any(map(_has_loss, rows.values())))
         count = tuple((name, len(own)) for name, own in rows.items())
         due = time.monotonic() - self._drawn[0] > _CURVES or ended
-        if due and count != self._drawn[1] and any(row["event"] == "step" for own in rows.values() for row in own):
+        if due and count != self._drawn[1] and any(map(_has_loss, rows.values())):
             self.plot.show(plots.progress(rows))
             self._drawn = (time.monotonic(), count)
+
+
+def _has_loss(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a job trains: an emulation has steps without a loss."""
+    return any(row["event"] == "step" and row["loss"] is not None for row in rows)
 
 
 def _rated(job: Job) -> Sequence[Mapping[str, Any]]:

@@ -62,6 +62,7 @@ const STYLE = `
 .sp-spread span{display:flex;justify-content:space-between;gap:8px;font-size:11.5px;height:17px;line-height:17px;white-space:nowrap;color:var(--jp-ui-font-color2,#666)}
 .sp-orders{flex:1;min-width:0;max-width:620px;display:grid;grid-template-columns:auto 1fr auto;grid-auto-rows:20px;column-gap:8px;align-items:center;font-size:12px;line-height:20px}
 .sp-orders :is(b,span){white-space:nowrap}
+.sp-orders b{text-align:right}
 .sp-orders i{display:block;height:12px;box-sizing:content-box;border-left:1px solid var(--jp-ui-font-color2,#666)}
 .sp-narrow .sp-sizes{flex-direction:column;gap:4px;height:${SIZES + NARROW}px}
 .sp-narrow .sp-spread{flex:0 0 ${NARROW - 4}px}
