@@ -176,8 +176,8 @@ class PipelineWorker(Worker):
                 if task.kind is Kind.TRAIN and worker.control.due == REPLAN:
                     worker = worker._move()
             worker._sum_up()
+            self.control.close()  # not of a job that fails: where it starts again it is asked again
         finally:
-            self.control.close()
             for replica in worker.replicas.values():
                 if replica.averager:
                     replica.averager.close()
