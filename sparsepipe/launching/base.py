@@ -29,12 +29,12 @@ class Job(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether its processes are alive."""
+        """Return whether its processes are alive."""
         ...
 
     @property
     def state(self) -> str:
-        """How it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged.
+        """Return how it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged.
 
         "refused" is a run that a host could not begin: nothing was trained.
         """
@@ -101,7 +101,7 @@ class Job(Protocol):
 
 
 class Asked(TypedDict, total=False):
-    """What every launcher is asked for beside the plan and the settings, and hands on to what prepares the run."""
+    """Options of every launcher besides plan and settings, which it passes to the preparation of the run."""
 
     run_dir: Required[Path | str]
     resume: bool  # go on from the newest checkpoint there

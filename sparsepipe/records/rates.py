@@ -16,7 +16,7 @@ SAMPLES, MINIBATCHES = "samples_per_second", "minibatches_per_second"
 
 
 def knows_samples(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the run in a folder, with these settings, knows how many samples a minibatch of it has."""
+    """Return whether the run in a folder, with these settings, knows how many samples a minibatch of it has."""
     if workload_facts(config.get("engine", "")).trains or config.get("batch_size", 1) > 1:
         return True
     try:

@@ -130,7 +130,7 @@ class ClusterFile:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How files of one kind are read, and whether they say what type each device is of, and its memory and links."""
+    """Reader of files of one kind, and whether they say what type each device is of, and its memory and links."""
 
     read: Callable[[Path, Unsaid], Cluster]
     tells_types: bool = False
@@ -138,7 +138,27 @@ class Kind:
 
 
 def load_cluster(path: Path | str, **unsaid: Any) -> Cluster:
-    """Read any of the KINDS as a Cluster; see `load_cluster_file`."""
+    """Read a cluster from a file of any supported format: cluster TOML, host files, Slurm, or other systems' files.
+
+    Args:
+        path: The file; "slurm": the current Slurm job.
+        unsaid: Facts that a file may leave out: `device_type`, `memory_bytes` (bytes), `link`, `network`.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        InputError: A malformed file; the message names what is expected.
+
+    Example:
+        >>> from sparsepipe.records.formats.clusters import load_cluster
+        >>> _ = Path("cluster.toml").write_text(cluster.to_toml())
+        >>> len(load_cluster("cluster.toml").devices)
+        2
+
+    See also:
+        guides/describe_a_cluster, `Cluster`
+    """
     return load_cluster_file(path, **unsaid).cluster
 
 
@@ -164,12 +184,12 @@ def load_cluster_file(
 
 
 def tells_types(path: Path) -> bool:
-    """Whether a file says what type each device is of, so that a profile of each type goes with it."""
+    """Return whether a file says what type each device is of, so that a profile of each type goes with it."""
     return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_types
 
 
 def tells_links(path: Path) -> bool:
-    """Whether a file alone says what memory the devices have, and what links there are between them."""
+    """Return whether a file alone says what memory the devices have, and what links there are between them."""
     return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_links
 
 
