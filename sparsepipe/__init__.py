@@ -13,7 +13,8 @@ from .errors import InputError, RunFailed
 from .records import RunRecord, load_trace
 from .util.lazy_names import lazy_names
 from .util.moved_modules import find_old_names
-from .values.cluster import Cluster, DeviceType, Link, Node
+from .values.cluster import Cluster
+from .values.cluster_parts import DeviceType, Link, Node
 from .values.graph import Layer, LayerGraph
 from .values.graph_text import GraphText
 from .values.plan import Plan, Stage
