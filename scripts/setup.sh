@@ -17,7 +17,8 @@ unset PYTHONPATH PYTHONHOME
 say() { printf 'set-up %4d s  %s\n' "$SECONDS" "$*" >&2; }
 fail() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
 
-force=no wait=yes
+force=no
+export wait=yes
 case "${1:-}" in
   "") ;;
   --force) force=yes ;;
@@ -52,8 +53,8 @@ import MinkowskiEngine
 PY
 }
 build_engine() {
-  # In a session of its own, whose share of the processors Linux may keep apart from the priorities in it.
-  echo 19 2>/dev/null >/proc/self/autogroup || true
+  # Linux may give each session the same share of the processors, whatever the priorities in it are.
+  [ "$wait" = yes ] || echo 19 2>/dev/null >/proc/self/autogroup || true
   # Its set-up calls `pip` and `ninja` by name: those of .venv. No CUDA device is shown to it: its CUDA sources do not
   # compile against today's CUDA, and the native engine is the one for GPUs.
   PATH=$PWD/.venv/bin:$PATH MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' .venv/bin/python -m pip install \
@@ -65,8 +66,10 @@ build_engine() {
 export -f build_engine
 start_build() { # unless another set-up's build is at work; a process group of its own can be ended with its compilers
   local low=()
-  ! has nice || low+=(nice -n 19)
-  ! has ionice || low+=(ionice -c 3)
+  if [ "$wait" = no ]; then # the caller's work comes first
+    ! has nice || low+=(nice -n 19)
+    ! has ionice || low+=(ionice -c 3)
+  fi
   exec 8>>"$build_lock"
   if ! has flock || flock -n 8; then
     ${low[@]+"${low[@]}"} setsid bash -c build_engine >.venv/minkowski-build.log 2>&1 </dev/null 9>&- &
@@ -206,7 +209,7 @@ elif [ ${#build[@]} -gt 0 ]; then
   touch "$engine_stamp"
 else
   can_build=yes
-  say "$engine: building it in the background, at low priority (log: .venv/minkowski-build.log)"
+  say "$engine: building it in the background (log: .venv/minkowski-build.log)"
   start_build
 fi
 

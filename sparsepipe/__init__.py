@@ -1,9 +1,9 @@
-"""Plan, simulate and run pipeline-parallel training of sparse 3D networks on devices that are not all alike.
+"""Plan, simulate and run pipeline-parallel training of sparse 3D networks on heterogeneous devices.
 
-Importing this package brings the values. Planners, simulators, replays of traces, `RunConfig`, and what needs torch or
-plotly (`profile_model`, `launch`, `attach`, the folders `data`, `plots` and `widgets`) are imported when they are first
-asked for, as are all other folders and modules (`sweeps`, `monitoring`, `formats`, …): an agent on a host, or a
-launcher, waits for none of them.
+Importing this package imports the core types. Planners, simulators, replays of traces, `RunConfig`, what needs torch or
+plotly (`profile_model`, `launch`, `attach`, the folders `data`, `plots` and `widgets`), and all other folders and
+modules (`sweeps`, `monitoring`, `formats`, …) are imported at their first use: an agent on a host, or a launcher, waits
+for none of them.
 """
 
 import sys
@@ -13,7 +13,8 @@ from .errors import InputError, RunFailed
 from .records import RunRecord, load_trace
 from .util.lazy_names import lazy_names
 from .util.moved_modules import find_old_names
-from .values.cluster import Cluster, DeviceType, Link, Node
+from .values.cluster import Cluster
+from .values.cluster_parts import DeviceType, Link, Node
 from .values.graph import Layer, LayerGraph
 from .values.graph_text import GraphText
 from .values.plan import Plan, Stage
@@ -48,11 +49,11 @@ _HOME = {
     "simulate_pipelines": "planning.simulator",
     "what_if": "planning.replaying",
 }
-_MODULES = (
-    *("data", "engines", "monitoring", "networks", "planning", "profiling", "records", "runtime", "values", "views"),
-    *("dynamics", "forecast", "formats", "functions", "losses", "measured_plans", "models"),  # by older names, too
-    *("planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
-    *("schedule", "simulator", "sinks", "stragglers", "sweeps", "widgets"),
+_MODULES = ("data", "monitoring", "planning", "plots", "records", "runtime", "values", "widgets")
+_UNLISTED = (  # by their older names, too
+    *("dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models", "networks"),
+    *("planners", "profiler", "profiling", "provenance", "record", "replaying", "replication", "schedule"),
+    *("simulator", "sinks", "stragglers", "sweeps", "views"),
 )
 
 __all__ = [
@@ -95,7 +96,7 @@ __all__ = [
 ]
 
 find_old_names()
-__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_MODULES)
+__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_MODULES, unlisted=_UNLISTED)
 
 if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):  # else nothing shows HTML
     from .views import show_in as _show_in

@@ -66,17 +66,29 @@ class CodedError(Exception):
         return one_line(self.args[1])
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in a notebook in place of a stack trace: the message in one line."""
+        """Return what IPython shows in a notebook in place of a stack trace: the message in one line."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class InputError(CodedError, ValueError):
-    """Bad input, which the user can mend. The command line prints its one line and exits with 2.
+    """Report bad input, which the user can correct. The command line prints its one line and exits with code 2.
 
-    A setting stands in the sentence as its name in braces, and is given by name, or by name and the value to give it:
+    Args:
+        code: Stable name of the fault, such as "plan.rank_unknown".
+        sentence: What was given, what is expected, and what to do.
+        setting: A setting that stands in the sentence as its name in braces; or its name and the value to give it.
+            Python and the command line each write it their way: `voxel_size`, `--voxel-size`.
+        fields: Values that a program may want, by name.
 
-        InputError("option.missing", "clouds need {voxel_size}", setting="voxel_size")  # --voxel-size in the shell
-        InputError("plan.late", "use {planner}", setting={"planner": "optimal"})  # planner='optimal', --planner optimal
+    Example:
+        >>> try:
+        ...     sp.Link(bandwidth=0)
+        ... except sp.InputError as error:
+        ...     print(error.code)
+        link.bandwidth
+
+    See also:
+        guides/troubleshooting, `RunFailed`
     """
 
     def __init__(
@@ -110,7 +122,20 @@ class DamagedRecord(InputError):
 
 
 class RunFailed(CodedError, RuntimeError):
-    """A launched run ended badly. The command line prints its one line and exits with 1; the record stays readable."""
+    """Report a launched run that ended badly. The command line prints its one line and exits with code 1.
+
+    The record of the run stays readable.
+
+    Example:
+        >>> try:
+        ...     raise sp.RunFailed("run.worker_died", "rank 1 died: exit code 9", rank=1)
+        ... except sp.RunFailed as error:
+        ...     print(error.code, error.fields)
+        run.worker_died {'rank': 1}
+
+    See also:
+        guides/troubleshooting, guides/resume_and_recover, `InputError`
+    """
 
 
 def missing_extra(error: ImportError) -> InputError | None:

@@ -233,7 +233,7 @@ class TestMinkowskiEngine:
         monkeypatch.setattr(driver, "has_minkowski", lambda: installed)
         batch = threading.Thread(target=run, args=(few, tmp_path))
         batch.start()
-        until(lambda: "waiting for the build" in capsys.readouterr().err, "the line that says so")
+        until(lambda: "waiting for" in capsys.readouterr().err, "the line that says so")
         assert ran == ["b"], "c starts from a"
         holder.close()
         batch.join()
@@ -247,7 +247,7 @@ class TestMinkowskiEngine:
         monkeypatch.setattr(driver, "has_minkowski", lambda: lock)
         run(few, tmp_path)
         assert ran == ["a", "b", "c"]
-        assert ("MinkowskiEngine is not installed: a use" in capsys.readouterr().err) != lock
+        assert ("not installed" in capsys.readouterr().err) != lock
 
     def test_a_notebook_uses_it_by_its_code_or_by_its_parameter(self, few, tmp_path, ran):
         def users(**parameters):

@@ -330,7 +330,7 @@ class TestBuildInTheBackground:
 
     def test_a_set_up_waits_for_it(self, building):
         with building.start("setup.sh") as waiting:
-            assert "waiting for the build" in waiting.stderr.readline()
+            assert "waiting" in waiting.stderr.readline()
             assert waiting.poll() is None
             (building.folder / "log.go").touch()
             waiting.communicate(timeout=ENOUGH)

@@ -204,9 +204,33 @@ def public_names() -> dict[str, dict[str, Any]]:
     return modules
 
 
-PYTHON_HEAD = """# Python names
+# What the examples of docstrings begin with; tests/test_public_names.py runs them so.
+EXAMPLES_START = """\
+from pathlib import Path
 
-[The architecture](../notebooks/background/architecture.md) says which file does what.
+import sparsepipe as sp
+
+
+def cost(seconds):
+    samples = (sp.CostSample(n, n * seconds, 2 * n * seconds, output_bytes=1000 * n) for n in (1000, 4000))
+    return sp.LayerCost(tuple(samples))
+
+
+layers = [sp.Layer(name, parameter_bytes=1e6) for name in ("conv1", "conv2", "conv3", "linear")]
+costs = {"cpu": tuple(cost(seconds) for seconds in (5e-6, 1e-5, 1.2e-5, 3e-6))}  # seconds per voxel
+profile = sp.Profile(sp.LayerGraph.chain(layers), costs, sizes=(1500.0, 2500.0))
+cluster = sp.Cluster.uniform(2, device_type="cpu", link=sp.Link(bandwidth=1e9, latency=1e-4))
+plan = sp.partition(profile, cluster, planner="model-parallel")
+sizes = [2000.0] * 8  # voxels of each minibatch
+trace = sp.simulate(plan, profile, cluster, sizes)
+"""
+PYTHON_HEAD = f"""# Python names
+
+[The architecture](../notebooks/background/architecture.md) says which file does what. Examples start with these lines;
+`run_dir` is the directory of a finished run of two epochs:
+
+```python
+{EXAMPLES_START}```
 """
 
 

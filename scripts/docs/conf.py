@@ -26,9 +26,11 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # they stand in the signature's place, and are long
 autosummary_generate = False
+napoleon_use_ivar = True  # fields that autodoc documents, too, are then no duplicates
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 
 _ITEM = re.compile(r"(- |\d+\. )")
+_PAGE = re.compile(r"\b((?:guides|background)/\w+)")  # that a docstring points to
 _SECTION = re.compile(r"(Args|Attributes|Examples?|Notes?|Raises|Returns|See also|Yields):")
 
 
@@ -74,8 +76,14 @@ def _ends_with_colon(written: list[str]) -> bool:
 def _escaped(line: str) -> str:
     """Return a line whose `code` is code, and whose other marks are plain characters."""
     parts = re.split(r"`+([^`]+)`+", line)
+    return "".join(f"``{part}``" if number % 2 else _escaped_words(part) for number, part in enumerate(parts))
+
+
+def _escaped_words(text: str) -> str:
+    parts = _PAGE.split(text)
     return "".join(
-        f"``{part}``" if number % 2 else re.sub(r"([*|_])", r"\\\1", part) for number, part in enumerate(parts)
+        f":doc:`/notebooks/{part}`" if number % 2 else re.sub(r"([*|_])", r"\\\1", part)
+        for number, part in enumerate(parts)
     )
 
 

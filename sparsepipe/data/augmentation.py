@@ -19,7 +19,7 @@ _NEIGHBOURS = np.array(list(np.ndindex(3, 3, 3))) - 1  # of a grid point, itself
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far clouds are changed; by default not at all. Lengths are the cloud's own: cube sides, or metres for scans.
+    """Configure random changes of clouds; none by default. Lengths are cube sides, or metres for scans.
 
     `rotation`: degrees about the z axis, from -rotation to rotation. `tilt`: degrees about a random horizontal axis.
     `scale`: smallest and largest factor. `jitter`: standard deviation of each coordinate, cut at three of it.

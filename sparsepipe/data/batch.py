@@ -13,9 +13,21 @@ from .labels import IGNORED
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One voxelized cloud: `coordinates` int32 [V, D], `features` float32 [V, C].
+    """Hold one voxelized cloud with V voxels in D dimensions and C features.
 
-    `label` is the class of the whole, or, for segmentation, those of its voxels: int64 [V].
+    Attributes:
+        coordinates: Integer coordinates of the voxels, int32 [V, D].
+        features: Features of the voxels, float32 [V, C].
+        label: Class of the cloud; for segmentation the class of each voxel, int64 [V].
+
+    Example:
+        >>> import torch
+        >>> cloud = sp.data.Sample(torch.tensor([[0, 0, 0], [1, 0, 2]], dtype=torch.int32), torch.ones(2, 1), label=3)
+        >>> len(cloud)
+        2
+
+    See also:
+        guides/own_data, guides/own_sparse_module
     """
 
     coordinates: Tensor
@@ -108,12 +120,12 @@ class PointBatch:
 
     @property
     def target(self) -> Tensor:
-        """What the loss takes besides the output."""
+        """Return what the loss takes besides the output."""
         return self.labels
 
     @property
     def size(self) -> int:
-        """What a minibatch's costs grow with: its active voxels."""
+        """Return what a minibatch's costs grow with: its active voxels."""
         return self.num_voxels
 
     @property

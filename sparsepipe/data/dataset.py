@@ -60,15 +60,35 @@ def load(
     augmentation: Augmentation | str | None = None,
     cache: Path | str | None = None,
 ) -> "VoxelDataset":
-    """Open one split of a folder in any layout of `layouts`, or of a data set that a manifest names.
+    """Open one split of a data set of point clouds or meshes.
 
-    `num_points` "all", the default, takes every point of a cloud and samples 1,024 from a mesh. A number is the most
-    points of a cloud and those of a mesh, drawn by `seed` and the sample's name. Objects are scaled to
-    the unit cube before they are voxelized at `voxel_size`; scans keep their metres. `task` is classification or
-    segmentation, by default the data set's usual one. `features` of each voxel: see Recipe. With an `augmentation` (or
-    the name of one) samples change from epoch to epoch. `cache`, else SPARSEPIPE_CACHE, names a folder for what was
-    prepared, by default one of the user's own; "off" keeps nothing on disk.
-    Raises InputError for a bad folder or setting now, for a bad file when it is read.
+    Objects are scaled to the unit cube before they are voxelized; scans keep their metres. Files are read on first use.
+
+    Args:
+        source: Folder in a supported layout, or the name of a data set.
+        split: Name of the split, such as "train" or "test".
+        voxel_size: Edge of a voxel as a share of the longest side; of scans in metres.
+        num_points: Most points of a cloud, and points sampled from a mesh. "all": every point, 1,024 of a mesh.
+        seed: Seed of the sampling.
+        task: "classification" or "segmentation". Default: the data set's usual task.
+        features: Features of each voxel, by name.
+        augmentation: Augmentation, or its name. Samples then change from epoch to epoch.
+        cache: Folder for prepared samples; "off": none. Default: SPARSEPIPE_CACHE, else the user's cache.
+
+    Returns:
+        The samples, as a `VoxelDataset`.
+
+    Raises:
+        InputError: A malformed folder or setting; a malformed file when it is read.
+
+    Example:
+        >>> shapes = sp.data.make_shapes("shapes", num_train=2, num_test=1, families=["box", "torus"])
+        >>> train = sp.data.load(shapes, split="train", voxel_size=0.1, cache="off")
+        >>> len(train), train.batch([0, 1]).coordinates.shape[1]  # sample index, x, y, z
+        (4, 4)
+
+    See also:
+        guides/own_data, guides/scenes_of_varying_size
     """
     recipe = Recipe(voxel_size, num_points, seed, _names(features), named_augmentation(augmentation))
     folder = open_folder(find(source))
@@ -147,7 +167,7 @@ class VoxelDataset:
 
     @property
     def size_unit(self) -> str:
-        """What a minibatch's costs grow with."""
+        """Return what a minibatch's costs grow with."""
         return "voxels"
 
     @property
@@ -162,7 +182,7 @@ class VoxelDataset:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What a network's builder may ask of the data."""
+        """Return what a network's builder may ask of the data."""
         return {"num_classes": len(self.classes), "in_channels": self.in_channels}
 
     def sample_sizes(self) -> list[int]:
@@ -181,7 +201,7 @@ class VoxelDataset:
 
     @property
     def origin(self) -> dict[str, object]:
-        """Where the samples come from and how they were made, for records: JSON-ready, without absolute paths."""
+        """Return the source of the samples and how they were made, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
             paths = (path for file in self.files for path in (file.path, *file.companions))
             self._digest = files_digest(paths, [(file.name, file.num_bytes) for file in self.files])
@@ -443,7 +463,7 @@ class VoxelDataset:
 
     @cached_property
     def _shared_facts(self) -> dict[str, object]:
-        """What decides every sample of this split, in addition to its file."""
+        """Return what decides every sample of this split, beside its file."""
         augmented = self.recipe.augmentation is not None
         return {
             "what": "reservoir" if augmented else "voxels",

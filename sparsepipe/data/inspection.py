@@ -38,7 +38,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What the files of one split hold. `points` are of clouds, `faces` of meshes, `voxels` of the samples made.
+    """Count the content of one split's files. `points` are of clouds, `faces` of meshes, `voxels` of the samples made.
 
     `unlabelled` and `unmeasured` count the points (or faces) that dataset.json or the layout declare to be so.
     """

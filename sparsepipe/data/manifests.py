@@ -41,7 +41,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a data set. `folder` is the name of its folder once unpacked; `splits` are (name, samples)."""
+    """Describe a data set. `folder` is the name of its folder once unpacked; `splits` are (name, samples)."""
 
     name: str
     title: str

@@ -38,17 +38,34 @@ def joined(addresses: Sequence[Address]) -> dict[str, np.ndarray]:
 def to_points(
     predictions: Path | str | Mapping[str, np.ndarray], data: Path | str | VoxelDataset
 ) -> dict[str, np.ndarray]:
-    """Return the predicted class of every original point of each cloud, int64 [P] by the sample's name.
+    """Map predicted classes of voxels back to the points of the original files.
 
-    `predictions` is a `predictions.npz` of voxels, the folder of the run that wrote it, or its arrays. `data` is the
-    data set, by its folder, its name, or one of its splits opened. Points are in the file's order (in S3DIS, that of
-    a room's files one after the other); of a mesh they are its vertices. A point that was not used, as only some of a
-    cloud were drawn or a feature of it was not measured, gets the class of the voxel whose middle is nearest; a point
-    whose coordinates are NaN or infinite has none (IGNORED, -100). Files with such points are read again.
+    Points are in the file's order (in S3DIS that of a room's files one after the other); of a mesh they are its
+    vertices. A point that was not sampled, or lacks a feature, gets the class of the nearest voxel. A point with NaN or
+    infinite coordinates gets -100.
 
-        classes = sp.data.to_points("runs/segmented", "work/scans")["tile/test/0.txt"]
+    Args:
+        predictions: A `predictions.npz` of voxels, the directory of the run that wrote it, or its arrays.
+        data: The data set: its folder, its name, or one of its splits, opened by `load`.
 
-    Raises InputError for predictions that are not of voxels, and for data that are not those of the predictions.
+    Returns:
+        Name of each sample → class of each point, int64 [P].
+
+    Raises:
+        InputError: Predictions that are not of voxels, or data of another data set.
+
+    Example:
+        >>> import numpy as np
+        >>> shapes = sp.data.make_shapes("shapes", num_train=2, num_test=1, families=["box"])
+        >>> test = sp.data.load(shapes, split="test", voxel_size=0.2, task="segmentation")
+        >>> try:
+        ...     sp.data.to_points({"predictions": np.zeros(4)}, test)
+        ... except sp.InputError as error:
+        ...     print(error.code)
+        predictions.not_of_clouds
+
+    See also:
+        guides/inference
     """
     arrays = _loaded(predictions)
     missing = [name for name in ("predictions", "name", "sample", "point_row", "coordinates") if name not in arrays]

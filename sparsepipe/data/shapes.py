@@ -26,14 +26,30 @@ _VERSION = 2  # of the shapes: raised when the same seed would give others
 def make_shapes(
     out: Path | str, *, num_train: int, num_test: int, seed: int = 0, families: Sequence[str] | None = None
 ) -> Path:
-    """Write `num_train` and `num_test` shapes of each family below `out`, marked as synthetic in dataset.json.
+    """Write a synthetic data set of seeded shapes as OFF meshes, marked as synthetic in dataset.json.
 
-    NAME.seg alongside NAME.off holds the part of each face, so that parts can be segmented as well as shapes
-    classified.
+    NAME.seg next to NAME.off has the part of each face, for segmentation. The same arguments give the same bytes. The
+    folder appears complete or not at all; an identical one is left as it is.
 
-    The same arguments give the same bytes; a shape depends on the seed and its name alone. The folder appears whole or
-    not at all. If it is there already, made by the same arguments, it is left as it is.
-    Raises InputError for an unknown family, a bad number, or a folder that holds something else.
+    Args:
+        out: Folder of the data set.
+        num_train: Shapes per family to train on.
+        num_test: Shapes per family to test on.
+        seed: Seed of the shapes.
+        families: Names of families, the classes. Default: all.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: An unknown family, a malformed number, or a folder with other content.
+
+    Example:
+        >>> sp.data.make_shapes("shapes", num_train=2, num_test=1, families=["box", "torus"]).name
+        'shapes'
+
+    See also:
+        guides/own_data, `data.load`
     """
     names = tuple(sorted(FAMILIES)) if families is None else tuple(families)
     _check(names, num_train=num_train, num_test=num_test, seed=seed)

@@ -130,9 +130,24 @@ def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
 
 @knows_its_keywords
 def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
-    """Return the job of a run on this machine that was launched with `detach=True`, or by another process.
+    """Attach to the job of a run on this machine that was launched with `detach=True`, or by another process.
 
-    Raises InputError if the folder holds no run.
+    Args:
+        run_dir: The run directory.
+        launcher: "local" (this machine), "ssh" or "ray".
+
+    Returns:
+        The job: `state`, `wait`, `stop`, `record`.
+
+    Raises:
+        InputError: The folder holds no run, or the launcher is unknown.
+
+    Example:
+        >>> sp.attach(run_dir).state
+        'finished'
+
+    See also:
+        guides/resume_and_recover, `launch`
     """
     return _launcher(launcher).attach(run_dir)
 

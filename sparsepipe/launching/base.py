@@ -34,7 +34,7 @@ class Job(Protocol):
 
     @property
     def state(self) -> str:
-        """How it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged.
+        """Return how it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged.
 
         "refused" is a run that a host could not begin: nothing was trained.
         """
@@ -101,7 +101,7 @@ class Job(Protocol):
 
 
 class Asked(TypedDict, total=False):
-    """Options of every launcher in addition to the plan and the settings."""
+    """Options of every launcher besides plan and settings, which it passes to the preparation of the run."""
 
     run_dir: Required[Path | str]
     resume: bool  # go on from the newest checkpoint there

@@ -46,7 +46,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one rank, or one link, stands: what a table has a row of."""
+    """State of one rank or one link, a row of a table."""
 
     rank: int | None
     link: Pair | None

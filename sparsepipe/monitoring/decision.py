@@ -26,7 +26,7 @@ from .words import faster_or_slower
 
 @dataclass(frozen=True)
 class Caution:
-    """When a change is worth it."""
+    """Thresholds above which a change is worth its cost."""
 
     margin: float = 1.5  # its gain must be so many times its cost
     least_share: float = 0.08  # and each minibatch faster by this share,
@@ -57,7 +57,7 @@ class Decision:
         return sum(move.num_bytes for move in self.moves)
 
     def to_json(self) -> dict[str, Any]:
-        """What a row of a record holds; the plan is kept next to it."""
+        """Return what a row of a record holds; the plan is kept beside it."""
         return {
             "changes": self.changes,
             "predicted_gain_seconds": self.gain_seconds,
@@ -182,12 +182,12 @@ class _Looked:
 
 
 def _groups(plan: Plan) -> set[tuple[int, ...]]:
-    """Which devices work together, each group at layers of its own."""
+    """Return which devices work together, each group at layers of its own."""
     return {tuple(sorted(stage.ranks)) for stage in plan.stages}
 
 
 def _signature(plan: Plan) -> tuple[Any, ...]:
-    """What makes plans different, whoever made them."""
+    """Return what makes plans different, whoever made them."""
     return tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
 
 

@@ -38,13 +38,27 @@ Found = Work | Transfer | LeftOut
 
 
 class Watch:
-    """Watches the ranks and links of one run. `alarms` holds what was found so far.
+    """Watch the ranks and links of one run for lasting slowdowns.
 
-    >>> watch = Watch(profile, cluster, plan)
-    >>> for alarm in watch.see(spans, sizes):
-    ...     print(alarm)
-    rank 1 takes 2.0 times its profile's time since minibatch 120, 1.0 times before
-    >>> watch.factors.scaled(profile, cluster)  # the devices as they are now, for planners
+    Args:
+        profile: Profile of the network.
+        cluster: Devices of the run.
+        plan: Plan that the run follows.
+        simulated: Whether the trace is simulated, so that spans of sends are transfers and nobody waits.
+
+    Raises:
+        InputError: A plan of another network or cluster.
+
+    Example:
+        >>> watch = sp.monitoring.Watch(profile, cluster, plan, simulated=True)
+        >>> slow = sp.simulate(plan, profile, cluster, [2000.0] * 200, stragglers="slow:rank=1,factor=2")
+        >>> alarms = watch.see(slow.spans, {minibatch: 2000.0 for minibatch in range(200)})
+        >>> [alarm.rank for alarm in alarms]
+        [1]
+        >>> now = watch.factors.scaled(profile, cluster)  # profile and cluster as they are now, for `partition`
+
+    See also:
+        guides/online_repartitioning, `monitoring.drift_of`, `monitoring.Factors`
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, simulated: bool = False) -> None:
@@ -102,7 +116,7 @@ class Watch:
         return factors_of(self.cluster, self.ranks, self.links)
 
     def also(self, made_for: Factors) -> tuple[Factors, ...]:
-        """What devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
+        """Return what devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
 
         First: each rank nearer to what it was then, by twice the standard error of what was measured. Second: each as
         its newest minibatches have it against its profile. Lasting changes leave aside by how much profiles are off,

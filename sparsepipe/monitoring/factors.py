@@ -24,10 +24,22 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Factors:
-    """Devices and links as they are now: 1 is what the profile and the cluster say, 2 is twice as long.
+    """Hold the slowdown of each device and link: 1 is as profiled, 2 takes twice as long.
 
-    `ranks[r]` is of the device with rank r in the cluster. `links` holds pairs of ranks, the lower one first; a pair
-    that does not exist is as the cluster says. Raises InputError for factors outside 0.01 to a million.
+    Attributes:
+        ranks: Factor of each device, by its rank in the cluster.
+        links: Pair of ranks, the lower one first → factor of the link between them. A missing pair has factor 1.
+
+    Raises:
+        InputError: No ranks, an unknown pair of ranks, or a factor outside 0.01 to 1,000,000.
+
+    Example:
+        >>> slow = sp.monitoring.Factors((1.0, 2.0))
+        >>> sp.partition(*slow.scaled(profile, cluster)).estimate.period_seconds > plan.estimate.period_seconds
+        True
+
+    See also:
+        guides/online_repartitioning, `monitoring.Watch`
     """
 
     ranks: tuple[float, ...]
@@ -97,7 +109,7 @@ class Factors:
         return {where: max(found if len(found) == counts[where] else [1.0, *found]) for where, found in known.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """What a file or a row of a record holds."""
+        """Return what a file or a row of a record holds."""
         return {
             "format": FORMAT,
             "ranks": list(self.ranks),

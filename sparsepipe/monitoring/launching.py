@@ -37,42 +37,55 @@ def launch(
     predictor: Predictor | None = None,
     **given: Any,
 ) -> Job:
-    """Start `plan` as worker processes and return at once; `Job.wait` waits for them.
+    """Launch the worker processes of a plan and return at once. `Job.wait` waits for them.
 
-    - `run_dir`: the folder of the record; `config`: the training's settings, in a `RunConfig`
-    - `replan`: this process follows the run and changes its plan where devices change, for which it needs `profile` and
-      `cluster`. Each of several pipelines changes by its own devices while the others train on, and keeps its ranks.
-      "never" continues as before; "epoch", "measured" and "predicted" cut again with DynPipe's planner, at ends of
-      epochs, by the ratio measured of a disturbed stage, or by what a predictor says of each layer; "live" takes the
-      best plan for the devices as they are now. None: no one follows the run
-    - `profile`, `cluster`: what the plan was made for; a resumed run's record has them. With a profile the run says
-      which rank or link takes longer than that; a cluster names the hosts, in the order of the ranks
-    - `tell`: called with a line of text for each decision
-    - `predictor`: for "predicted", which needs one, and "epoch": learned on this machine, or on hosts like those of the
-      run (`Predictor.load`). If a host's metrics are not those that it learned from, that is reported by `tell`, and
-      the plan is followed no longer
-    - `predict`: in its place, a function: rank → for each layer, how many times as long as alone; None: not known yet
+    Args:
+        plan: The plan.
+        config: Settings of the training, a `RunConfig`.
+        run_dir: Folder for the record of the run.
+        replan: Online repartitioning: this process monitors the run and changes its plan when devices change, which
+            needs `profile` and `cluster`. "live" takes the best plan for the devices as they are; "epoch", "measured"
+            and "predicted" use DynPipe's planner at ends of epochs, by the measured slowdown of a stage or by a
+            predictor; "never" only monitors. Each pipeline replica keeps its ranks.
+            Default: no monitoring.
+        profile: Profile of the plan, by which the run reports ranks and links that are slower than profiled. A resumed
+            run's record has it.
+        cluster: Cluster of the plan: the hosts, in the order of the ranks. A resumed run's record has it.
+        tell: Function that is called with a line of text for each decision.
+        predictor: Predictor for "predicted", which needs one, and for "epoch", trained on this machine or on hosts of
+            the same kind (`Predictor.load`).
+        predict: In its place a function: rank → slowdown of each layer; None: not known yet.
+        launcher: "local" (default, this machine), "ssh" (the cluster's hosts) or "ray" (nodes of Ray).
+        resume: True: continue from the newest checkpoint in `run_dir`, under the same plan or another.
+        detach: True: the job outlives this process, and `attach` returns it. Not with `replan`.
+        forward_only: Path of a checkpoint or run: infer without training, and write the outputs for the validation
+            split to predictions.npz. With pipeline replicas the first computes them.
+        replication: Synchronization scheme of pipeline replicas: "all-reduce", "partial-reduce:wait=0.1" (seconds),
+            "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum". Default: the plan's.
+        stragglers: Injected stragglers, separated by semicolons, times in seconds: "jitter:p=0.1,seconds=0.05",
+            "slow:rank=1,factor=4", "stop:rank=1,at=50,seconds=20", "trace:FILE", "kill:rank=2,at=80" (`at`: minibatch).
+        campaign: Name of the experiment, a set of comparable runs.
+        port: With "local" and one pipeline a TCP port of the loopback interface, 1 to 65535, for the rendezvous.
+            Default: a file.
+        ray_address: With "ray" an address such as "10.0.0.1:6379", or "auto". Default: RAY_ADDRESS, else a new Ray.
 
-    All else is `given` to `launching.launch`:
+    Returns:
+        The job, which is a context manager: leaving it stops a job that still runs.
 
-    - `launcher`: "local" (the default, on this machine), "ssh" (the cluster's hosts) or "ray" (nodes of Ray)
-    - `resume=True`: continue from the newest checkpoint in `run_dir`, under the same plan or another
-    - `detach=True`: the job outlives this process, and `attach` finds it again; not with `replan`
-    - `forward_only`: a checkpoint's path, or a run's folder: nothing is trained, outputs for the validation split are
-      written to predictions.npz; of several pipelines the first computes them, which `tell` receives
-    - `replication`: of several pipelines, the rule by which they average, with its options: "all-reduce",
-      "partial-reduce:wait=0.1" (seconds), "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum"; that of the plan unless
-      given
-    - `stragglers`: what delays ranks on purpose, several separated by semicolons, durations in seconds:
-      "jitter:p=0.1,seconds=0.05", "slow:rank=1,factor=4", "stop:rank=1,at=50,seconds=20", "trace:FILE",
-      "kill:rank=2,at=80" (`at`: a minibatch)
-    - `campaign`: names the runs that this one is made to be compared with
-    - `port`: with "local" and one pipeline, a TCP port of the loopback interface, 1 to 65535, to meet on; a file unless
-      given
-    - `ray_address`: with "ray", such as "10.0.0.1:6379" or "auto"; RAY_ADDRESS unless given, else a Ray of its own
+    Raises:
+        InputError: A plan, folder or option that cannot be used, before anything is started.
 
-    Raises InputError for a run that cannot change its plan, and for a plan, a folder or an option that cannot be used,
-    before anything is started.
+    Example:
+        Workers emulate the plan: they sleep for the profile's times, and send tensors of its sizes.
+
+        >>> config = sp.RunConfig("replay", "replay", engine="replay", batch_size=1, minibatches=4)
+        >>> with sp.launch(plan, config, run_dir="emulated", profile=profile, cluster=cluster) as job:
+        ...     summary = job.wait()
+        >>> job.state, summary["minibatches"]
+        ('finished', 4)
+
+    See also:
+        guides/command_line, guides/ssh, guides/online_repartitioning, `RunConfig`, `attach`
     """
     check_options(given.get("launcher", LOCAL), given, beside=keywords_of(launch))
     if not isinstance(plan, Plan):

@@ -90,12 +90,31 @@ class Watches:
 
 
 def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watches:
-    """Return what became of a run's ranks and links, from its trace: `alarms`, `standings`, `factors`.
+    """Detect lasting slowdowns of a run's ranks and links from its trace.
 
-    Profile and cluster are those that the run was launched with, if they are not given. Of several pipelines each is
-    compared with its own plan, and ranks have their numbers among those of all. Raises InputError in one line if
-    there are none, and for a run that nothing can be notified of; DamagedRecord names the file and the row of what is
-    damaged.
+    Each pipeline replica is compared with its own plan.
+
+    Args:
+        record: The run.
+        profile: Profile of its network. Default: the one it was launched with.
+        cluster: Its devices. Default: those it was launched with.
+
+    Returns:
+        The watches, with `alarms`, `standings` and `factors`.
+
+    Raises:
+        InputError: No profile or cluster, no trace, or other units of size.
+        DamagedRecord: A damaged file; the message names the row.
+
+    Example:
+        >>> try:
+        ...     sp.monitoring.drift_of(sp.RunRecord.load(run_dir))
+        ... except sp.InputError as error:  # launched without a profile
+        ...     print(error.code)
+        run.no_profile
+
+    See also:
+        guides/online_repartitioning, `monitoring.Watch`
     """
     profile, cluster = devices_of(record, profile, cluster)
     own = record.pipelines
@@ -184,7 +203,7 @@ def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
 
 
 def _kept(plan: Plan) -> object:
-    """What several pipelines keep while they train: their ranks and their rule."""
+    """Return what several pipelines keep while they train: their ranks and their rule."""
     return [plan.ranks_of(k) for k in range(len(plan.pipelines))], plan.replication
 
 

@@ -43,7 +43,7 @@ _CHOICE = Choice(tuple(PLANNERS), renamed={"sparsepipe": SparsePipe.name})
 
 @dataclass(frozen=True, repr=False)
 class PlanSettings(Settings):
-    """How a plan is chosen, whichever planner chooses it."""
+    """Settings of every planner."""
 
     planner: str = setting(
         DEFAULT,
@@ -90,12 +90,33 @@ def partition(
     recompute: bool = False,
     **options: Any,
 ) -> Plan:
-    """Choose a plan for the devices of `cluster`: which layers each stage has, on which devices, with which shares.
+    """Partition a network into pipeline stages for the devices of a cluster.
 
-    `options` are the settings of the `planner`. `sparsepipe.SCHEDULES` says what each schedule is.
-    The plan's `estimate` has `period_seconds` (seconds per minibatch), bound and bytes; `simulate` plays it through.
-    Raises InputError for an unknown planner or option, a device type without profile, and if nothing fits into
-    memory.
+    The plan says which layers each stage has, on which devices, and the share of minibatches of each replica. Its
+    `estimate` has `period_seconds` (seconds per minibatch), the proven bound and bytes.
+
+    Args:
+        profile: Costs of the layers on every device type of the cluster.
+        cluster: The devices, with their memory in bytes, and the links between them.
+        planner, schedule, num_microbatches, recompute: Settings, listed below. `sparsepipe.SCHEDULES` explains the
+            schedules.
+        options: Settings of the planner, listed below.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: An unknown planner or option, a device type without costs, or no plan that fits into memory.
+
+    Example:
+        >>> best = sp.partition(profile, cluster)
+        >>> print(f"{best.estimate.period_seconds:.3f} s per minibatch, optimality gap {best.estimate.gap:.0%}")
+        0.090 s per minibatch, optimality gap 0%
+        >>> len(sp.partition(profile, cluster, planner="model-parallel", schedule="1f1b-flush").stages)
+        2
+
+    See also:
+        background/planner_and_proof, background/schedules, `simulate`, `launch`, `partition_pipelines`
     """
     asked = PlanSettings(planner, schedule, num_microbatches, recompute)
     planner = _CHOICE.today(planner)
@@ -128,14 +149,36 @@ def partition_pipelines(
     most_plans: int = MOST_PLANS,
     **options: Any,
 ) -> Plan:
-    """Split the devices of `cluster` into pipelines that train most samples/s together, each with its own plan.
+    """Split the devices of a cluster into pipeline replicas with the highest total throughput, each with its own plan.
 
-    Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. If there are
-    too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are
-    planned. `replication`, a rule or its text, is `partial-reduce` when not given. `num_microbatches` is the same in
-    every pipeline, so that their steps are identical; for schedules that flush it is twice the devices of an average
-    pipeline when not given. Raises InputError as `partition` does, if there are too few devices, and if the rule
-    cannot go with so many pipelines (a quorum of more) or with the schedule.
+    Any devices may form a pipeline, on one node or across several. If there are too many, whole nodes or blocks of
+    identical devices stay together, and a warning says so.
+
+    Args:
+        profile: Costs of the layers on every device type of the cluster.
+        cluster: The devices and links.
+        num_pipelines: Number of pipeline replicas, 2 or more.
+        replication: Synchronization scheme, a `Rule` or its text. Default: "partial-reduce".
+        planner, schedule, recompute: As for `partition`.
+        num_microbatches: Microbatches per step, the same in every pipeline. Default for synchronous schedules: twice
+            the devices of an average pipeline.
+        most_plans: Parts of the cluster that are planned at most.
+        options: Settings of the planner.
+
+    Returns:
+        A plan whose `pipelines` are those of the replicas.
+
+    Raises:
+        InputError: As for `partition`; too few devices; a scheme that does not support so many pipelines or the
+            schedule.
+
+    Example:
+        >>> replicas = sp.partition_pipelines(profile, sp.Cluster.uniform(4, device_type="cpu"), 2)
+        >>> [len(plan.ranks) for plan in replicas.pipelines], replicas.replication.name
+        ([2, 2], 'partial-reduce')
+
+    See also:
+        guides/pipeline_replicas, background/synchronization_schemes, `simulate_pipelines`, `Plan.alike`
     """
     given_integer(num_pipelines, "pipelines:", least=2)
     chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")

@@ -20,7 +20,7 @@ from .simulator.bound import lower_bound
 
 @dataclass(frozen=True, slots=True)
 class OrderForecast:
-    """What an epoch takes in one order of its minibatches."""
+    """Simulated time of an epoch in one order of its minibatches."""
 
     order: str
     minibatches: int
@@ -117,10 +117,35 @@ def simulate_orders(
     orders: Sequence[str] = ORDERS,
     seed: int = 0,
 ) -> list[OrderForecast]:
-    """Simulate an epoch of samples of `sample_sizes` (in the profile's unit) in each of `orders`.
+    """Simulate an epoch in several orders of its minibatches.
 
-    Minibatches are composed as a run composes them, of `batch_size` samples or by a `budget` of size: see
-    `data.compose`. Raises InputError as that and `simulate` do.
+    Minibatches are composed as in a run, of `batch_size` samples or by a `budget` of size: see `data.compose`.
+
+    Args:
+        plan: The plan.
+        profile: Costs of the layers.
+        cluster: The devices and links.
+        sample_sizes: Size of each sample, in the profile's `size_unit`.
+        batch_size: Samples per minibatch.
+        budget: Size per minibatch, in place of a number of samples.
+        orders: Names of the orders.
+        seed: Seed of the random orders.
+
+    Returns:
+        A forecast for each order: seconds, seconds lost to sizes, lower bound.
+
+    Raises:
+        InputError: As for `data.compose` and `simulate`.
+
+    Example:
+        >>> from sparsepipe.planning.orders import simulate_orders
+        >>> samples = [500.0, 1500.0] * 16
+        >>> each = simulate_orders(plan, profile, cluster, samples, batch_size=2, orders=["shuffle", "snake"])
+        >>> [forecast.order for forecast in each]
+        ['shuffle', 'snake']
+
+    See also:
+        guides/scenes_of_varying_size, `lower_bound`
     """
     found, waiting = [], waiting_pipeline(plan)
     for order in orders:

@@ -52,7 +52,7 @@ class Sweep:
 
     @property
     def best(self) -> tuple[Candidate, ...]:
-        """Those that no other beats in speed and memory at once, among those that fit; the least memory first."""
+        """Return the Pareto front of throughput and peak memory among candidates that fit, the least memory first."""
         edge: list[Candidate] = []
         fitting = (candidate for candidate in self.candidates if candidate.fits)
         for candidate in sorted(fitting, key=lambda each: (each.memory_bytes, -each.samples_per_second)):
@@ -70,10 +70,32 @@ def sweep(
     compressions: Iterable[str] = ("none",),
     minibatches: int = _MINIBATCHES,
 ) -> Sweep:
-    """Plan and simulate every combination on each of `profiles`, by name: the same network at other voxel sizes, say.
+    """Plan and simulate every combination of planner, schedule and compression.
 
-    A combination that a planner or a schedule refuses is left out, with its reason. Raises InputError for an unknown
-    compression, and if nothing could be planned.
+    A combination that a planner or a schedule refuses is left out, with its reason.
+
+    Args:
+        profiles: Name → profile: the same network at several voxel sizes, for example.
+        cluster: The devices and links.
+        planners: Names of planners.
+        schedules: Names of schedules.
+        compressions: Encodings of what crosses stage boundaries.
+        minibatches: Minibatches per simulation.
+
+    Returns:
+        The candidates, with throughput and peak memory, their Pareto front `best`, and what was left out.
+
+    Raises:
+        InputError: An unknown compression, or no combination that can be planned.
+
+    Example:
+        >>> from sparsepipe.planning.sweeps import sweep
+        >>> found = sweep({"5 cm": profile}, cluster, planners=["optimal"], schedules=["1f1b", "2bw"], minibatches=8)
+        >>> [candidate.schedule for candidate in found.candidates]
+        ['1f1b', '2bw']
+
+    See also:
+        guides/sweeps, `plots.trade_off`
     """
     found: list[Candidate] = []
     left_out: list[str] = []

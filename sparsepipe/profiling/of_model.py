@@ -73,20 +73,44 @@ def profile_model(
     beside: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Profile a model on minibatches of a data set's training split, from a tenth to twice the batch and more.
+    """Profile the layers of a network on minibatches of a data set's training split.
 
-    `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
-    notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
-    (called with `data_args`). A minibatch has `batch_size` samples; point clouds need a `voxel_size`, the edge of a
-    voxel as a share of a cloud's longest side (in metres where the data set says that it is metric). `num_points`
-    "all" takes every point of a cloud and samples 1,024 from a mesh; a number is the most points of a cloud and the
-    points of a mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
-    name or a function's, the data's own unless given; each pass is timed `repeats` times, unless given as often as it
-    takes to be sure. `device_type` is what the profile calls this device.
-    `sizes` of the profile are those of random minibatches; what is measured covers their 1st to 99th percentile and a
-    factor of 8, in a few minutes at most. On a CPU, `threads` cores make one device: measure
-    with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
-    workers of the machine will be. Raises InputError for unknown names and bad data.
+    Sizes from a tenth to twice the batch are measured; they cover the 1st to 99th percentile of random minibatches and
+    a factor of 8, in a few minutes at most.
+
+    Args:
+        model: Name of a built-in network, `package.module:function`, `path/net.py:function`, or an nn.Module.
+        source: Folder or name of a data set, or a function, as `path/data.py:function`.
+        batch_size: Samples per minibatch.
+        voxel_size: Edge of a voxel as a share of a cloud's longest side, in metres if the data set is metric.
+        num_points: Most points of a cloud, and points sampled from a mesh. "all": every point, 1,024 of a mesh.
+        model_args: Arguments of the network's function.
+        data_args: Arguments of the data set's function.
+        loss: Loss, by name or function. Default: the data set's.
+        loss_args: Settings of the loss.
+        engine: Sparse-convolution backend: "auto", "native", "minkowski" or "torch".
+        device: "cpu" or "cuda".
+        device_type: Name of this device in the profile. Default: its hardware name.
+        repeats: Timed passes. Default: as many as a reliable median needs.
+        threads: CPU cores of one device, as many as each worker will have.
+        seed: Seed of weights and samples.
+        beside: Further processes that run the same workload meanwhile, as the other workers of the machine will.
+        progress: Function that is called with a line of text for each step.
+
+    Returns:
+        The profile: seconds and bytes of each layer at several sizes.
+
+    Raises:
+        InputError: Unknown names or bad data.
+
+    Example:
+        >>> shapes = sp.data.make_shapes("shapes", num_train=8, num_test=4)
+        >>> measured = sp.profile_model("minkpointnet", shapes, batch_size=8, voxel_size=0.1, repeats=2)
+        >>> measured.size_unit, all(cost.at(500).forward >= 0 for cost in measured.costs[measured.device_types[0]])
+        ('voxels', True)
+
+    See also:
+        background/measurement_quality, background/costs_by_size, guides/own_network, `partition`
     """
     usable(device)
     given_integer(threads, "threads:")

@@ -12,7 +12,25 @@ __all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRec
 
 
 def load_trace(path: Path | str) -> Trace:
-    """Read the trace of a run by its folder, or of a file as `Trace.load` does. Raises InputError for others."""
+    """Read the trace of a run.
+
+    Args:
+        path: A run directory, a Chrome trace that this project wrote, or a .parquet table of a job's operations.
+
+    Returns:
+        The trace.
+
+    Raises:
+        InputError: The path holds none of these.
+
+    Example:
+        >>> measured = sp.load_trace(run_dir)
+        >>> measured.source, measured.ranks
+        ('measured', (0, 1))
+
+    See also:
+        guides/traces_and_what_if, `replay`, `what_if`
+    """
     path = expanded(path)
     return RunRecord.load(path).trace() if path.is_dir() else Trace.load(path)
 

@@ -102,7 +102,7 @@ NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a k
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a result came from (command, commit, versions, machine, data), so that it can be reproduced."""
+    """Origin of a result (command, commit, versions, machine, data), so that it can be reproduced."""
 
     command: tuple[str, ...] = ()
     commit: str | None = None
@@ -132,7 +132,21 @@ class Origin:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's folder; each file is read when it is asked for. A damaged file raises DamagedRecord, which names it."""
+    """Open the record of a run. Each file is read when it is asked for; DamagedRecord names a damaged one.
+
+    Attributes:
+        folder: The run directory.
+
+    Example:
+        >>> record = sp.RunRecord.load(run_dir)
+        >>> record.status["state"], len(record.plan.stages)
+        ('finished', 2)
+        >>> [row["minibatches"] for row in record.metrics("epoch")]
+        [4, 8]
+
+    See also:
+        guides/resume_and_recover, `load_trace`, `attach`
+    """
 
     folder: Path
     _read_plans: dict[tuple[int, int], Plan] = field(default_factory=dict, repr=False, compare=False)
@@ -198,9 +212,9 @@ class RunRecord:
         return plan_at(self.plans, max(minibatches)) if minibatches else self.plan
 
     def sizes_of_epoch(self, epoch: int) -> tuple[float, ...]:
-        """Return the size of each minibatch of an epoch: voxels, tokens or samples, whichever the run counts.
+        """Return the size of each minibatch of an epoch, in the unit that the run counts, such as voxels.
 
-        Raises InputError if its metrics do not tell.
+        Raises InputError if its metrics do not say.
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
         if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
@@ -224,7 +238,7 @@ class RunRecord:
 
     @property
     def workload(self) -> WorkloadFacts:
-        """What its workers did: they trained, or slept through a profile."""
+        """Return what its workers did: they trained, or slept through a profile."""
         return workload_facts(self.config.get("engine", ""))
 
     @property
@@ -296,7 +310,7 @@ class RunRecord:
 
     @property
     def counted(self) -> str:
-        """What its pace counts: "samples", or "minibatches" if no one knows how many samples one has."""
+        """Return what its pace counts: "samples", or "minibatches" where nobody knows how many samples one has."""
         return "samples" if self.knows_samples else "minibatches"
 
     def rated(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -346,7 +360,7 @@ class RunRecord:
 
     @property
     def straggler_note(self) -> str:
-        """What held ranks up or killed them on purpose, in a few words; empty if nothing did."""
+        """Return what held ranks up or killed them on purpose, in a few words; empty where nothing did."""
         given = self.config.get("stragglers")
         try:
             return Stragglers.parse(given).note() if given else ""

@@ -49,7 +49,7 @@ _WEEK = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, repr=False)
 class DataConfig(Settings):
-    """Which network learns from which samples, and how samples become minibatches."""
+    """Configure the network, the data set, and the composition of minibatches."""
 
     model: str = field(
         metadata=row(
@@ -194,7 +194,7 @@ class DataConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class OptimizerConfig(Settings):
-    """How long the network learns, by which optimizer and at which learning rate.
+    """Configure the length of the training, the optimizer and the learning rate.
 
     `minibatches`, where given, ends the run after so many, whatever `epochs` says.
     """
@@ -235,7 +235,7 @@ class OptimizerConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class NumericsConfig(Settings):
-    """What the numbers are computed by, from which random seed, and how exactly."""
+    """Configure the sparse-convolution backend, the random seed and the precision."""
 
     engine: str = setting(
         "auto",
@@ -261,13 +261,13 @@ class NumericsConfig(Settings):
 
     @property
     def workload(self) -> WorkloadFacts:
-        """What workers do with such an engine: they train, or sleep through a profile."""
+        """Return what workers do with such an engine: they train, or sleep through a profile."""
         return workload_facts(self.engine)
 
 
 @dataclass(frozen=True, repr=False)
 class CheckpointConfig(Settings):
-    """When training states are written, and how many stay."""
+    """Configure when checkpoints are written, and how many are kept."""
 
     checkpoint_every: int = setting(1, WholeNumber(0), "epochs between checkpoints; 0: no checkpoints", unit="EPOCHS")
     keep_checkpoints: int = setting(2, WholeNumber(1), "number of newest checkpoints to keep")
@@ -276,7 +276,7 @@ class CheckpointConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class ProcessConfig(Settings):
-    """What a worker process runs on, how it sends to others, and how long it waits for them."""
+    """Configure the device of a worker process, its communication and timeouts."""
 
     device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "compute device")  # or cuda:1
     threads: int | None = setting(None, WholeNumber(1, 65536), "CPU threads of each process", words="shared evenly")
@@ -302,7 +302,7 @@ class ProcessConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class ProfileConfig(Settings):
-    """How a network is profiled, besides what a run has, too."""
+    """Configure the profiling of a network, beyond the settings of a run."""
 
     device_type: str | None = setting(
         None, Text("'fast'"), "name of the measured device type", unit="NAME", words="this device's name"
@@ -328,19 +328,27 @@ PARTS: Mapping[str, type[Settings]] = {
 # Python collects the fields of bases from the last to the first: model and data come first.
 @dataclass(frozen=True, repr=False)
 class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig, DataConfig):
-    """Settings of a run: those of all five parts, each by its own name.
+    """Configure a run: network, data, optimizer, numerics, checkpoints and processes.
 
-    What reads one part alone asks for that part in its signature, and takes the settings of a run or the part itself:
+    With a synchronous schedule `batch_size` counts the samples of a microbatch, of which the plan's `num_microbatches`
+    make a step. Runs of one pipeline without replicas are reproducible to the bit with the same `seed`, versions and
+    `threads`.
 
-        config = RunConfig("minkvgg16bn", "modelnet10", batch_size=16, learning_rate=0.1)
-        config.parts["optimizer"]                                   # OptimizerConfig(learning_rate=0.1)
-        config.replace(OptimizerConfig(optimizer="adam"), seed=1)   # another optimizer with its defaults, and a seed
+    Args:
+        settings: The settings below, by name. `model` and `data` may be given by position.
 
-    With a flush schedule `batch_size` is that of a microbatch, of which `num_microbatches` of the plan make a step.
-    Runs of one pipeline without replicas are the same to the bit under the same `seed`, versions and `threads`; another
-    number of threads, or replicas that sum gradients, add up in another order.
+    Raises:
+        InputError: A setting outside its range.
 
-    Raises InputError for a setting outside its range.
+    Example:
+        >>> config = sp.RunConfig("minkvgg16bn", "modelnet10", batch_size=16, learning_rate=0.1)
+        >>> config.replace(optimizer="adam", seed=1).optimizer
+        'adam'
+        >>> config.parts["optimizer"].learning_rate
+        0.1
+
+    See also:
+        background/settings, `launch`
     """
 
     @property
@@ -378,7 +386,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
 
 @dataclass(frozen=True)
 class Composition:
-    """What minibatches are composed and ordered for, as `RunConfig.composition` has it; see `data.compose`.
+    """Budget and order of minibatches, as `RunConfig.composition` has it; see `data.compose`.
 
     `sizes` and `seconds`: of minibatches, and what each stage takes for them by the profile of the launch. `asked`: the
     settings that this was decided by. `unit`: of sizes and of the budget, such as "voxels".

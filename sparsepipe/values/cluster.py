@@ -1,7 +1,6 @@
 """Clusters: nodes with their devices, device types, and the links inside and between nodes."""
 
 import json
-import re
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,158 +11,43 @@ from typing import Any
 from ..errors import InputError
 from ..util.derived.digests import digest
 from ..util.host.addresses import is_loopback
-from ..util.host.ssh import Destination
-from ..util.io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
+from ..util.io.fields import MOST_DEVICES, given_integer, integer, shown, text
 from ..util.io.files import read_text
 from ..util.io.keywords import knows_its_keywords, meant
 from ..util.text.counting import number_of
 from ..util.text.printed import Printed
+from .cluster_parts import Device, DeviceType, Link, Node
 
-# A host's name or address; what begins with a dash, ssh would take for an option.
-_HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
-_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
+__all__ = ["Cluster", "Device", "DeviceType", "Link", "Node", "check_addresses"]
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceType:
-    """A kind of device: its name, as profiles have it, and the memory of one of them in bytes (default: no limit).
-
-    `network_seconds_per_byte`: what each byte that it sends to another host, or receives from one, takes of its own
-    time. A processor that computes also codes what goes over the network, copies it, cuts it into packets, checks and
-    acknowledges them, and does not compute meanwhile; a GPU has others for that: 0. `sparsepipe cluster measure` finds
-    it.
-    Raises InputError for a memory of nothing, and for seconds below zero.
-    """
-
-    name: str
-    memory_bytes: float = float("inf")
-    reference_seconds: float | None = (
-        None  # of the reference layer, as `sparsepipe cluster measure` found; None: unknown
-    )
-    network_seconds_per_byte: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.network_seconds_per_byte <= MOST:
-            raise InputError(
-                "device_type.network_seconds",
-                f"device type {self.name!r} has {self.network_seconds_per_byte} network_seconds_per_byte: "
-                "expected 0 or more",
-            )
-        if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
-            raise InputError(
-                "device_type.reference_seconds",
-                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0",
-            )
-        if not self.memory_bytes > 0:
-            raise InputError(
-                "device_type.memory",
-                f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How fast bytes go from one device to another: `bandwidth` in bytes per second, `latency` in seconds per message.
-
-    10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 with 16 lanes Link(12e9, 1e-5); Link() takes no time at all.
-    Raises InputError for a bandwidth of nothing and a latency below zero.
-    """
-
-    bandwidth: float = float("inf")  # bytes per second
-    latency: float = 0.0  # seconds
-
-    def __post_init__(self) -> None:
-        given_number(self.bandwidth, "a link's bandwidth of")
-        given_number(self.latency, "a link's latency of")
-        if not self.bandwidth >= 1 / MOST:
-            raise InputError("link.bandwidth", f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
-        if not 0 <= self.latency <= MOST:
-            raise InputError("link.latency", f"latency {self.latency} s: expected 0 or more")
-
-    def transfer_time(self, num_bytes: float) -> float:
-        """Seconds for one message of `num_bytes`."""
-        return self.latency + num_bytes / self.bandwidth
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A machine: the types of its devices, one entry for each, and the link between any two of them.
-
-    `address` is where it is reached. Raises InputError for a node without a device.
-    """
-
-    name: str
-    device_types: tuple[DeviceType, ...]  # one per device: a node may mix types
-    link: Link = Link()  # between two devices of this node
-    address: str = "127.0.0.1"  # or a name, on the cluster's network: what sockets are bound to
-    ssh: str = ""  # how `ssh` reaches it: an alias of ssh_config, or user@host:port; "": the address
-    interpreter: str = ""  # path of the Python that runs there; "": the one that launches
-    environment: tuple[tuple[str, str], ...] = ()  # variables of what is started there, beside the host's own
-
-    def __post_init__(self) -> None:
-        where = f"node {self.name!r}"
-        if not self.device_types:
-            raise InputError(
-                "cluster.device_count_zero", f"{where} has a device count of 0: expected at least one device"
-            )
-        for what, host in (("address", self.address), ("ssh", self.ssh or "default")):
-            if not _HOST.fullmatch(host):
-                raise InputError(
-                    "cluster.host_malformed",
-                    f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1",
-                )
-            try:
-                destination = Destination.parse(host)
-            except InputError as error:
-                raise error.within(f"{where} has {what} ") from None
-            if what == "address" and destination.host != host:  # sockets are bound to it
-                raise InputError(
-                    "cluster.host_with_user",
-                    f"{where} has address {shown(host)}: expected {destination.host!r}; a user and a port belong to "
-                    f"ssh, as ssh = {str(destination)!r}",
-                )
-        if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
-            raise InputError(
-                "cluster.interpreter_malformed",
-                f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python",
-            )
-        for key, value in self.environment:
-            if not _VARIABLE.fullmatch(key) or "\0" in value or "\n" in value:
-                raise InputError(
-                    "cluster.environment_malformed",
-                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line",
-                )
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether its address is this machine's own loopback, so that nothing has to be reached over a
-        network.
-        """
-        return not self.ssh and is_loopback(self.address)
-
-    @property
-    def ssh_destination(self) -> str:
-        """What the system's `ssh` is called with to reach it."""
-        return self.ssh or self.address
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    rank: int
-    node: Node
-    type: DeviceType
+_INSTANT = Link()
 
 
 @dataclass(frozen=True)
 class Cluster(Printed):
-    """Nodes in order; a device's place among all devices is its rank.
+    """Describe the devices to train on, node by node. The position of a device among all devices is its rank.
 
-    Raises InputError for two nodes of one name, or of one address on the network; a loopback, which stands for an
-    address that no one gave, is no hindrance to planning.
+    Attributes:
+        nodes: The machines, in order.
+        network: Link between two nodes.
+
+    Raises:
+        InputError: No node, too many devices, or two nodes that share a name or an address (except loopback).
+
+    Example:
+        >>> fast, slow = sp.DeviceType("fast", 24e9), sp.DeviceType("slow", 8e9)
+        >>> cluster = sp.Cluster((sp.Node("a", (fast, fast)), sp.Node("b", (slow,))), network=sp.Link(1.25e9, 50e-6))
+        >>> [device.type.name for device in cluster.devices]
+        ['fast', 'fast', 'slow']
+        >>> cluster.link(0, 2).bandwidth
+        1250000000.0
+
+    See also:
+        guides/describe_a_cluster, `partition`
     """
 
     nodes: tuple[Node, ...]
-    network: Link = Link()  # between two nodes
+    network: Link = Link()
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]
@@ -183,11 +67,25 @@ class Cluster(Printed):
     @classmethod
     @knows_its_keywords
     def uniform(
-        cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = Link()
+        cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = _INSTANT
     ) -> "Cluster":
-        """Build one node of `num_devices` like devices, each with `memory_bytes`, and one `link` between any two.
+        """Build one node of `num_devices` identical devices, with the same `link` between any two.
 
-        `device_type` is the name under which a profile has its costs. Raises InputError for a count below 1.
+        Args:
+            num_devices: Number of devices, 1 or more.
+            device_type: Name under which a profile has the costs of these devices.
+            memory_bytes: Memory of each device in bytes. Default: no limit.
+            link: Link between any two devices.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            InputError: The count is below 1, or `link` is not a `Link`.
+
+        Example:
+            >>> len(sp.Cluster.uniform(4, device_type="cpu", link=sp.Link(4e9)).devices)
+            4
         """
         given_integer(num_devices, "a device count of")
         if not isinstance(link, Link):

@@ -181,7 +181,7 @@ class LayerTable:
 
     @property
     def within_host(self) -> "Crossing":
-        """What crosses a cut between devices of one host: tensors as they are."""
+        """Return what crosses a cut between devices of one host: tensors as they are."""
         return Crossing(self.output_bytes, self.output_bytes, self.coordinate_bytes)
 
     def stage_bytes(
@@ -253,7 +253,7 @@ class LayerTable:
         return bool(self.forward_temporary_bytes.any() or self.backward_temporary_bytes.any())
 
     def crossing(self, *, between_hosts: bool = False, held: bool = False) -> "Crossing":
-        """What crosses a cut: within a host, between hosts, or as memory has to hold it."""
+        """Return what crosses a cut: within a host, between hosts, or as memory has to hold it."""
         return self.held if held else self.between_hosts if between_hosts else self.within_host
 
     def payload(self, before: Iterable[int], *, between_hosts: bool = False, held: bool = False) -> tuple[Array, Array]:
@@ -411,7 +411,7 @@ Place = tuple[int, int]  # (pipeline, stage)
 
 
 class MergeCosts:
-    """What stages of different pipelines send each other in a merge, and how long it is on its way.
+    """Cost of what stages of different pipelines send each other in a merge, and how long it is on its way.
 
     Of each layer every member reduces an equal part (as in runtime/replication/between_pipelines/mean.py): with n
     members a stage sends (n - 1)/n of its bytes, and gets as many back, once to be reduced and once as the result.

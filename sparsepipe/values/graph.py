@@ -12,16 +12,48 @@ from ..util.text.counting import number_of
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    id: str  # unique in its graph, for example "conv1_1"
+    """Name a layer of a network and the size of its weights.
+
+    Attributes:
+        id: Name of the layer, unique in its graph, such as "conv1_1".
+        description: Kind of the layer for readers and pictures. A description that starts with "Input" marks a source
+            of data, which belongs to no stage.
+        parameter_bytes: Size of its weights in bytes.
+
+    Example:
+        >>> sp.Layer("conv1", "convolution 3x3x3", parameter_bytes=4 * 27 * 16 * 32).parameter_bytes
+        55296
+
+    See also:
+        `LayerGraph`
+    """
+
+    id: str
     description: str = ""
     parameter_bytes: float = 0
 
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Layers in topological order. An edge `(i, j)` says that layer `i` feeds layer `j`, so `i < j`.
+    """List the layers of a network in topological order, with the edges between them.
 
-    Raises InputError for an empty graph, a duplicate id, a negative size, or an edge that is not forward.
+    Attributes:
+        layers: The layers, each after all that feed it.
+        edges: Pairs (i, j): layer number `i` feeds layer number `j`, so i < j.
+
+    Raises:
+        InputError: No layers, a layer id twice, a negative size, or an edge that is not forward.
+
+    Example:
+        >>> layers = [sp.Layer(name) for name in ("down", "middle", "up")]
+        >>> graph = sp.LayerGraph.chain(layers, skips=[(0, 2)])
+        >>> graph.edges
+        ((0, 1), (0, 2), (1, 2))
+        >>> graph.producers_across(2)  # "down" and "middle" feed "up"
+        (0, 1)
+
+    See also:
+        guides/own_network, `Profile`
     """
 
     layers: tuple[Layer, ...]
@@ -51,7 +83,22 @@ class LayerGraph:
 
     @classmethod
     def chain(cls, layers: Iterable[Layer], skips: Iterable[tuple[int, int]] = ()) -> "LayerGraph":
-        """Build a chain of `layers`, each feeding the next, with extra edges `skips`."""
+        """Build a chain, in which each layer feeds the next.
+
+        Args:
+            layers: The layers, in order.
+            skips: Extra edges, pairs of layer numbers.
+
+        Returns:
+            The graph.
+
+        Raises:
+            InputError: As `LayerGraph` does.
+
+        Example:
+            >>> sp.LayerGraph.chain([sp.Layer("a"), sp.Layer("b")]).is_chain
+            True
+        """
         layers = tuple(layers)
         return cls(layers, (*((i, i + 1) for i in range(len(layers) - 1)), *skips))
 
@@ -114,7 +161,7 @@ class LayerGraph:
 
     @cached_property
     def kept(self) -> Kept:
-        """What others worked out of this graph alone: see remembered.py."""
+        """Return what others worked out of this graph alone: see remembered.py."""
         return {}
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:

@@ -43,7 +43,20 @@ class GraphTextNode:
 
 @dataclass(frozen=True)
 class GraphText:
-    """The content of one graph.txt: nodes in file order and edges by id."""
+    """Hold the content of one graph.txt, PipeDream's file of layers and their costs.
+
+    Attributes:
+        nodes: The layers in file order, each with its costs: times in milliseconds, sizes in bytes.
+        edges: Pairs of ids: the first layer feeds the second.
+
+    Example:
+        >>> text = profile.to_graph_text("cpu")
+        >>> print(text.save("graph.txt").name, len(sp.GraphText.load("graph.txt").nodes))
+        graph.txt 4
+
+    See also:
+        guides/import_from_other_systems, `Profile`
+    """
 
     nodes: tuple[GraphTextNode, ...]
     edges: tuple[tuple[str, str], ...]

@@ -18,21 +18,18 @@ from ..util.text.printed import Printed
 from ..util.text.sizes import Certainty, size_words
 from .cluster import Cluster
 from .graph import LayerGraph
+from .plan_checks import beyond_bounds, overlaps, unlike_layers, violations
 from .plan_parts import (
     Estimate,
     PositionEstimate,
     Stage,
     StageEstimate,
     StagePlan,
-    beyond_bounds,
     estimate_from_json,
     estimate_of_all,
     estimate_to_json,
-    overlaps,
     stage_from_json,
     stage_to_json,
-    unlike_layers,
-    violations,
 )
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
@@ -61,7 +58,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff(Printed):
-    """How one plan differs from another.
+    """Difference between two plans.
 
     A stage's numbers: (compute, transfer, averaging seconds a minibatch, memory bytes, bytes sent a minibatch).
     """
@@ -80,7 +77,7 @@ class PlanDiff(Printed):
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the second plan is, by the planners' own expectations."""
+        """Return the speedup of the second plan, by the planners' estimates."""
         before, after = self.periods
         return before / after if before is not None and after else None
 
@@ -88,28 +85,51 @@ class PlanDiff(Printed):
         return asdict(self) | {"same": self.same, "speedup": self.speedup}
 
     def moves(self) -> list[str]:
-        """Which layers and ranks are in another stage, a line for each row of them: "layer l2: stage 1 → stage 0"."""
+        """List the layers and ranks that are in another stage, a line for each row: "layer l2: stage 1 → stage 0"."""
         named = [("layer", move) for move in self.layers] + [("rank", move) for move in self.ranks]
         return [f"{what}{'s' if len(move.items) > 1 else ''} {move}" for what, move in named]
 
 
 @dataclass(frozen=True)
 class Plan(StagePlan, Printed):
-    """One or several pipelines that train a network: stages in pipeline order with their schedule.
+    """Assign every layer of a network to a stage, and every stage to ranks, with the schedule of the pipeline.
 
-    A rank may serve several stages, as many as every other rank: the stages are interleaved then, see interleaved.py.
-    `num_microbatches` minibatches make one step of a schedule that flushes or keeps two versions. Others update after
-    every round of the replicas, or after `accumulation` rounds.
+    `partition` makes a plan, `simulate` predicts it, `launch` trains by it, `save` and `load` keep it in a file. A rank
+    may serve several stages, as many as every other rank; the stages are interleaved then.
 
-    `pipelines` has the plan of each pipeline, whose ranks are places in one cluster. Of one pipeline that is the plan
-    itself. `Plan.together` makes a plan of several, which average by `replication`; its stages, schedule and estimate
-    follow from theirs: change `members`.
+    A plan may have several pipeline replicas (hybrid data + pipeline parallelism): `pipelines` holds the plan of each.
+    `Plan.together` builds such a plan. Its stages, schedule and estimate follow from its `members`: change these.
+
+    Attributes:
+        stages: The stages in pipeline order.
+        schedule: Order of forwards and backwards, a key of `SCHEDULES`.
+        weights: Policy for versions of the weights, such as "stash". Empty: the schedule's default.
+        num_microbatches: Minibatches of one step, for synchronous schedules and two-version weights ("2bw").
+        planner: Name of the planner.
+        estimate: Expectations of the planner: seconds per minibatch, proven bound, bytes; None: unknown.
+        warnings: Sentences on unreliable numbers.
+        accumulation: Rounds of the replicas after which an asynchronous schedule updates the weights.
+        provenance: Sources of the plan (profile, cluster, settings), as JSON.
+        members: Plans of the pipeline replicas, if there are several.
+        replication: Synchronization scheme of the pipeline replicas.
+        samples: Samples per minibatch of pipeline replicas; None: the profile does not say.
+        joined: The members that stages, schedule and estimate were derived from.
+
+    Example:
+        >>> plan = sp.partition(profile, cluster, planner="model-parallel")
+        >>> [stage.layers for stage in plan.stages]
+        [('conv1', 'conv2'), ('conv3', 'linear')]
+        >>> sp.Plan.load(plan.save("plan.json")) == plan
+        True
+
+    See also:
+        background/how_it_works, `partition`, `simulate`, `launch`
     """
 
-    members: tuple["Plan", ...] = ()  # the pipelines, if there are several
-    replication: Rule | None = None  # by which several average
-    samples: float | None = None  # of a minibatch of several; None: the profile that was planned with does not say
-    joined: tuple["Plan", ...] = field(default=(), repr=False, compare=False)  # what stages and more follow from
+    members: tuple["Plan", ...] = ()
+    replication: Rule | None = None
+    samples: float | None = None
+    joined: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.members:
@@ -163,7 +183,28 @@ class Plan(StagePlan, Printed):
 
     @classmethod
     def alike(cls, plan: "Plan", count: int, replication: Rule, *, samples: float | None = None) -> "Plan":
-        """Return `count` pipelines of the same plan, whose ranks are from 0: each on the next ranks of a cluster."""
+        """Copy a plan to several pipeline replicas, each on the next ranks of a cluster.
+
+        Args:
+            plan: Plan of one pipeline, whose ranks count from 0.
+            count: Number of pipeline replicas, 2 or more.
+            replication: Synchronization scheme.
+            samples: Samples per minibatch, if known.
+
+        Returns:
+            The plan of all replicas.
+
+        Raises:
+            InputError: The count is below 2.
+
+        Example:
+            >>> from sparsepipe.values.replication import parse_rule
+            >>> sp.Plan.alike(plan, 2, parse_rule("ad-psgd")).ranks
+            (0, 1, 2, 3)
+
+        See also:
+            guides/pipeline_replicas, `partition_pipelines`
+        """
         integer(count, "pipelines", least=2)
         num_ranks = len(plan.ranks)
         copies = []
@@ -219,7 +260,7 @@ class Plan(StagePlan, Printed):
 
     @property
     def position_estimates(self) -> tuple[PositionEstimate, ...]:
-        """What the estimate, which the plan must have, says of each of its `positions`."""
+        """Return what the estimate, which the plan must have, says of each of its `positions`."""
         assert self.estimate is not None
         found = []
         for stages in self.positions:
@@ -237,17 +278,17 @@ class Plan(StagePlan, Printed):
         return replace(self, schedule=schedule, weights="", num_microbatches=count)
 
     def diff(self, other: "Plan") -> PlanDiff:
-        """What changes from this plan to `other`: layers and ranks that move, stage times, memory, period, gap."""
+        """Compare with another plan: layers and ranks that move, stage times, memory, iteration time, gap."""
         return _diff(self, other)
 
     @property
     def extrapolation(self) -> str:
-        """How far beyond the measured sizes the estimates' times are, the worst of all: `Certainty.beyond`."""
+        """Return the largest extrapolation of the estimates beyond measured sizes, in words."""
         return Certainty.beyond(*(plan.estimate.certainty for plan in self.pipelines if plan.estimate))
 
     @property
     def counted(self) -> str:
-        """What throughput counts: "samples", or "minibatches" if it is not known how many samples one has."""
+        """Return the unit of throughput: "samples", or "minibatches" if their samples are unknown."""
         return "minibatches" if self.samples is None else "samples"
 
     @property
@@ -275,16 +316,16 @@ class Plan(StagePlan, Printed):
         return f"pipeline {k}: " if self.members else ""
 
     def first_rank(self, k: int) -> int:
-        """How many ranks the pipelines before `k` have."""
+        """Count the ranks of the pipelines before `k`."""
         return sum(len(plan.ranks) for plan in self.pipelines[:k])
 
     def first_stage(self, k: int) -> int:
-        """How many stages the pipelines before `k` have: stage s of pipeline k is stage `first_stage(k)` + s of all."""
+        """Count the stages of the pipelines before `k`: stage s of pipeline k is stage `first_stage(k)` + s of all."""
         return sum(len(plan.stages) for plan in self.pipelines[:k])
 
     @property
     def trace_facts(self) -> dict[str, Any]:
-        """What a trace of several pipelines says: "pipelines", the ranks of each; "like_stages", of each of `stages`
+        """Return facts of the replicas' trace: "pipelines", the ranks of each; "like_stages", of each of `stages`
         the first that has the same layers.
         """
         layers = [stage.layers for stage in self.stages]
@@ -468,7 +509,7 @@ def _provenance(value: Any) -> Mapping[str, Any] | None:
 
 
 def _of_members(members: tuple[Plan, ...]) -> dict[str, Any]:
-    """What a plan of several pipelines has from theirs."""
+    """Return what a plan of several pipelines has from theirs."""
     return {
         "stages": tuple(stage for plan in members for stage in plan.stages),
         "schedule": _joined(plan.schedule for plan in members),
@@ -480,7 +521,7 @@ def _of_members(members: tuple[Plan, ...]) -> dict[str, Any]:
 
 
 def _joined(words: Iterable[str]) -> str:
-    """What pipelines have, each once: "1f1b", or "1f1b+gpipe" where they differ."""
+    """Return what pipelines have, each once: "1f1b", or "1f1b+gpipe" where they differ."""
     return "+".join(dict.fromkeys(words))
 
 

@@ -18,15 +18,29 @@ SPAN_KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint"
 
 
 class Span(NamedTuple):
-    """One thing one rank did. `peer` is the rank it sent to or waited for.
+    """Record one operation of one rank. A tuple, as simulations make hundreds of thousands.
 
-    `name` is an action such as "1F3", as an epoch's list has it; `minibatch` counts over the whole run. A tuple, as a
-    simulation makes them by the hundred thousand.
+    Attributes:
+        rank: The rank that did it.
+        name: Name of the operation: an action such as "1F3", with minibatches counted from the start of the epoch.
+        start: Start in seconds since the trace began.
+        end: End in seconds since the trace began.
+        kind: "forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate" or "checkpoint".
+        stage: Number of the stage.
+        minibatch: Number of the minibatch over the whole run; -1: none.
+        peer: Rank that it was sent to or waited for; -1: none.
+
+    Example:
+        >>> sp.Span(0, "0F0", start=0.0, end=0.25).seconds
+        0.25
+
+    See also:
+        `Trace`
     """
 
     rank: int
     name: str
-    start: float  # seconds since the trace began
+    start: float
     end: float
     kind: str = "forward"
     stage: int = 0
@@ -40,17 +54,31 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace(Printed):
-    """Spans of one run in seconds, and whether they were simulated, replayed or measured.
+    """Hold the operations of all ranks of one run: simulated, replayed or measured.
 
-    A span's kind is "forward", "backward", "weights" or "update", which is work, or "average", "send", "wait", "load",
-    "evaluate" or "checkpoint". A rank is idle while it does no work: it waits for another rank, which `waited` shows
-    where it was measured, averages, or has nothing to do while the pipeline fills and drains. `bubble_fraction` is the
-    idle share of all ranks. Raises InputError for another kind.
+    A rank is idle while it does not compute: it waits for another rank (`waited`, in measured traces), synchronizes
+    gradients, or has nothing to do while the pipeline fills and drains.
+
+    Attributes:
+        spans: The operations.
+        source: "simulated", "replayed" or "measured".
+        facts: Further facts of the run, such as peak bytes of each rank or injected stragglers.
+
+    Raises:
+        InputError: A span of an unknown kind.
+
+    Example:
+        >>> trace = sp.simulate(plan, profile, cluster, sizes)
+        >>> trace.ranks, round(trace.bubble_fraction, 2)
+        ((0, 1), 0.13)
+
+    See also:
+        guides/traces_and_what_if, `load_trace`, `simulate`
     """
 
     spans: tuple[Span, ...]
     source: Source
-    facts: dict[str, Any] = field(default_factory=dict)  # what the run adds: peak bytes of each rank and the like
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if unknown := {span.kind for span in self.spans} - set(SPAN_KINDS):
@@ -64,12 +92,12 @@ class Trace(Printed):
 
     @property
     def left_out(self) -> dict[str, Any]:
-        """What is missing of a long run: "minibatches" ([first, last] each), "spans", "seconds"; empty: nothing is."""
+        """Return what a long trace leaves out: "minibatches" ([first, last] each), "spans", "seconds"; or nothing."""
         return dict(self.facts.get("left_out", {}))
 
     @property
     def held_up(self) -> str:
-        """What held ranks up or killed them on purpose, in a few words, for a figure's note; empty: nothing did."""
+        """Return the injected stragglers and kills in a few words, for a figure's note; empty: none."""
         found: str = self.facts.get("held_up", "")
         return found
 
@@ -119,7 +147,7 @@ class Trace(Printed):
         return 1 - busy / (len(self.ranks) * self.shown_seconds)
 
     def waited(self) -> dict[tuple[int, int], float]:
-        """(rank, the rank it waited for) → seconds, the longest first; no one simulates waiting."""
+        """Return the seconds of each (rank, rank it waited for), the longest first. Simulated traces have none."""
         found: dict[tuple[int, int], float] = {}
         for span in self.spans:
             if span.kind == "wait" and span.peer >= 0:
@@ -127,7 +155,7 @@ class Trace(Printed):
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def between(self, start: float, end: float) -> "Trace":
-        """The spans that lie wholly within [start, end]."""
+        """Return the trace of the spans that lie wholly within [start, end] seconds."""
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
 
     def to_rows(self) -> list[dict[str, Any]]:

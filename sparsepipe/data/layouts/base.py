@@ -98,7 +98,7 @@ class DataFolder:
 
     @cached_property
     def reading(self) -> Reading:
-        """What dataset.json declares of the files."""
+        """Return what dataset.json declares of the files."""
         return Reading.declared(self.marker, self.path / MARKER)
 
     def read(self, file: SampleFile) -> Mesh | Cloud:
@@ -112,7 +112,7 @@ class DataFolder:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What can be learned here, the usual task first."""
+        """Return what can be learned here, the usual task first."""
         there = [task for task, names in ((CLASSIFICATION, self.classes), (SEGMENTATION, self.parts)) if names]
         return tuple(sorted(there, key=lambda task: task != self.default_task))
 

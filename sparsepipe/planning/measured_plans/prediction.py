@@ -44,18 +44,42 @@ CONTEXT_BYTES_OF = {"GH-96": 4.76e9 + 0.3e9}
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step is predicted to take, and what memory the fullest GPU is to need."""
+    """Predicted seconds of a step, and peak bytes of the GPU with the most."""
 
     seconds: float
     peak_bytes: float
 
     def errors(self, measured: MeasuredPlan) -> tuple[float, float]:
-        """How far time and memory are off, as shares of what was measured; above 0 if too much is predicted."""
+        """Return the relative errors of time and memory; above 0: the prediction is too high."""
         return self.seconds / measured.seconds - 1, self.peak_bytes / measured.peak_bytes - 1
 
 
 def predict(measured: MeasuredPlan) -> Prediction:
-    """Simulate one step in DeepSpeed's order, and add up what the fullest GPU holds."""
+    """Predict the step time and peak memory of a plan that Sailor measured.
+
+    One step is simulated in DeepSpeed's order.
+
+    Args:
+        measured: A measured plan, as `SailorFiles.plans` returns it.
+
+    Returns:
+        Seconds of a step, and bytes of the GPU with the highest peak memory.
+
+    Example:
+        >>> from sparsepipe.records.formats.sailor import MeasuredPlan, SizedLink
+        >>> kind = "A100-40 x1"  # one GPU for each replica of a stage
+        >>> costs = {kind: profile.costs["cpu"]}
+        >>> stages = [sp.Stage(stage.layers, stage.ranks, device_types=(kind,)) for stage in plan.stages]
+        >>> step = sp.Plan(tuple(stages), schedule="1f1b-flush", num_microbatches=4)
+        >>> gpus, links = sp.Cluster.uniform(2, device_type=kind), {(kind, kind): SizedLink((1.0,))}  # 1 GB/s
+        >>> known = sp.Profile(profile.graph, costs)
+        >>> given = MeasuredPlan("a", "net", step, known, gpus, 1, 1.0, 4e9, links, {}, {kind: (1e6,) * 4})
+        >>> sp.planning.measured_plans.predict(given).seconds > 0
+        True
+
+    See also:
+        guides/import_from_other_systems
+    """
     with collector_paused():
         end = max(row[3] for row in DeepSpeedSimulation(measured).run())
     return Prediction(end, peak_bytes(measured))
@@ -77,7 +101,7 @@ def peak_bytes(measured: MeasuredPlan) -> float:
 
 
 def context_bytes(kind: str) -> float:
-    """What a GPU of this type of device holds in addition to torch's memory."""
+    """Return what a GPU of this type of device holds beside torch's memory."""
     usual = CONTEXT_BYTES_ALONE if kind.endswith(" x1") else CONTEXT_BYTES
     return CONTEXT_BYTES_OF.get(gpu_of(kind), usual)
 

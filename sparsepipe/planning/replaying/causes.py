@@ -41,7 +41,7 @@ _MOST_PARTS = 256  # of a category: those with the most to explain
 
 
 class Part(NamedTuple):
-    """What may be slow: a stage, replica, pipeline, rank, or kind of operation, or all launches, transfers, sizes."""
+    """Part that may be slow: a stage, replica, pipeline, rank, kind of operation; all launches, transfers, sizes."""
 
     category: str
     key: int | str = ""
@@ -67,7 +67,7 @@ class WhatIf(Printed):
         return self.launched_seconds / self.even_seconds
 
     def share(self, part: Part) -> float:
-        """What of the time lost against an even step the part accounts for."""
+        """Return what of the time lost against an even step the part accounts for."""
         lost = self.measured_seconds - self.even_seconds
         before = self.measured_seconds if part.category == "launch" else self.launched_seconds
         return (before - self.without[part]) / lost if lost > 0 else 0.0
@@ -86,7 +86,25 @@ class WhatIf(Printed):
 
 
 def what_if(trace: Trace) -> WhatIf:
-    """Say what the steps of a trace would take without what is slow. Raises InputError for one without training."""
+    """Estimate the time of a trace's steps without slow parts, such as one stage, one rank or one kind of operation.
+
+    Args:
+        trace: A measured or simulated trace.
+
+    Returns:
+        Seconds of the mean step: measured, without launch delays, and with even times; and the slowdown by each part.
+
+    Raises:
+        InputError: A trace without training.
+
+    Example:
+        >>> slow = sp.simulate(plan, profile, cluster, sizes, stragglers="slow:rank=1,factor=4")
+        >>> sp.what_if(slow).slowdown > sp.what_if(trace).slowdown
+        True
+
+    See also:
+        guides/traces_and_what_if, `replay`
+    """
     known = Dependencies.of(trace)
     copies = Copies.of(trace, known.nodes)
     even = _even(known, copies)
@@ -196,7 +214,7 @@ def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> str:
 
 
 def _slowest(known: Dependencies, copies: Copies) -> str:
-    """Which rank takes longest for its layers, compared with others that have the same."""
+    """Return which rank takes longest for its layers, beside others that have the same."""
     places: dict[tuple[str, int], list[int]] = {}
     for place, node in enumerate(known.nodes):
         if node.kind in COMPUTE:

@@ -69,7 +69,25 @@ def _off(replayed: float, measured: float) -> float:
 
 
 def replay(trace: Trace) -> Replay:
-    """Simulate a trace from its own durations and orders. Raises InputError for one without training in it."""
+    """Simulate a trace from its own durations and orders, and compare the result with the measured steps.
+
+    Args:
+        trace: A measured or simulated trace.
+
+    Returns:
+        Seconds of each step, measured and replayed, and the replayed trace.
+
+    Raises:
+        InputError: A trace without training.
+
+    Example:
+        >>> replayed = sp.replay(trace)
+        >>> len(replayed.steps), replayed.trace.source
+        (1, 'replayed')
+
+    See also:
+        guides/traces_and_what_if, `what_if`, `load_trace`
+    """
     known = Dependencies.of(trace)
     whole = known.step_seconds(known.seconds + known.launch)[:, 0]
     work = np.array([node.kind in WORK for node in known.nodes])

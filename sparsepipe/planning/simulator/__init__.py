@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class SimulationSettings(Settings):
-    """How a plan is simulated."""
+    """Settings of a simulation."""
 
     minibatches: int = setting(32, WholeNumber(1, MOST_MINIBATCHES), "minibatches that go through the pipeline")
     epoch_minibatches: int | None = setting(
@@ -85,16 +85,32 @@ def simulate(
     restart_seconds: float = RESTART_SECONDS,
     epoch_minibatches: int | None = None,
 ) -> Trace:
-    """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
+    """Simulate a plan and return the predicted trace.
 
-    Several pipelines share them: `simulate_pipelines` shows what became of each, and this returns the trace alone.
+    Args:
+        plan: The plan. Pipeline replicas share the minibatches; `simulate_pipelines` reports on each.
+        profile: Costs of the layers. The optimizer takes no time if the profile has no rate for it.
+        cluster: The devices and links.
+        sizes: Size of each minibatch at the network's input, in the profile's `size_unit`.
+        stragglers: Injected stragglers, a value or its text, such as "slow:rank=1,factor=4". They are noted in the
+            trace's fact "held_up".
+        restart_seconds: Seconds from a kill until the ranks train again, from the last checkpoint.
+        epoch_minibatches: Minibatches per epoch, after which a checkpoint is written and the pipeline runs empty.
+            Default: all.
 
-    The optimizer's step takes no time where the profile has no rate for it. `stragglers`, a value or its text, make
-    passes longer; the trace says in its fact "held_up" what they are. If one kills a rank all ranks train again
-    `restart_seconds` later, from the last checkpoint on: the pipeline runs empty and leaves one after each
-    `epoch_minibatches`, without them at the end alone. The fact "restart" says what that cost
-    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that do
-    not exist, and for seconds below 0.
+    Returns:
+        The trace, in seconds. Its fact "restart" has the cost of a kill.
+
+    Raises:
+        InputError: A plan that cannot run, stragglers on unknown ranks, malformed sizes, or seconds below 0.
+
+    Example:
+        >>> predicted = sp.simulate(plan, profile, cluster, [2000.0] * 8)
+        >>> round(predicted.makespan, 2)
+        0.83
+
+    See also:
+        guides/traces_and_what_if, `lower_bound`, `simulate_pipelines`, `plots.timeline`
     """
     if plan.members:
         if epoch_minibatches is not None:
@@ -139,20 +155,37 @@ def simulate_pipelines(
     restart_seconds: float = RESTART_SECONDS,
     starts: Sequence[float] = (),
 ) -> PipelinesForecast:
-    """Let pipelines share one minibatch of each of `sizes` (at the network's input, in the profile's unit).
+    """Simulate pipeline replicas that share the minibatches of an epoch.
 
-    Each takes the next ones when it has room, as many ahead as a run's loaders read ahead of what is trained, in whole
-    units of its plan's updates; less than a unit goes to who is empty. They average by `pipelines.replication`, whose
-    draws are by `seed`. Weights are on their way for as long as the cluster's links take for them, alongside the
-    activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a live one's weights;
-    what its last stage had not done goes back to all. `starts`: when each pipeline begins, in seconds; all at once when
-    not given, which in a run they do not: of those that wait for each other little, the groups depend on it.
+    Each pipeline takes the next minibatches when it has room, in whole units of its updates, and reads as many ahead as
+    in a run. The replicas synchronize by `pipelines.replication`; weights take as long as the links need. After a kill
+    a pipeline resumes with a live one's weights, and its unfinished minibatches return to all. Reading takes no time.
 
-    Reading takes no time here. Labels that a run reads from files are asked for a step earlier still in schedules with
-    several minibatches a step; that is not simulated.
+    Args:
+        pipelines: A plan of pipeline replicas.
+        profile: Costs of the layers.
+        cluster: The devices and links.
+        sizes: Size of each minibatch at the network's input, in the profile's `size_unit`.
+        stragglers: Injected stragglers, a value or its text.
+        seed: Seed of random groups of the synchronization scheme.
+        restart_seconds: Seconds from a kill until its pipeline trains again.
+        starts: Start of each pipeline in seconds. Default: all at 0.
 
-    Raises InputError for pipelines that cannot run, for stragglers of ranks that do not exist, and for a kill where
-    the rule averages gradients: what the others do then is not simulated.
+    Returns:
+        Trace, throughput of each pipeline, group sizes, staleness and bytes.
+
+    Raises:
+        InputError: Pipelines that cannot run, stragglers on unknown ranks, or a kill under a scheme that averages
+            gradients, which is not simulated.
+
+    Example:
+        >>> pair = sp.partition_pipelines(profile, sp.Cluster.uniform(4, device_type="cpu"), 2)
+        >>> forecast = sp.simulate_pipelines(pair, profile, sp.Cluster.uniform(4, device_type="cpu"), sizes * 4)
+        >>> forecast.trace.ranks
+        (0, 1, 2, 3)
+
+    See also:
+        guides/pipeline_replicas, background/synchronization_schemes, `partition_pipelines`
     """
     check_sizes(sizes)
     number(restart_seconds, "restart_seconds")
@@ -244,7 +277,7 @@ def _pace(
 
 
 def _end(lives: Sequence[Member], start: float) -> float:
-    """When the last of a pipeline's minibatches was done; its start where it did none."""
+    """Return when the last of a pipeline's minibatches was done; its start where it did none."""
     return max((span.end for life in lives for span in life.spans()), default=start)
 
 

@@ -36,14 +36,27 @@ from .simulation import BACKWARD, FORWARD, INPUT, durations
 
 
 def lower_bound(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> float:
-    """Return seconds that `plan` takes at least on minibatches of `sizes`, in whatever order they come.
+    """Compute a time that no order of the minibatches can beat under a plan.
 
-    `sizes` are those at the input of the network, in the profile's unit, as `simulate` takes them. Stragglers only make
-    it longer. Several pipelines share the minibatches: each of them goes to one, and the slowest counts.
+    Args:
+        plan: The plan. Pipeline replicas share the minibatches.
+        profile: Costs of the layers.
+        cluster: The devices and links.
+        sizes: Size of each minibatch at the network's input, in the profile's `size_unit`.
 
-        bound = sp.lower_bound(plan, profile, cluster, profile.typical_sizes)
+    Returns:
+        Seconds. Stragglers can only add to them.
 
-    Raises InputError for a plan that cannot run.
+    Raises:
+        InputError: A plan that cannot run.
+
+    Example:
+        >>> bound = sp.lower_bound(plan, profile, cluster, sizes)
+        >>> 0 < bound <= sp.simulate(plan, profile, cluster, sizes).makespan
+        True
+
+    See also:
+        guides/scenes_of_varying_size, `simulate`
     """
     plan.check(profile.graph, cluster)
     if not len(sizes):

@@ -131,19 +131,53 @@ def profiled_bytes(parameter_bytes: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class SailorFiles:
-    """The published files: seconds and sizes of layers, and links."""
+    """Read the files that the Sailor planner published: seconds and sizes of layers, links, and measured plans.
+
+    Attributes:
+        folder: Folder of the planner's files.
+        times: Seconds of each model's layers, by GPU.
+        sizes: Sizes of each model's layers.
+        between: Coefficients of links between zones: zone → GPU → senders → zone → GPU → receivers.
+        alike: Coefficients of links of one GPU type: "inter" between nodes, "intra" within one → GPU → number of GPUs.
+
+    Example:
+        >>> from sparsepipe.records.formats.sailor import SailorFiles
+        >>> try:
+        ...     SailorFiles.load("not fetched")  # sparsepipe data fetch sailor
+        ... except sp.InputError as error:
+        ...     print(type(error).__name__)
+        InputError
+
+    See also:
+        guides/import_from_other_systems, `planning.measured_plans.predict`
+    """
 
     folder: Path
     times: Mapping[str, Any]
     sizes: Mapping[str, Any]
-    between: Mapping[str, Any]  # zone → GPU → senders → zone → GPU → receivers → [coefficients, …]
-    alike: Mapping[str, Any]  # "inter", between like nodes, "intra", within one → GPU → GPUs → [coefficients, …]
+    between: Mapping[str, Any]
+    alike: Mapping[str, Any]
 
     @classmethod
     def load(cls, folder: Path | str) -> "SailorFiles":
-        """Read them from a folder that was fetched, or one with the planner's folders at its top.
+        """Read the files of a folder.
 
-        Raises InputError for a file that does not exist or is none of theirs.
+        Args:
+            folder: A fetched folder, or one with the planner's folders at its top.
+
+        Returns:
+            The files' content. `plans()` returns the measured plans.
+
+        Raises:
+            InputError: A missing or malformed file.
+
+        Example:
+            >>> from sparsepipe.records.formats.sailor import SailorFiles
+            >>> try:
+            ...     SailorFiles.load("not fetched")
+            ... except sp.InputError as error:
+            ...     print(type(error).__name__)
+            InputError
         """
         folder = expanded(folder)
         planner = folder / "sailor" / "Planner"
@@ -352,7 +386,7 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _at(content: object, where: str, *keys: str) -> Any:
-    """What an object holds below keys. Raises InputError that names the first that does not exist."""
+    """Return what an object holds below keys. Raises InputError that names the first that is not there."""
     for key in keys:
         if not isinstance(content, Mapping) or key not in content:
             raise InputError("sailor.key_missing", f"{where + ': ' if where else ''}no {shown_key(key)}")
@@ -361,7 +395,7 @@ def _at(content: object, where: str, *keys: str) -> Any:
 
 
 def _find(content: object, *keys: str) -> Any:
-    """What an object holds below keys, None if it does not."""
+    """Return what an object holds below keys, None where it does not."""
     for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content

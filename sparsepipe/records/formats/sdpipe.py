@@ -113,11 +113,29 @@ Layout = tuple[tuple[Gpu, ...], ...]  # stage → its GPU in each pipeline
 
 
 def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layout]:
-    """Read every layout of a device_list.py by its name; what is trained with is `my_device`.
+    """Read every layout of SDPipe's device_list.py. The file is parsed, not executed.
 
-    The file is read, not run: lists of `gpu(i)` and `rgpu(host, i)`, times a number or not, and names for them. Names
-    that a function call gives, as `m0, m1 = get_machine_name()`, are the `hosts` in their order. Other statements are
-    passed over. Raises InputError that names the file and the line.
+    Lists of `gpu(i)` and `rgpu(host, i)` are read, repeated or named; other statements are ignored.
+
+    Args:
+        path: The file.
+        hosts: Hosts, in order, for names that a function call assigns, as in `m0, m1 = get_machine_name()`.
+
+    Returns:
+        Name → layout, the GPUs (host, number) of each pipeline. SDPipe trains with "my_device".
+
+    Raises:
+        InputError: A malformed file; the message names the line.
+
+    Example:
+        >>> from sparsepipe.records.formats.sdpipe import load_layouts
+        >>> rows = '[[rgpu("a", 0), rgpu("a", 1)], [rgpu("b", 0), rgpu("b", 1)]]'
+        >>> _ = Path("device_list.py").write_text(f"my_device = {rows}")
+        >>> sorted(load_layouts("device_list.py"))
+        ['my_device']
+
+    See also:
+        guides/import_from_other_systems, `records.formats.sdpipe.pipelines_of`
     """
     text = read_text(path, what="device list")
     try:
@@ -242,9 +260,34 @@ def pipelines_of(
     layers: Sequence[int] | None = None,
     schedule: str = "1f1b",
 ) -> Plan:
-    """The pipelines of a layout, with so many `layers` in each row, in topological order; about equal ones by default.
+    """Make a plan of pipeline replicas from a layout of SDPipe.
 
-    Raises InputError if a GPU is not in the cluster, and if the counts are not those of all layers.
+    Args:
+        layout: The GPUs of each pipeline, a row for each stage.
+        cluster: The devices.
+        graph: The layers of the network.
+        replication: Synchronization scheme.
+        layers: Number of layers of each stage, in topological order. Default: about equal.
+        schedule: Name of the schedule.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: A GPU outside the cluster, or counts that do not add up to all layers.
+
+    Example:
+        >>> from sparsepipe.records.formats.sdpipe import load_layouts, pipelines_of
+        >>> from sparsepipe.values.replication import parse_rule
+        >>> rows = '[[rgpu("a", 0), rgpu("a", 1)], [rgpu("b", 0), rgpu("b", 1)]]'
+        >>> _ = Path("device_list.py").write_text(f"my_device = {rows}")
+        >>> nodes = tuple(sp.Node(name, (sp.DeviceType("gpu"),) * 2) for name in ("a", "b"))
+        >>> layout = load_layouts("device_list.py")["my_device"]
+        >>> len(pipelines_of(layout, sp.Cluster(nodes), profile.graph, parse_rule("ad-psgd")).pipelines)
+        2
+
+    See also:
+        guides/import_from_other_systems, guides/pipeline_replicas
     """
     ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
     counts = tuple(layers) if layers is not None else _even(len(ids), len(layout))

@@ -5,21 +5,28 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Takes a run's rows, as `Job.wait(on_row=sink)` gives them, and sends them on.
+    """Receive the rows of a run's metrics, as `Job.wait(on_row=sink)` passes them, and forward them to a tracker.
 
-    A row has an "event": "start", "step" (a minibatch), "epoch", "summary", and others that may be left alone.
-    `scalars` makes numbers by name of it. A sink of one's own is a class with these two methods:
+    A row has an "event": "start", "step" (a minibatch), "epoch", "summary", and others that may be ignored. A sink is
+    any class with these two methods.
 
-        class WeightsAndBiases:
-            def __init__(self, folder: str) -> None:
-                self.run = wandb.init(dir=folder)
+    Example:
+        >>> from sparsepipe.records.sinks import scalars
+        >>> class Printed:
+        ...     def __call__(self, row):
+        ...         if (found := scalars(row)) and row["event"] == "epoch":
+        ...             print(found[0], round(found[1]["epoch/train/loss"], 1))
+        ...
+        ...     def close(self):
+        ...         pass
+        >>> sink = Printed()
+        >>> for row in sp.RunRecord.load(run_dir).metrics():
+        ...     sink(row)
+        4 1.1
+        8 1.1
 
-            def __call__(self, row: Mapping[str, Any]) -> None:
-                if found := scalars(row):
-                    self.run.log(found[1], step=found[0])
-
-            def close(self) -> None:
-                self.run.finish()
+    See also:
+        guides/trackers, `records.sinks.scalars`
     """
 
     def __call__(self, row: Mapping[str, Any]) -> None:
@@ -32,10 +39,24 @@ class Sink(Protocol):
 
 
 def scalars(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """Return the numbers of a row as (minibatches done, {name: number}); None for a row that has none to draw.
+    """Extract the numbers of a row of metrics.
 
-    Names have the event before them and a slash between levels: "step/loss", "epoch/validation/accuracy",
-    "stage 0/busy_fraction". A run of several pipelines has its pipeline behind: "step/loss of pipeline 1".
+    Names start with the event and have a slash between levels: "step/loss", "epoch/validation/accuracy",
+    "stage 0/busy_fraction". Pipeline replicas add their number: "step/loss of pipeline 1".
+
+    Args:
+        row: A row of a run's metrics.
+
+    Returns:
+        (Minibatches done, name → number); None for a row without numbers to draw.
+
+    Example:
+        >>> from sparsepipe.records.sinks import scalars
+        >>> scalars({"event": "step", "minibatch": 7, "loss": 0.5})
+        (8, {'step/loss': 0.5})
+
+    See also:
+        guides/trackers
     """
     event, done = row.get("event"), row.get("minibatches")
     if event == "step" and isinstance(row.get("minibatch"), int):

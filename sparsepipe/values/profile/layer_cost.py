@@ -16,29 +16,60 @@ from .size_laws import ATTENTION, BYTES, SECONDS, Array, SizeLaws
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """One layer measured on a minibatch of this size at the input of the network, in the profile's `size_unit`."""
+    """Hold the cost of one layer for minibatches of one size. Times are medians over the repeats.
+
+    Attributes:
+        size: Size of the minibatch at the network's input, in the profile's `size_unit`.
+        forward: Seconds of the forward.
+        backward: Seconds of the backward.
+        output_bytes: Bytes of the output's features.
+        coordinate_bytes: Bytes of the output's coordinates, if this layer makes a new set.
+        saved_bytes: Bytes kept from forward to backward.
+        forward_spread: Interquartile range of the forward in seconds.
+        backward_spread: Interquartile range of the backward in seconds.
+        kernel_map_pairs: (Input, output) pairs of the kernel map: the matrix products of a sparse convolution.
+        kernel_map_seconds: Seconds that building the kernel map takes, part of the forward of the first layer that
+            needs it.
+        coded_output_bytes: Bytes of the output as sockets between hosts send it by default: without zeros, losslessly
+            compressed. 0: not measured, as large as `output_bytes`.
+        coded_gradient_bytes: The same for the output's gradient.
+        coded_coordinate_bytes: The same for the output's coordinates.
+        kernel_map_bytes: Bytes of the kernel map, part of `saved_bytes`, kept until the backward of all layers is done.
+            This and the following are 0 if memory was not measured.
+        saved_input_bytes: Bytes of other layers' outputs that no layer before keeps, part of `saved_bytes`.
+        backward_left_bytes: Bytes made in the backward and kept until that of all layers is done.
+        forward_temporary_bytes: Peak bytes of the forward beyond what layers keep.
+        backward_temporary_bytes: Peak bytes of the backward beyond what layers keep and gradients of weights.
+
+    Raises:
+        InputError: A value is negative or not finite.
+
+    Example:
+        >>> sp.CostSample(size=4096, forward=0.004, backward=0.009, output_bytes=1e6).saved_bytes
+        0.0
+
+    See also:
+        background/costs_by_size, `LayerCost`
+    """
 
     size: float
-    forward: float  # seconds, median
-    backward: float  # seconds, median
-    output_bytes: float  # features of the output
-    coordinate_bytes: float = 0.0  # coordinates of the output, where this layer makes a new set
-    saved_bytes: float = 0.0  # kept from forward to backward
-    forward_spread: float = 0.0  # seconds, interquartile range over the repeats
+    forward: float
+    backward: float
+    output_bytes: float
+    coordinate_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    forward_spread: float = 0.0
     backward_spread: float = 0.0
-    kernel_map_pairs: float = 0.0  # (input, output) pairs of its kernel map: what a convolution multiplies
-    kernel_map_seconds: float = 0.0  # of making its kernel map: part of the forward of the first layer that needs it
-    # What sockets between hosts carry of the output, of its gradient, and of its coordinates, where nothing else is
-    # asked for: without zeros, exponents coded, coordinates packed; 0: not measured, and as large as they are.
+    kernel_map_pairs: float = 0.0
+    kernel_map_seconds: float = 0.0
     coded_output_bytes: float = 0.0
     coded_gradient_bytes: float = 0.0
     coded_coordinate_bytes: float = 0.0
-    # Memory, where it was measured; 0 elsewhere. The first two are parts of `saved_bytes`.
-    kernel_map_bytes: float = 0.0  # its kernel map: kept until the backward of all layers is done
-    saved_input_bytes: float = 0.0  # outputs of other layers, which no layer before keeps
-    backward_left_bytes: float = 0.0  # made in its backward, kept until that of all layers is done
-    forward_temporary_bytes: float = 0.0  # the most that its forward takes beyond what layers keep
-    backward_temporary_bytes: float = 0.0  # likewise its backward, beyond gradients of weights too
+    kernel_map_bytes: float = 0.0
+    saved_input_bytes: float = 0.0
+    backward_left_bytes: float = 0.0
+    forward_temporary_bytes: float = 0.0
+    backward_temporary_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         values = _values_of(self)
@@ -79,10 +110,25 @@ def checked_size(size: float) -> float:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Samples at growing sizes, and the law of size through them: see `SizeLaws`.
+    """Hold the costs of one layer at increasing sizes, with the scaling law fitted through them.
 
-    A single sample at size 0 holds at every size: that is what a graph.txt says of a layer. `stretch`: minibatches that
-    cost what was measured are so many times as large, as with voxels of another size.
+    A single sample at size 0 holds at every size, as in a graph.txt.
+
+    Attributes:
+        samples: Costs at increasing sizes.
+        stretch: Factor on the sizes: minibatches that cost as measured are so many times as large, for example with
+            another voxel size.
+
+    Raises:
+        InputError: No sample, or sizes that do not increase.
+
+    Example:
+        >>> cost = sp.LayerCost((sp.CostSample(1000, 0.01, 0.02, 1e6), sp.CostSample(4000, 0.04, 0.08, 4e6)))
+        >>> round(cost.at(2000).forward, 4)
+        0.02
+
+    See also:
+        background/costs_by_size, `Profile`
     """
 
     samples: tuple[CostSample, ...]
@@ -94,7 +140,7 @@ class LayerCost:
             raise InputError("cost.sizes_malformed", f"cost samples at sizes {counts}: expected one or more, growing")
 
     def at(self, size: float) -> CostSample:
-        """The cost of a minibatch of this size, by the law. Raises InputError for a size below 0."""
+        """Return the cost of a minibatch of this size, by the scaling law. Raises InputError for a size below 0."""
         return self._laws.samples(checked_size(size))[0]
 
     def changed(self, change: Callable[[CostSample], CostSample]) -> "LayerCost":

@@ -47,7 +47,7 @@ AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers m
 
 @dataclass(frozen=True, slots=True)
 class StepOverhead:
-    """Seconds per minibatch on one device type outside of layers and optimizer."""
+    """Time of a training step beyond layers and optimizer on one device type, in seconds per minibatch."""
 
     input_seconds: float = 0.0  # of the first stage: to read a minibatch, and to put it on the device
     loss_seconds: float = 0.0  # of the last stage: loss and its gradient, and what is counted of a minibatch
@@ -67,16 +67,38 @@ OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
 
 @dataclass(frozen=True)
 class Profile(Printed):
-    """Costs of the layers of one graph on one or more device types.
+    """Hold the costs of a network's layers on one or more device types.
 
-    `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
-    "tokens", "pixels" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
-    optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
-    is known, and none counted, for a type that does not exist. `sample_readers` are layers whose stage reads
-    minibatches itself, though it may not be the first: masks, word ids, or in the last layer the targets.
-    `voxels_by_stride`: of typical minibatches, at the input and at each coarser stride of the network; with it memory
-    is that of minibatches which are large at each stride, and layers take the seconds of as many voxels there as
-    typical minibatches have.
+    `profile_model` measures a profile; `save` and `load` keep it in a file.
+
+    Attributes:
+        graph: The layers and their edges.
+        costs: Device type → the cost of each layer.
+        sizes: Sizes of typical minibatches at the network's input, in `size_unit`. Plans are made for these.
+        origin: Source of the numbers: command, data, seed, machine.
+        update_rates: Device type → seconds of the optimizer per byte of weights. A missing type counts nothing.
+        step_overheads: Device type → seconds of a step beyond layers and optimizer, such as reading and the loss.
+        size_unit: Unit of sizes: "voxels" (active ones), "tokens", "pixels" or "samples".
+        sample_readers: Ids of layers whose stage reads minibatches itself, even if it is not the first: masks, word
+            ids, or in the last layer the targets.
+        voxels_by_stride: For each typical minibatch the voxels at the input and at each coarser stride [minibatches,
+            strides]. Memory is then that of minibatches that are large at each stride, and a layer's seconds are those
+            of the voxels at its stride.
+
+    Raises:
+        InputError: No device type, a number of costs that differs from the number of layers, or malformed sizes.
+
+    Example:
+        >>> cost = sp.LayerCost((sp.CostSample(0, forward=0.01, backward=0.02, output_bytes=1e6),))
+        >>> graph = sp.LayerGraph.chain([sp.Layer("a"), sp.Layer("b")])
+        >>> own = sp.Profile(graph, {"cpu": (cost, cost)})
+        >>> own.cost(1, "cpu").backward
+        0.02
+        >>> sp.Profile.load(own.save("profile.json")).device_types
+        ('cpu',)
+
+    See also:
+        background/costs_by_size, background/measurement_quality, `profile_model`, `partition`
     """
 
     graph: LayerGraph
@@ -231,7 +253,7 @@ class Profile(Printed):
 
     @cached_property
     def kept(self) -> Kept:
-        """What others worked out of this profile alone: see remembered.py."""
+        """Return what others worked out of this profile alone: see remembered.py."""
         return {}
 
     @cached_property
@@ -273,9 +295,7 @@ class Profile(Printed):
 
     @property
     def sized(self) -> bool:
-        """Return whether the size of a minibatch matters: whether any is reported, or costs were measured at
-        several.
-        """
+        """Return whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
         return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
 
     @property
@@ -314,7 +334,13 @@ class Profile(Printed):
         return {name: slice(k * count, (k + 1) * count) for k, name in enumerate(self.costs)}
 
     def cost(self, layer: int, device_type: str, size: float | None = None) -> CostSample:
-        """Cost of one layer on one device type for a minibatch of this size (the mean one when not given)."""
+        """Return the cost of one layer on one device type.
+
+        Args:
+            layer: Number of the layer in the graph.
+            device_type: Name of the device type.
+            size: Size of the minibatch in `size_unit`. Default: the mean of `sizes`.
+        """
         count, layers = self.size() if size is None else checked_size(size), self._layers(device_type)
         key = (device_type, count)
         return remembered(self.kept, "samples at", key, lambda: self._laws.samples(count, layers))[layer]
@@ -373,7 +399,7 @@ class Profile(Printed):
         return self._laws.measured(self._layers(device_type))
 
     def certainty(self, sizes: float | Sequence[float] | None = None, types: Iterable[str] | None = None) -> Certainty:
-        """How far the seconds predicted for minibatches of `sizes` may be off, the worst of them and of device types.
+        """Bound the error of the seconds predicted for minibatches of `sizes`, the worst of them and of device types.
 
         Of the mean size and of all types where none are given.
         """
@@ -523,7 +549,7 @@ class Profile(Printed):
         return tuple(name for name in COST_FIELDS if name not in absent)
 
     def to_json(self) -> dict[str, Any]:
-        """What the profile's file holds."""
+        """Return what the profile's file holds."""
         besides = self._besides()
         head = {"format": besides.pop("format"), **self._graph(), **_sizes_written(self)}
         return {**head, "costs": self._costs(), **besides}
@@ -541,7 +567,7 @@ class Profile(Printed):
         }
 
     def _besides(self) -> dict[str, Any]:
-        """What a profile's file holds in addition to its graph and its costs."""
+        """Return what a profile's file holds beside its graph and its costs."""
         return {
             "format": FORMAT,
             **_sizes_written(self),
@@ -704,7 +730,7 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
 
 
 def _sizes_written(profile: Profile) -> dict[str, Any]:
-    """How a file names sizes: profiles over voxels as they always did, others by the unit that they state."""
+    """Return how a file names sizes: profiles over voxels as they always did, others by the unit that they state."""
     if profile.size_unit == "voxels":
         return {
             _OF_VOXELS["sizes"]: list(profile.sizes),
@@ -714,7 +740,7 @@ def _sizes_written(profile: Profile) -> dict[str, Any]:
 
 
 def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:
-    """What a file holds of them: reading alone may be left out, as files from before have it."""
+    """Return what a file holds of them: reading alone may be left out, as files from before have it."""
     return {
         name: {key: value for key, value in asdict(one).items() if value or key != "reading_seconds"}
         for name, one in overheads.items()

@@ -38,7 +38,25 @@ def rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
 
 
 def parse_rule(given: str) -> Rule:
-    """Read RULE[:option=value,…] as the command line takes it. Raises InputError in one line."""
+    """Parse the text of a synchronization scheme, as the command line takes it.
+
+    Args:
+        given: "NAME" or "NAME:option=value,…", such as "local-sgd:every=8".
+
+    Returns:
+        The scheme.
+
+    Raises:
+        InputError: An unknown name or option.
+
+    Example:
+        >>> from sparsepipe.values.replication import parse_rule
+        >>> parse_rule("local-sgd:every=8").every
+        8
+
+    See also:
+        background/synchronization_schemes, guides/pipeline_replicas
+    """
     name, options = split_options(given, "replication")
     return rule(name, {option: typed(value) for option, value in options.items()})
 

@@ -14,7 +14,7 @@ SERVER = -1  # the parameter server's number among the pipelines, for rules that
 
 
 class Arithmetic(Enum):
-    """What a merge does with what its members contribute: worked out in runtime/replication, stated there."""
+    """Arithmetic of a merge of its members' contributions, implemented in runtime/replication."""
 
     MEAN_GRADIENTS = "gradients"  # their mean, before the optimizer's step: each member waits for it
     MEAN_WEIGHTS = "weights"  # their mean, after the step
@@ -55,9 +55,7 @@ class Groups(Protocol):
         ...
 
     def may_begin(self, pipeline: int) -> bool:
-        """Return whether a pipeline may train on, or has to wait for slower ones (a bound on staleness). All others:
-        True.
-        """
+        """Return whether a pipeline may continue, or waits for slower ones (bounded staleness). By default True."""
         ...
 
     def leave(self, pipeline: int, *, now: float) -> list[Merge]:
@@ -69,7 +67,7 @@ class Groups(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to decide, if no one contributes before; None: nothing waits for time alone."""
+        """Return the time of the next decision of `expire` without further contributions; None: none is due."""
         ...
 
     def expire(self, *, now: float) -> list[Merge]:

@@ -29,12 +29,49 @@ SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_
 
 
 def actions(plan: Plan, num_minibatches: int) -> Mapping[int, tuple[Action, ...]]:
-    """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
+    """List the actions of every rank, in order, from an empty pipeline to an empty pipeline.
+
+    Args:
+        plan: The plan.
+        num_minibatches: Minibatches that go through the pipeline.
+
+    Returns:
+        Rank → its actions.
+
+    Raises:
+        InputError: A plan that cannot run.
+
+    Example:
+        >>> print(*sp.actions(plan, 2)[1])
+        1F0 1B0 1U0 1F1 1B1 1U1
+
+    See also:
+        background/schedules, `SCHEDULES`, `inputs`
+    """
     return compile(plan, num_minibatches).actions
 
 
 def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
-    """The actions whose results this one consumes."""
+    """List the actions whose results an action consumes.
+
+    Args:
+        action: The action.
+        plan: The plan.
+        num_minibatches: Minibatches that go through the pipeline.
+
+    Returns:
+        The actions that must be done before.
+
+    Raises:
+        InputError: A plan that cannot run.
+
+    Example:
+        >>> print(*sp.inputs(sp.Action.parse("1F1"), plan, 2))
+        0F1
+
+    See also:
+        background/schedules, `actions`
+    """
     return compile(plan, num_minibatches).inputs(action)
 
 

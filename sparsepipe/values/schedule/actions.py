@@ -13,6 +13,23 @@ from ...errors import InputError
 
 
 class Op(StrEnum):
+    """Name the operations of a schedule, with the letters of torch.distributed.pipelining.
+
+    Attributes:
+        FORWARD: "F", forward of a minibatch.
+        BACKWARD: "B", whole backward of a minibatch.
+        BACKWARD_INPUT: "I", backward for the gradient of the stage's input.
+        BACKWARD_WEIGHT: "W", backward for the gradients of the weights.
+        UPDATE: "U", gradient all-reduce over the replicas of a stage and update of its weights.
+
+    Example:
+        >>> sp.Op("F") is sp.Op.FORWARD
+        True
+
+    See also:
+        background/schedules, `Action`
+    """
+
     FORWARD = "F"
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
@@ -21,15 +38,28 @@ class Op(StrEnum):
 
 
 class Action(NamedTuple):
-    """One operation of one stage on one minibatch, written "1F3".
+    """Name one operation of one stage on one minibatch, written "1F3".
 
-    A minibatch is what moves through the pipeline as one: under a schedule that flushes it is what torch calls a
-    microbatch, and `Plan.num_microbatches` of them make the batch of one optimizer step.
+    A minibatch moves through the pipeline as a unit. Under a synchronous schedule it is what torch calls a microbatch:
+    `Plan.num_microbatches` of them make the batch of one optimizer step.
+
+    Attributes:
+        stage: Number of the stage.
+        op: The operation.
+        minibatch: Number of the minibatch; of an update the round.
+
+    Example:
+        >>> action = sp.Action.parse("1F3")
+        >>> action.stage, action.op.name, action.minibatch
+        (1, 'FORWARD', 3)
+
+    See also:
+        background/schedules, `actions`
     """
 
     stage: int
     op: Op
-    minibatch: int  # for an update: the round
+    minibatch: int
 
     def __str__(self) -> str:
         return f"{self.stage}{self.op}{self.minibatch}"

@@ -11,11 +11,24 @@ _BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 
 
 def epoch_trace(record: RunRecord, epoch: int) -> Trace:
-    """What a run did in one epoch, its minibatches counted from 0.
+    """Return the trace of one epoch of a run, with minibatches counted from 0.
 
-    Its fact `paces` has the samples/s of the epoch and of the run, where a run of one pipeline in several epochs knows
-    them: an epoch may be faster or slower than the median one, which the run's pace is. Raises InputError if it has
-    no such trace, or not all of it: that of a long run is thinned, see trace_file.
+    Args:
+        record: The run.
+        epoch: Number of the epoch, from 0.
+
+    Returns:
+        The trace. Its fact "paces" has the throughput of the epoch and of the run in samples/s, if both are known.
+
+    Raises:
+        InputError: The run has no complete trace of this epoch; that of a long run is thinned.
+
+    Example:
+        >>> sp.plots.epoch_trace(sp.RunRecord.load(run_dir), 1).ranks
+        (0, 1)
+
+    See also:
+        `plots.timeline`, `load_trace`
     """
     steps = {row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch}
     whole = record.trace()

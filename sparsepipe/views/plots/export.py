@@ -61,14 +61,35 @@ def export(
     inches: float = INCHES,
     paper: Paper | None = None,
 ) -> list[Path]:
-    """Write `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each whole or not at all; returns their paths.
+    """Export a figure as `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each complete or not at all.
 
-    `origin` says what the numbers came from: a Provenance, a mapping, an `Origin`, a run's record, or several of them.
-    It goes whole into the JSON, and what is doubtful in it into the pictures' subtitle. The PDF is `inches` wide; if
-    that would make its text too small to read, the figure is laid out again. `paper` says that and more: height, font,
-    title or none. The PDF's own title is the figure's, its subject what it rests on.
-    Raises InputError if the folder cannot be written to, and, after the table and the origin are written, NoPicture
-    if no Chromium can draw: see `chromium.drawn` for how long that may take.
+    Args:
+        figure: A plotly figure.
+        stem: Path without a suffix.
+        table: The figure's numbers.
+        origin: Source of the numbers: a Provenance, a mapping, an `Origin`, a run's record, or several. The JSON has
+            all of it; unreliable measurements are noted in the pictures' subtitle.
+        inches: Width of the PDF in inches. If its text would be too small, the figure is laid out again.
+        paper: Width, height, font and title of the figure on paper, in place of `inches`.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InputError: The folder is not writable.
+        NoPicture: No Chromium can draw; table and JSON are written.
+
+    Example:
+        >>> table = sp.plots.timeline_table(trace)
+        >>> try:
+        ...     paths = sp.plots.export(sp.plots.timeline(trace), "timeline", table=table, origin={"made": "here"})
+        ... except sp.plots.NoPicture:
+        ...     pass
+        >>> Path("timeline.csv").exists()
+        True
+
+    See also:
+        guides/figures_for_a_paper, `plots.Paper`
     """
     stem = expanded(stem)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
@@ -109,7 +130,7 @@ def _for_dark_pages_too(svg: bytes) -> bytes:
 
 
 def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What the PDF says of itself, as it travels without the JSON next to it."""
+    """Return what the PDF says of itself, as it travels without the JSON beside it."""
     version, rests_on = facts["versions"].get("sparsepipe", ""), facts["provenance"]
     told = f"provenance {rests_on['digest']}, table {facts['table_sha256'][:12]}, commit {facts['commit']}"
     doubts = f"; doubtful: {'; '.join(rests_on['doubts'])}" if rests_on["doubts"] else ""
@@ -315,5 +336,5 @@ def _merged(bodies: Mapping[int, bytes]) -> dict[int, bytes] | None:
 
 
 def _referring(told: bytes, instead: Mapping[int, int]) -> bytes:
-    """What an object says, with the numbers of others instead of those that are gone."""
+    """Return what an object says, with the numbers of others in place of those that are gone."""
     return _REFERENCE.sub(lambda found: b"%d 0 R" % instead.get(int(found[1]), int(found[1])), told)

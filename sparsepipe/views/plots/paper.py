@@ -24,11 +24,24 @@ _BARE, _BARE_ABOVE = 16, 44  # pixels over a plot without a title: alone, and wi
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper asks of its figures: the same `Paper` for several makes them one size.
+    """Describe how figures are printed: the same `Paper` for several figures gives them one size.
 
-    `inches`: the width of the PDF. `height`: its height, in inches too; that of the figure's shape unless given.
-    `title`: False leaves it out, as captions carry it; what makes numbers doubtful is shown all the same.
-    `font`: a family that is installed, such as "Times New Roman", or "serif".
+    Attributes:
+        inches: Width of the PDF in inches, 2 to 20.
+        height: Height of the PDF in inches, 1 to 20. Default: by the figure's shape.
+        title: Whether the title is drawn. Captions may carry it; notes on unreliable measurements always stay.
+        font: An installed font family, such as "Times New Roman" or "serif". Default: the figures' font.
+
+    Raises:
+        InputError: A width or height outside its range.
+
+    Example:
+        >>> column = sp.plots.Paper(inches=3.5, title=False)
+        >>> column.inches
+        3.5
+
+    See also:
+        guides/figures_for_a_paper, `plots.export`
     """
 
     inches: float = INCHES

@@ -65,11 +65,27 @@ def timeline_table(
 def timeline(
     *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = (), note: str = ""
 ) -> go.Figure:
-    """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey.
+    """Draw the timeline of each rank. Colours are stages: light forwards, full backwards, dark updates; waits are grey.
 
-    With `minibatches` the note says which they are, and that others are at work in the same time; of a trace whose
-    ranks were delayed on purpose, it says by what; of an epoch of a run (`epoch_trace`), how fast the run was in it
-    where that is not the whole run's pace.
+    Args:
+        traces: One or more traces. A simulated and a measured one of the same plan are drawn in pairs.
+        minibatches: Range (first, last) of minibatches to show, without `last`. Default: all.
+        names: A name for each trace. Default: its source.
+        note: A sentence below the title.
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        InputError: A trace without work on these minibatches.
+
+    Example:
+        >>> figure = sp.plots.timeline(trace, minibatches=(2, 6), names=["predicted"])
+        >>> len(figure.data) > 0
+        True
+
+    See also:
+        guides/explorer_and_board, guides/figures_for_a_paper, `plots.epoch_trace`, `simulate`
     """
     table = timeline_table(*traces, minibatches=minibatches, names=names)
     table["row"] = [f"rank {rank} · {trace}" for trace, rank in zip(table.trace, table["rank"], strict=True)]
@@ -131,7 +147,7 @@ def timeline(
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
-    """What happens between the first forward and the last backward of the minibatches (all without), and when.
+    """Return what happens between the first forward and the last backward of the minibatches (all without), and when.
 
     Updates and averaging do not widen the window: they belong to a round of minibatches, not to one.
     """
@@ -146,7 +162,7 @@ def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Spa
 
 
 def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> str:
-    """Which minibatches a window is for, and why there are others in it; nothing if all are drawn."""
+    """Return which minibatches a window is for, and why there are others in it; nothing where all are drawn."""
     if minibatches is None:
         return ""
     work = table[table.kind.isin(_OF_A_MINIBATCH) & (table.end_seconds > table.start_seconds)].minibatch

@@ -14,7 +14,7 @@ from .theme import INK, RUN_COLORS, RUN_MARKERS, finished
 
 
 class Candidate(Protocol):
-    """What is drawn of a candidate; `sweeps.Candidate` is one."""
+    """Values of a candidate that are drawn; `sweeps.Candidate` has them."""
 
     @property
     def variant(self) -> str: ...
@@ -56,9 +56,29 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
 
 
 def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
-    """Draw simulated samples (or minibatches) per second over the memory of the fullest device, both growing.
+    """Draw throughput over peak memory of simulated plans, with their Pareto front.
 
-    A planner has its colour, a schedule its mark; what does not fit is an outline. The line joins the `best`.
+    A planner has its colour, a schedule its mark; a plan that does not fit is an outline.
+
+    Args:
+        candidates: Candidates of a sweep.
+        best: Its Pareto front, joined by a line.
+        note: A sentence below the title.
+
+    Returns:
+        A plotly figure.
+
+    Raises:
+        InputError: No candidates.
+
+    Example:
+        >>> from sparsepipe.planning.sweeps import sweep
+        >>> found = sweep({"5 cm": profile}, cluster, schedules=["1f1b"], minibatches=8)
+        >>> len(sp.plots.trade_off(found.candidates, found.best).data) > 0
+        True
+
+    See also:
+        guides/sweeps
     """
     table = trade_off_table(candidates, best)
     counted = candidates[0].counted

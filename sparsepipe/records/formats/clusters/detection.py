@@ -130,7 +130,7 @@ class ClusterFile:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How files of one kind are read, and whether they say what type each device is of, and its memory and links."""
+    """Reader of files of one kind, and whether they say what type each device is of, and its memory and links."""
 
     read: Callable[[Path, Unsaid], Cluster]
     tells_types: bool = False
@@ -138,7 +138,27 @@ class Kind:
 
 
 def load_cluster(path: Path | str, **unsaid: Any) -> Cluster:
-    """Read any of the KINDS as a Cluster; see `load_cluster_file`."""
+    """Read a cluster from a file of any supported format: cluster TOML, host files, Slurm, or other systems' files.
+
+    Args:
+        path: The file; "slurm": the current Slurm job.
+        unsaid: Facts that a file may leave out: `device_type`, `memory_bytes` (bytes), `link`, `network`.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        InputError: A malformed file; the message names what is expected.
+
+    Example:
+        >>> from sparsepipe.records.formats.clusters import load_cluster
+        >>> _ = Path("cluster.toml").write_text(cluster.to_toml())
+        >>> len(load_cluster("cluster.toml").devices)
+        2
+
+    See also:
+        guides/describe_a_cluster, `Cluster`
+    """
     return load_cluster_file(path, **unsaid).cluster
 
 

@@ -1,0 +1,186 @@
+"""The parts of a cluster: device types, links, and nodes with their devices."""
+
+import re
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..util.host.addresses import is_loopback
+from ..util.host.ssh import Destination
+from ..util.io.fields import MOST, given_number, shown
+
+# A host's name or address; what begins with a dash, ssh would take for an option.
+_HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """Describe a kind of device, such as a GPU model.
+
+    Attributes:
+        name: Name of the device type, as profiles have it.
+        memory_bytes: Memory of one device in bytes. Default: no limit.
+        reference_seconds: Seconds of the reference layer, as `sparsepipe cluster measure` measured it; None: unknown.
+        network_seconds_per_byte: Compute time that each byte costs a device which sends it to another host, or
+            receives it, in seconds. A processor codes, copies and checks what crosses the network and does not compute
+            meanwhile; a GPU does not: 0. `sparsepipe cluster measure` measures it.
+
+    Raises:
+        InputError: `memory_bytes` or `reference_seconds` is not above 0, or `network_seconds_per_byte` is below 0.
+
+    Example:
+        >>> sp.DeviceType("rtx3090", memory_bytes=24e9).memory_bytes
+        24000000000.0
+
+    See also:
+        guides/describe_a_cluster, `Cluster`
+    """
+
+    name: str
+    memory_bytes: float = float("inf")
+    reference_seconds: float | None = (
+        None  # of the reference layer, as `sparsepipe cluster measure` found; None: unknown
+    )
+    network_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.network_seconds_per_byte <= MOST:
+            raise InputError(
+                "device_type.network_seconds",
+                f"device type {self.name!r} has {self.network_seconds_per_byte} network_seconds_per_byte: "
+                "expected 0 or more",
+            )
+        if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
+            raise InputError(
+                "device_type.reference_seconds",
+                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0",
+            )
+        if not self.memory_bytes > 0:
+            raise InputError(
+                "device_type.memory",
+                f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Describe how fast bytes go from one device to another.
+
+    10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 with 16 lanes Link(12e9, 1e-5). Link() takes no time at all.
+
+    Attributes:
+        bandwidth: Bytes per second.
+        latency: Seconds per message.
+
+    Raises:
+        InputError: The bandwidth is not above 0, or the latency is below 0.
+
+    Example:
+        >>> ethernet = sp.Link(bandwidth=1.25e9, latency=50e-6)
+        >>> round(ethernet.transfer_time(2.5e9), 3)
+        2.0
+
+    See also:
+        guides/describe_a_cluster, `Cluster`
+    """
+
+    bandwidth: float = float("inf")
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        given_number(self.bandwidth, "a link's bandwidth of")
+        given_number(self.latency, "a link's latency of")
+        if not self.bandwidth >= 1 / MOST:
+            raise InputError("link.bandwidth", f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
+        if not 0 <= self.latency <= MOST:
+            raise InputError("link.latency", f"latency {self.latency} s: expected 0 or more")
+
+    def transfer_time(self, num_bytes: float) -> float:
+        """Return the seconds that one message of `num_bytes` takes."""
+        return self.latency + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Describe a machine: its devices, and the link between any two of them.
+
+    Attributes:
+        name: Name of the machine; no two nodes of a cluster share it.
+        device_types: The type of each device. A node may mix types.
+        link: Link between two devices of this node.
+        address: Name or address on the cluster's network, to which sockets are bound.
+        ssh: Destination for `ssh`: an alias of ssh_config, or user@host:port. Empty: the address.
+        interpreter: Path of the Python that runs there. Empty: the one that launches.
+        environment: Pairs of name and value that are added to the environment of what is started there.
+
+    Raises:
+        InputError: A node without a device, or a malformed address, ssh destination, interpreter or environment.
+
+    Example:
+        >>> gpu = sp.DeviceType("rtx3090", memory_bytes=24e9)
+        >>> node = sp.Node("gpu-1", (gpu, gpu), link=sp.Link(12e9, 1e-5), address="10.0.0.1")
+        >>> node.is_local
+        False
+
+    See also:
+        guides/describe_a_cluster, `Cluster`
+    """
+
+    name: str
+    device_types: tuple[DeviceType, ...]
+    link: Link = Link()
+    address: str = "127.0.0.1"
+    ssh: str = ""
+    interpreter: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        where = f"node {self.name!r}"
+        if not self.device_types:
+            raise InputError(
+                "cluster.device_count_zero", f"{where} has a device count of 0: expected at least one device"
+            )
+        for what, host in (("address", self.address), ("ssh", self.ssh or "default")):
+            if not _HOST.fullmatch(host):
+                raise InputError(
+                    "cluster.host_malformed",
+                    f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1",
+                )
+            try:
+                destination = Destination.parse(host)
+            except InputError as error:
+                raise error.within(f"{where} has {what} ") from None
+            if what == "address" and destination.host != host:  # sockets are bound to it
+                raise InputError(
+                    "cluster.host_with_user",
+                    f"{where} has address {shown(host)}: expected {destination.host!r}; a user and a port belong to "
+                    f"ssh, as ssh = {str(destination)!r}",
+                )
+        if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
+            raise InputError(
+                "cluster.interpreter_malformed",
+                f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python",
+            )
+        for key, value in self.environment:
+            if not _VARIABLE.fullmatch(key) or "\0" in value or "\n" in value:
+                raise InputError(
+                    "cluster.environment_malformed",
+                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line",
+                )
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether its address is the loopback of this machine, which needs no network."""
+        return not self.ssh and is_loopback(self.address)
+
+    @property
+    def ssh_destination(self) -> str:
+        """Return the destination that the system's `ssh` is called with."""
+        return self.ssh or self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    rank: int
+    node: Node
+    type: DeviceType
