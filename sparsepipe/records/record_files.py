@@ -1,7 +1,7 @@
 """The schemas of a run record's files: which fields they have, and of what type; checked as they are read.
 
 What is damaged is refused in one line that names the file (and the row); unknown fields are left as they are, so that
-records of other versions open. A missing field raises where it is used (`fields.Fields`).
+records of other versions open. A missing field raises when it is used (`fields.Fields`).
 """
 
 from collections.abc import Callable, Mapping

@@ -200,7 +200,7 @@ class RunRecord:
     def sizes_of_epoch(self, epoch: int) -> tuple[float, ...]:
         """Return the size of each minibatch of an epoch: voxels, tokens or samples, whichever the run counts.
 
-        Raises InputError if its metrics do not tell.
+        Raises InputError if its metrics lack it.
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
         if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
@@ -288,7 +288,7 @@ class RunRecord:
 
     @cached_property
     def knows_samples(self) -> bool:
-        """Return whether it is known how many samples a minibatch has: not of a replay whose profile does not tell."""
+        """Return whether it is known how many samples a minibatch has: not of a replay whose profile lacks it."""
         try:
             return knows_samples(self.folder, self.config)
         except DamagedRecord:  # told of where the settings are asked for
@@ -346,7 +346,7 @@ class RunRecord:
 
     @property
     def straggler_note(self) -> str:
-        """What held ranks up or killed them on purpose, in a few words; empty if nothing did."""
+        """Injected delays and kills, in a few words; empty if nothing did."""
         given = self.config.get("stragglers")
         try:
             return Stragglers.parse(given).note() if given else ""

@@ -270,7 +270,7 @@ def losses_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, l
 def accuracies_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[tuple[float, float]]]:
     """Validation accuracy (%) after each epoch of each variant's first run, by seconds as `losses_by_seconds` has them.
 
-    Nothing of a run that validates nothing, or whose validations tell no accuracy.
+    Nothing of a run that validates nothing, or whose validations have no accuracy.
     """
     found = {}
     for variant, (record, *_) in records.items():
@@ -309,7 +309,7 @@ def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
 
 
 def bars_by_load(loads: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[SystemBar]:
-    """Mean seconds of an iteration while each intruder was there: a case a load, a bar a variant (`seconds_bars`)."""
+    """Mean seconds of an iteration while each intruder ran: a case a load, a bar a variant (`seconds_bars`)."""
     return [
         replace(bar, case=f"{load} intruder")
         for load, records in loads.items()

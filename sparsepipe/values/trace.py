@@ -69,7 +69,7 @@ class Trace(Printed):
 
     @property
     def held_up(self) -> str:
-        """What held ranks up or killed them on purpose, in a few words, for a figure's note; empty: nothing did."""
+        """Injected delays and kills, in a few words, for a figure's note; empty: nothing did."""
         found: str = self.facts.get("held_up", "")
         return found
 

@@ -44,7 +44,7 @@ class Moves:
         return self.group if self.swaps is None else self.swaps.receiver
 
     def groups(self, path: Sequence[int]) -> list[int]:
-        """The groups of moves, in pipeline order, each told by the nodes themselves."""
+        """The groups of moves, in pipeline order, each identified by the nodes themselves."""
         if self.swaps is None:
             return list(self.group[list(path)].tolist())
         return self.swaps.groups(self.group, path)

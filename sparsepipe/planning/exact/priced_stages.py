@@ -28,7 +28,7 @@ _MORE = 1e-9  # than all devices cost, beyond rounding
 
 
 class Priced(NamedTuple):
-    """The cheapest stages at some prices. A stage's group is −1 where it stands for unlisted ones."""
+    """The cheapest stages at some prices. A stage's group is −1 if it stands for unlisted ones."""
 
     prices: Array  # [T]: of a device
     value: float  # infinity where there are none, at any prices

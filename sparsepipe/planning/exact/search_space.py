@@ -1,4 +1,4 @@
-"""The search space: all cuts and device groups where they are few enough, else some of them."""
+"""The search space: all cuts and device groups if they are few enough, else some of them."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +74,7 @@ class Space:
 
 
 def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
-    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget."""
+    """The complete space if it can be searched in seconds; else several restricted ones, each within the budget."""
     classes = device_classes(problem.cluster)
     prices = class_prices(problem, classes)
     cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)

@@ -77,7 +77,7 @@ class DriverFile:
 
     @property
     def data(self) -> str:
-        """The data's folder where it is near, else what `data_dir` says, which may be a manifest's name.
+        """The data's folder if it is near, else what `data_dir` says, which may be a manifest's name.
 
         Raises InputError for a function: a file that somebody sent must not name code that is run.
         """
@@ -92,7 +92,7 @@ class DriverFile:
 
     @property
     def folder(self) -> Path | None:
-        """Where its runs are recorded, each in a folder of its own."""
+        """The folder of its runs, each in a folder of its own."""
         return expanded(self.values["log_directory"]) if "log_directory" in self.values else None
 
     @property

@@ -280,7 +280,7 @@ class Profile(Printed):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a minibatch; None if its origin does not tell, as of most that others published."""
+        """Samples of a minibatch; None if its origin does not say, as of most that others published."""
         told = self.origin.get("batch_size")
         return told if isinstance(told, int) and told > 0 else None
 
@@ -509,7 +509,7 @@ class Profile(Printed):
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The fields of a cost that a file tells: those that no one measured are left out, as in files from before."""
+        """The fields of a cost in a file: those that no one measured are left out, as in files from before."""
         return self._of_samples("columns", self._columns_told)
 
     def _columns_told(self) -> tuple[str, ...]:
