@@ -173,10 +173,10 @@ class StagePlan:
     @cached_property
     def positions(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each place in the pipeline, those on the same ranks: ((0, 2), (1, 3)) for 4 on 2 ranks."""
-        found: dict[frozenset[int], list[int]] = {}
+        positions_by_layers: dict[frozenset[int], list[int]] = {}
         for k, stage in enumerate(self.stages):
-            found.setdefault(frozenset(stage.ranks), []).append(k)
-        return tuple(map(tuple, found.values()))
+            positions_by_layers.setdefault(frozenset(stage.ranks), []).append(k)
+        return tuple(map(tuple, positions_by_layers.values()))
 
     @property
     def pipeline_size(self) -> int:
@@ -194,13 +194,13 @@ def estimate_of_all(estimates: Sequence[Estimate | None], known: Estimate | None
 
     `known`: the lower bound, planning time and data-parallel baseline of the whole.
     """
-    each = [one for one in estimates if one is not None and one.period_seconds]
+    each = [estimate for estimate in estimates if estimate is not None and estimate.period_seconds]
     if len(each) < len(estimates):
         return None
-    alone = [one.single_device_seconds for one in each if one.single_device_seconds is not None]
+    alone = [estimate.single_device_seconds for estimate in each if estimate.single_device_seconds is not None]
     return Estimate(
-        1 / sum(1 / one.period_seconds for one in each),
-        tuple(stage for one in each for stage in one.stages),
+        1 / sum(1 / estimate.period_seconds for estimate in each),
+        tuple(stage for estimate in each for stage in estimate.stages),
         known.lower_bound_seconds if known else None,
         known.plan_seconds if known else 0.0,
         min(alone, default=None),
@@ -296,97 +296,97 @@ def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
 
 def violations(plan: StagePlan, graph: LayerGraph, num_devices: int | None = None) -> list[str]:
     """Return every reason why `plan` cannot run on `graph`, and on a cluster of `num_devices`, a line each."""
-    found = [*_of_settings(plan), *_of_stages(plan), *_of_placement(plan), *_of_layers(plan, graph)]
+    faults = [*_of_settings(plan), *_of_stages(plan), *_of_placement(plan), *_of_layers(plan, graph)]
     if num_devices is not None:
-        found += [
+        faults += [
             f"rank {rank} is not in a cluster of {number_of(num_devices, 'device')}"
             for rank in plan.ranks
             if rank >= num_devices
         ]
-    return found
+    return faults
 
 
 def overlaps(plans: Sequence[StagePlan]) -> list[str]:
     """Return which ranks are in more than one pipeline, a line each."""
-    found, owner = [], dict[int, int]()
+    shared_ranks, owner = [], dict[int, int]()
     for k, plan in enumerate(plans):
         for rank in plan.ranks:
             if owner.setdefault(rank, k) != k:
-                found.append(f"rank {rank} is in pipelines {owner[rank]} and {k}: expected in one")
-    return found
+                shared_ranks.append(f"rank {rank} is in pipelines {owner[rank]} and {k}: expected in one")
+    return shared_ranks
 
 
 def unlike_layers(plans: Sequence[StagePlan]) -> list[str]:
     """Return what one pipeline has and another has not, of the first that differs from pipeline 0."""
     for k, plan in enumerate(plans[1:], start=1):
-        first, own = plans[0].layers, plan.layers
-        for has, lacks, lacking in ((0, k, set(first) - set(own)), (k, 0, set(own) - set(first))):
+        first, own_layers = plans[0].layers, plan.layers
+        for has, lacks, lacking in ((0, k, set(first) - set(own_layers)), (k, 0, set(own_layers) - set(first))):
             if lacking:
                 layers = [id for id in plans[has].layers if id in lacking]
                 more = f" and {len(layers) - _MOST_NAMED} more" if len(layers) > _MOST_NAMED else ""
                 named = ", ".join(layers[:_MOST_NAMED])
-                told = f"pipeline {lacks} lacks layers that pipeline {has} has ({named}{more})"
-                return [f"{told}: plan all for the same network"]
+                reason = f"pipeline {lacks} lacks layers that pipeline {has} has ({named}{more})"
+                return [f"{reason}: plan all for the same network"]
     return []
 
 
 def beyond_bounds(plan: StagePlan) -> list[str]:
     """Return which of a plan's numbers, or of their products, would fill the memory before anything is run."""
-    found = []
+    faults = []
     if not 1 <= plan.num_microbatches <= MOST_MINIBATCHES:
         count = shown(plan.num_microbatches)
-        found.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
+        faults.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
     for k, stage in enumerate(plan.stages):
         if stage.round > MOST_DEVICES:
-            found.append(f"stage {k} has shares of {shown(stage.round)} together, expected {MOST_DEVICES} at most")
+            faults.append(f"stage {k} has shares of {shown(stage.round)} together, expected {MOST_DEVICES} at most")
         elif stage.round * plan.accumulation > MOST_MINIBATCHES:
             what = f"stage {k} updates after {shown(stage.round * plan.accumulation)} minibatches"
-            found.append(
+            faults.append(
                 f"{what}, expected {MOST_MINIBATCHES} at most: accumulate fewer rounds than {plan.accumulation}"
             )
         if (stage.warmup or 0) * len(stage.ranks) > MOST_MINIBATCHES:
             what = f"stage {k} has a warm-up of {shown(stage.warmup)} on {number_of(len(stage.ranks), 'rank')}"
-            found.append(f"{what}, expected {MOST_MINIBATCHES} minibatches at most together")
-    return found
+            faults.append(f"{what}, expected {MOST_MINIBATCHES} minibatches at most together")
+    return faults
 
 
 def _of_settings(plan: StagePlan) -> list[str]:
     """The schedule, its weights, and numbers that stand for the whole plan."""
-    found = []
+    faults = []
     if plan.schedule not in WEIGHT_POLICIES:
-        found.append(f"schedule {plan.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
+        faults.append(f"schedule {plan.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
     elif plan.weights not in WEIGHT_POLICIES[plan.schedule]:
         allowed = " or ".join(WEIGHT_POLICIES[plan.schedule])
-        found.append(f"weights {plan.weights!r} do not go with schedule {plan.schedule!r}, expected {allowed}")
-    found += beyond_bounds(plan)
+        faults.append(f"weights {plan.weights!r} do not go with schedule {plan.schedule!r}, expected {allowed}")
+    faults += beyond_bounds(plan)
     if plan.accumulation < 1:
-        found.append(f"accumulation is {plan.accumulation}, expected 1 or more rounds")
+        faults.append(f"accumulation is {plan.accumulation}, expected 1 or more rounds")
     elif plan.accumulation > 1 and plan.updates_by_step:
-        found.append(f"accumulation goes with asynchronous rounds; with {plan.weights} set num_microbatches")
+        faults.append(f"accumulation goes with asynchronous rounds; with {plan.weights} set num_microbatches")
     together = plan.weights in WEIGHT_RULES and WEIGHT_RULES[plan.weights].same_everywhere
     if together and len({stage.round for stage in plan.stages}) > 1:
-        found.append(f"weights {plan.weights!r} need stages that update equally often: replicas of equal rounds")
-    return found
+        faults.append(f"weights {plan.weights!r} need stages that update equally often: replicas of equal rounds")
+    return faults
 
 
 def _of_stages(plan: StagePlan) -> list[str]:
     """Each stage by itself: its layers, ranks, shares and warm-up."""
-    found = [] if plan.stages else ["it has no stages"]
+    faults = [] if plan.stages else ["it has no stages"]
     for k, stage in enumerate(plan.stages):
         if not stage.layers:
-            found.append(f"stage {k} has no layers")
+            faults.append(f"stage {k} has no layers")
         if not stage.ranks:
-            found.append(f"stage {k} has no ranks")
+            faults.append(f"stage {k} has no ranks")
         if len(stage.shares) != len(stage.ranks):
-            found.append(f"stage {k} has {len(stage.shares)} shares for {number_of(len(stage.ranks), 'rank')}")
+            faults.append(f"stage {k} has {len(stage.shares)} shares for {number_of(len(stage.ranks), 'rank')}")
         elif any(share < 1 for share in stage.shares):
-            found.append(f"stage {k} has shares {stage.shares}, expected 1 or more each")
+            faults.append(f"stage {k} has shares {stage.shares}, expected 1 or more each")
         if stage.warmup is not None and stage.warmup < 0:
-            found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
+            faults.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
         twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
-        found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
-    found += [f"rank {rank} is negative" for rank in plan.ranks if rank < 0]
-    return found
+        faults += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
+    faults += [f"rank {rank} is negative" for rank in plan.ranks if rank < 0]
+    return faults
 
 
 def _of_placement(plan: StagePlan) -> list[str]:
@@ -404,44 +404,48 @@ def _of_placement(plan: StagePlan) -> list[str]:
     size, first = plan.pipeline_size, plan.stages[: plan.pipeline_size]
     if len(plan.stages) % size or sorted(rank for stage in first for rank in stage.ranks) != sorted(plan.ranks):
         return [f"interleaved stages come in whole laps over all ranks, each once; {len(plan.stages)} do not"]
-    if told := rules.check_stages_per_rank(count):
-        return [f"schedule {plan.schedule!r} {told}, this plan {count}"]
-    found = []
+    if reason := rules.check_stages_per_rank(count):
+        return [f"schedule {plan.schedule!r} {reason}, this plan {count}"]
+    faults = []
     for k, stage in enumerate(plan.stages):
         before = rules.position(k, size)
         if stage.ranks != first[before].ranks:
-            found.append(f"stage {k} is on ranks {stage.ranks}, expected {first[before].ranks} as stage {before}")
+            faults.append(f"stage {k} is on ranks {stage.ranks}, expected {first[before].ranks} as stage {before}")
         if not plan.flushes and len(set(stage.shares)) > 1:
-            found.append(f"stage {k} has shares {stage.shares}, without flushes interleaved stages need equal ones")
+            faults.append(f"stage {k} has shares {stage.shares}, without flushes interleaved stages need equal ones")
         if stage.shares != first[0].shares:
-            found.append(f"stage {k} has shares {stage.shares}, interleaved stages need those of stage 0")
+            faults.append(f"stage {k} has shares {stage.shares}, interleaved stages need those of stage 0")
         if stage.warmup is not None:
-            found.append(f"stage {k} has a warm-up of its own, interleaved stages have the one of their laps")
-    return found
+            faults.append(f"stage {k} has a warm-up of its own, interleaved stages have the one of their laps")
+    return faults
 
 
 def _of_layers(plan: StagePlan, graph: LayerGraph) -> list[str]:
     """Every layer of the graph is in one stage, and no stage feeds an earlier one."""
-    found: list[str] = []
-    place: dict[str, int] = {}
+    faults: list[str] = []
+    stage_of_layer: dict[str, int] = {}
     for k, stage in enumerate(plan.stages):
         for id in stage.layers:
-            if id in place:
-                found.append(f"layer {id!r} is in stage {place[id]} and again in stage {k}")
-            place.setdefault(id, k)
+            if id in stage_of_layer:
+                faults.append(f"layer {id!r} is in stage {stage_of_layer[id]} and again in stage {k}")
+            stage_of_layer.setdefault(id, k)
     known = {layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers}
-    if unknown := [id for id in place if id not in known]:
-        found.append(f"it is for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one")
-    if missing := [layer.id for layer in graph.layers if layer.id in known and layer.id not in place]:
-        found.append(
+    if unknown := [id for id in stage_of_layer if id not in known]:
+        faults.append(
+            f"it is for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one"
+        )
+    if missing := [layer.id for layer in graph.layers if layer.id in known and layer.id not in stage_of_layer]:
+        faults.append(
             f"{number_of(len(missing), 'layer')} of the graph {'is' if len(missing) == 1 else 'are'} in no stage "
             f"({_few(missing)})"
         )
     for i, j in graph.edges:
         a, b = graph.layers[i].id, graph.layers[j].id
-        if place.get(a, 0) > place.get(b, len(plan.stages)):
-            found.append(f"layer {a!r} of stage {place[a]} feeds {b!r} of the earlier stage {place[b]}")
-    return found
+        if stage_of_layer.get(a, 0) > stage_of_layer.get(b, len(plan.stages)):
+            faults.append(
+                f"layer {a!r} of stage {stage_of_layer[a]} feeds {b!r} of the earlier stage {stage_of_layer[b]}"
+            )
+    return faults
 
 
 def _few(ids: Sequence[str]) -> str:

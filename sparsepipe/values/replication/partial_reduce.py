@@ -158,7 +158,9 @@ class _ReadyGroups(Gathering):
 
     def _connect(self, members: set[int]) -> None:
         touched = {self._set_of[member] for member in members}
-        self._set_of = {p: min(touched) if own in touched else own for p, own in self._set_of.items()}
+        self._set_of = {
+            p: min(touched) if group_number in touched else group_number for p, group_number in self._set_of.items()
+        }
 
     def _start_anew(self) -> None:
         self._set_of = {pipeline: pipeline for pipeline in self._set_of}
