@@ -230,8 +230,8 @@ class RunRecord:
     @property
     def campaign(self) -> str | None:
         """The id of the campaign that the run belongs to (campaigns.py); None for a run on its own."""
-        found = self.origin.get("campaign")
-        return found if isinstance(found, str) else None
+        campaign_id = self.origin.get("campaign")
+        return campaign_id if isinstance(campaign_id, str) else None
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -367,7 +367,7 @@ class RunRecord:
         source = workload_facts(config.get("engine", "")).source
         held_up = {"held_up": note} if config and (note := self.straggler_note) else {}
         if (self.folder / "pipelines").is_dir() and self.plan.members:
-            whole = trace_of_all(self.plan, [one.trace() for one in self.pipelines], source)
+            whole = trace_of_all(self.plan, [pipeline.trace() for pipeline in self.pipelines], source)
             return replace(whole, facts=whole.facts | held_up)
         paths = sorted(self.folder.glob("trace-rank*.jsonl"))
         most_bytes = bytes_of_rank(max(1, len(paths)))
@@ -405,7 +405,10 @@ def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     more stages under a plan before, those after it have higher numbers.
     """
     pairs = list(zip(plan.pipelines, traces, strict=True))
-    most = [max([len(own.stages), *(1 + span.stage for span in trace.spans)]) for own, trace in pairs]
+    most = [
+        max([len(pipeline_number.stages), *(1 + span.stage for span in trace.spans)])
+        for pipeline_number, trace in pairs
+    ]
     first = [sum(most[:k]) for k in range(len(most))]
     spans = [span for k, trace in enumerate(traces) for span in _renumbered(plan, k, trace, first[k])]
     spans.sort(key=lambda span: (span.start, span.rank))
@@ -413,24 +416,26 @@ def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     facts = plan.trace_facts
     if sum(most) > len(plan.stages):
         number = {
-            plan.first_stage(k) + s: first[k] + s for k, (own, _) in enumerate(pairs) for s in range(len(own.stages))
+            plan.first_stage(k) + s: first[k] + s
+            for k, (pipeline_number, _) in enumerate(pairs)
+            for s in range(len(pipeline_number.stages))
         }
         like = {number[stage]: number[other] for stage, other in enumerate(facts["like_stages"])}
         facts["like_stages"] = [like.get(stage, stage) for stage in range(sum(most))]
     if missing:
-        ranges = merged((first, last) for one in missing for first, last in one["minibatches"])
+        ranges = merged((first, last) for missing_range in missing for first, last in missing_range["minibatches"])
         facts["left_out"] = {
-            "minibatches": [list(one) for one in ranges],
-            "spans": sum(one["spans"] for one in missing),
-            "seconds": max(one["seconds"] for one in missing),
+            "minibatches": [list(missing_range) for missing_range in ranges],
+            "spans": sum(missing_range["spans"] for missing_range in missing),
+            "seconds": max(missing_range["seconds"] for missing_range in missing),
         }
     return Trace(tuple(spans), source, facts)
 
 
 def _renumbered(plan: Plan, k: int, trace: Trace, before: int) -> Iterator[Span]:
     for span in trace.spans:
-        own = str(span.stage)
+        stage_text = str(span.stage)
         stage = span.stage + before
-        name = f"{stage}{span.name.removeprefix(own)}" if span.name.startswith(own) else span.name
+        name = f"{stage}{span.name.removeprefix(stage_text)}" if span.name.startswith(stage_text) else span.name
         rank, peer = plan.among_all(k, span.rank), plan.among_all(k, span.peer)
         yield span._replace(rank=rank, name=name, stage=stage, peer=peer)
