@@ -186,7 +186,7 @@ def _binary(num_points: int, body: bytes, *, data: str = "binary") -> bytes:
         (f"{ASCII}0 1 2\n", "truncated: 1 rows, expected 2 points"),
         (f"{ASCII}0 1 2\n0 1 2\n0 1 2\n", "longer than its header says: 3 rows"),
         (f"{ASCII}0 1 2\n0 1\n", ":10: '0 1', expected 3 numbers: not a PCD point cloud"),
-        (f"{ASCII}0 1 2\n0 1 zwei\n", ":10: '0 1 zwei', expected numbers alone"),
+        (f"{ASCII}0 1 2\n0 1 zwei\n", ":10: '0 1 zwei', expected only numbers"),
         (f"{ASCII}0 1 2\n0 nan 2\n", "point 1 is [0.0, nan, 2.0] (1 of 2 are NaN"),
         (_binary(3, POINTS.tobytes()[:-12]), "truncated: 24 bytes after the header, expected 36 for 3 points"),
         (_binary(3, POINTS.tobytes()[:-1]), "truncated: 35 bytes"),

@@ -202,7 +202,7 @@ def test_a_heterogeneous_job_of_slurm_has_the_hosts_of_all_its_components(group)
 @pytest.mark.parametrize(
     ("kind", "old", "new", "message"),
     [
-        ("hostfile", "gpu3", "gpu1", ":5: host 'gpu1' is there again, as in line 2: list it once"),
+        ("hostfile", "gpu3", "gpu1", ":5: host 'gpu1' is listed again, as in line 2: list it once"),
         ("hostfile", "gpu3", "gpu[1-3]", ":5: host 'gpu1' is there again"),
         ("hostfile", "slots=4", "slots=0", ":2: host 'gpu1' has slots = '0': expected a whole number"),
         ("hostfile", "slots=4", "slot=4", ":2: 'slot=4' after host 'gpu1': expected slots=N"),
@@ -215,7 +215,7 @@ def test_a_heterogeneous_job_of_slurm_has_the_hosts_of_all_its_components(group)
         ("hostfile", "slots=4", "gpu2", ":2: 'gpu2' after host 'gpu1': expected slots=N, a host a line"),
         ("hostfile", "gpu1", "-oProxyCommand=touch", "address '-oProxyCommand=touch': expected a host"),
         ("hostfile", HOSTFILE, "# none\n", "names no hosts"),
-        ("driver yml", "server1:5", "server1:4", r"machines\[3\]: 'server1:4' is there twice: a GPU is one rank"),
+        ("driver yml", "server1:5", "server1:4", r"machines\[3\]: 'server1:4' is listed twice: a GPU is one rank"),
         ("driver yml", "server1:5", "server0:5", r"machines\[3\]: host 'server0' comes again after 'server1'"),
         ("driver yml", "server1:5", "server1", r"machines\[3\] = 'server1': expected 'host:gpu'"),
         ("driver yml", "server1:5", "server1:x", "expected 'host:gpu'"),
@@ -229,8 +229,8 @@ def test_a_heterogeneous_job_of_slurm_has_the_hosts_of_all_its_components(group)
         ("heturun nodes", "host: w1", "host: 10.0.0.1:2222", "expected '10.0.0.1'; .*as ssh = '10.0.0.1:2222'"),
         ("toml", 'address = "10.0.0.2"', 'address = "[::1]:2222"', "expected '::1'; .*as ssh = '\\[::1\\]:2222'"),
         ("toml", 'ssh = "me@two"', 'ssh = "gpu:x"', "ssh 'gpu:x': expected host, user@host"),
-        ("heturun nodes", "w1", "w0", "host 'w0' is there twice"),
-        ("ray yaml", "10.0.0.3", "10.0.0.1", "host '10.0.0.1' is there twice: list it once"),
+        ("heturun nodes", "w1", "w0", "host 'w0' is listed twice"),
+        ("ray yaml", "10.0.0.3", "10.0.0.1", "host '10.0.0.1' is listed twice: list it once"),
         ("ray yaml", "type: local", "type: aws", "provider type 'aws' makes its own machines: expected local"),
         ("ray yaml", "head_ip", "head", "provider has 'head': expected external_head_ip, head_ip"),
         ("ray yaml", "GPU: 2", "GPU: two", "GPU = 'two': expected a whole number"),

@@ -5,6 +5,7 @@ from collections import Counter
 import ipywidgets
 import pytest
 
+from scripts.prose import opens_badly
 from sparsepipe import (
     Cluster,
     CostSample,
@@ -17,7 +18,9 @@ from sparsepipe import (
     Profile,
     partition,
 )
+from sparsepipe.planning import PlanSettings
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.util.io.settings import rows
 from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
 from sparsepipe.views.widgets.stop_slider import StopSlider
 
@@ -77,3 +80,11 @@ def test_every_control_has_a_name_of_its_own_and_says_what_it_is_for(all_widgets
         assert all(told)
         texts = [text for control in controls if isinstance(control, StopSlider) for _, text in control.stops]
         assert all(texts), "every value has words"
+
+
+def test_no_tooltip_opens_as_a_fragment(all_widgets):
+    """ "of the links within every node", "what holds ranks up"; helps of settings are counted in test_prose.py."""
+    helps = tuple(row.help.lower() for table in (RunConfig, PlanSettings) for row in rows(table).values())
+    parts = [part for shown in all_widgets for part in parts_of(shown.widget)]
+    tips = {tip for part in parts if isinstance(tip := getattr(part, "tooltip", None), str) and tip}
+    assert [tip for tip in tips if opens_badly(tip) and not tip.lower().startswith(helps)] == []

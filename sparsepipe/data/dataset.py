@@ -161,7 +161,7 @@ class VoxelDataset:
         if not self.folder.classes:
             raise InputError(
                 "dataset.no_class_labels",
-                f"{self.folder.path}: its scans have no class as a whole; take labels from batch()",
+                f"{self.folder.path}: its scans have no class labels; take point labels from batch()",
             )
         return tuple(cast("int", file.label) for file in self.files)
 

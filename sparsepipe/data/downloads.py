@@ -324,7 +324,7 @@ def _check(members: list[zipfile.ZipInfo], num_bytes: int, source: str) -> None:
     if total > most:
         raise InputError(
             "archive.too_large",
-            f"{source}: would unpack to {SIZE.shown(total)}, expected at most {SIZE.shown(most)}, {MOST_TIMES} times "
+            f"{source}: unpacks to {SIZE.shown(total)}, expected at most {SIZE.shown(most)}, {MOST_TIMES} times "
             "its size; not used",
         )
 

@@ -57,13 +57,13 @@ def allocated_bytes(device: torch.device) -> Callable[[], int]:
     """Return what shows the bytes in use now: of a GPU's tensors, or of this process's heap; 0 if neither says."""
     if device.type == "cuda":
         return lambda: torch.cuda.memory_allocated(device)
-    told = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
-    if told is None:  # an older glibc, or another library
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
+    if mallinfo2 is None:  # an older glibc, or another library
         return lambda: 0
-    told.restype = _MallocInfo
+    mallinfo2.restype = _MallocInfo
 
     def heap() -> int:
-        info = told()
+        info = mallinfo2()
         return int(info.uordblks + info.hblkhd)
 
     return heap

@@ -140,9 +140,11 @@ def _insert_samples(manager: Any, sets: Sequence[CoordinateSet]) -> None:
 
     So `pool(x).F` has the rows of its samples, whatever a network does with them, and wherever it is cut.
     """
-    if any(not any(own.tensor_stride) for own in sets):  # a pooled tensor brings them
+    if any(not any(sample_set.tensor_stride) for sample_set in sets):  # a pooled tensor brings them
         return
-    count = max((int(own.coordinates[:, 0].max()) + 1 for own in sets if len(own.coordinates)), default=0)
+    count = max(
+        (int(sample_set.coordinates[:, 0].max()) + 1 for sample_set in sets if len(sample_set.coordinates)), default=0
+    )
     samples = sets[0].coordinates.new_zeros(count, sets[0].coordinates.shape[1])
     samples[:, 0] = torch.arange(count)
     manager.insert_and_map(samples, [0] * (samples.shape[1] - 1), "")

@@ -21,9 +21,9 @@ KILLED, LOST = 2, 4
 
 @dataclass(frozen=True)
 class FailureCause:
-    """The cause of a failure, as one line, and where it was. `lasting`: a restart would fail in the same way.
+    """The cause of a failure, as one line, and its place. `lasting`: a restart would fail in the same way.
 
-    `precedence`: of the causes that several hosts find, the one to tell is that of the lowest (see `find_cause`).
+    `precedence`: of the causes that several hosts find, the one to report is that of the lowest (see `find_cause`).
     `limit`: it is a limit of the machine, such as a full disk, which others may not have.
     """
 

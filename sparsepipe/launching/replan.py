@@ -130,9 +130,7 @@ def _replanned(folder: Path, token: str, *, running: Callable[[], bool]) -> int:
         if (reason := commands.refused_plan(folder, token)) is not None:
             raise InputError("replan.refused", f"{folder}: keeps its old plan: {reason}")
         if not alive:
-            raise InputError(
-                "replan.run_ended", f"{folder}: the run ended before it came under the plan that it was asked for"
-            )
+            raise InputError("replan.run_ended", f"{folder}: the run ended before it switched to the requested plan")
         time.sleep(_LOOK_SECONDS)
 
 
@@ -147,7 +145,7 @@ def check_running(record: RunRecord) -> None:
     if status["state"] == "running" and commands.REPLAN not in status.get("commands", ()):
         raise InputError(
             "replan.old_version",
-            f"{record.folder}: was launched by a version before, which does not change plans; stop it, and resume it "
+            f"{record.folder}: was launched by an older version, which cannot change plans; stop it, and resume it "
             "under the plan",
         )
 

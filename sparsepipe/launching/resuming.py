@@ -75,7 +75,7 @@ def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
     if per_epoch is None:
         raise InputError(
             "resume.no_epoch",
-            f"{found.folder}: does not say how many minibatches an epoch has; retrain in another folder",
+            f"{found.folder}: lacks the number of minibatches per epoch; retrain in another folder",
         )
     left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
     total = config.total_minibatches(per_epoch)

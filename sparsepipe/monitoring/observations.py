@@ -1,4 +1,4 @@
-"""What spans tell of ranks and of links: seconds of work on a minibatch, and seconds of a transfer."""
+"""Times of ranks and links from spans: seconds of work on a minibatch, and seconds of a transfer."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_of(rows: Iterable[Mapping[str, Any]]) -> list[LeftOut]:
-    """What rows of a run's metrics tell of ranks that are left out."""
+    """Times of ranks that are left out, from rows of a run's metrics."""
     names = ("rank", "minibatch", "probe_seconds", "seconds")
     whole = (row for row in rows if row["event"] == "left_out" and all(name in row for name in names))
     return [LeftOut(*(row[name] for name in names)) for row in whole if row["probe_seconds"] >= _SHORTEST]

@@ -136,7 +136,7 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
     if not any(one.rank is not None for one in watch.standings):
         raise InputError(
             "run.no_whole_minibatch",
-            f"{record.folder}: no minibatch has both its forward and its backward in the trace",
+            f"{record.folder}: no minibatch has a complete forward and backward in the trace",
         )
     return watch
 

@@ -1,7 +1,7 @@
 """Outcomes: the gain predicted for each change of plan, the gain measured, and how far the next prediction is believed.
 
 A simulator has ranks that do not touch one another. On a machine they may share a memory, a cache or a processor: who
-gets more to do slows the others down, and an intruder slows all of them. No profile tells by how much; the paces before
+gets more to do slows the others down, and an intruder slows all of them. No profile says by how much; the paces before
 and after a change do.
 
             decided           the new plan begins        judged
@@ -179,7 +179,7 @@ class Outcomes:
         """The run follows another plan from `first_minibatch` on; `predicted`: the share that the simulator told,
         `expected`: the one that was believed.
 
-        A plan of which it is known what it takes was not chosen by what the simulator told.
+        A plan of which it is known what it takes was not chosen by the simulator.
         """
         known = self._known_of(plan, first_minibatch) is not None
         told, now = 0.0 if known else predicted, self._factors.ranks

@@ -202,17 +202,17 @@ def partition_pipelines(
             "objective goes with a plan of one pipeline: leave out pipelines, or the objective",
         )
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
-    found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
+    split_plan = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     samples = profile.batch_size
     unsure = "the profile does not say how many samples a minibatch has: throughput is in minibatches/s"
     pipelines = Plan.together(
-        found.plans,
+        split_plan.plans,
         chosen,
         samples=None if samples is None else float(samples),
-        lower_bound_seconds=found.lower_bound_seconds,
+        lower_bound_seconds=split_plan.lower_bound_seconds,
         plan_seconds=time.perf_counter() - start,
         data_parallel_seconds=_data_parallel_seconds(replace(problem, num_microbatches=of_one), planner, options),
-        warnings=tuple(filter(None, [found.left_out, "" if samples else unsure])),
+        warnings=tuple(filter(None, [split_plan.left_out, "" if samples else unsure])),
         provenance=Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
     )
     check_rule(pipelines)
@@ -273,10 +273,10 @@ def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tup
     for plan in plans:
         schedule = _planned_as(plan.schedule)
         expected = estimate(plan, Problem(profile, cluster, schedule, plan.num_microbatches))
-        own, terms = plan.estimate or expected, (plan.schedule, plan.num_microbatches)
-        if own.lower_bound_seconds is not None and own.period_seconds == expected.period_seconds:
-            bounds[terms] = max(own.lower_bound_seconds, bounds.get(terms, 0.0))
-        estimates.append(replace(expected, plan_seconds=own.plan_seconds))
+        own_estimate, terms = plan.estimate or expected, (plan.schedule, plan.num_microbatches)
+        if own_estimate.lower_bound_seconds is not None and own_estimate.period_seconds == expected.period_seconds:
+            bounds[terms] = max(own_estimate.lower_bound_seconds, bounds.get(terms, 0.0))
+        estimates.append(replace(expected, plan_seconds=own_estimate.plan_seconds))
     proven = [bound_of(plan, bounds.get((plan.schedule, plan.num_microbatches))) for plan in plans]
     return tuple(
         replace(plan, estimate=replace(expected, lower_bound_seconds=bound))
@@ -309,8 +309,8 @@ def _for_another(plan: Plan, schedule: str) -> Plan:
     assert plan.estimate is not None
     check_interleaves(schedule, plan.stages_per_rank)
     estimate = replace(plan.estimate, lower_bound_seconds=None)
-    told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
-    return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))
+    warning = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
+    return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, warning))
 
 
 _OF_PLANNERS = (

@@ -141,14 +141,14 @@ class Problem:
 def check_interleaves(schedule: str, stages_per_device: int) -> None:
     """Raise InputError for more or fewer stages per device than a schedule allows."""
     rules = SCHEDULE_RULES.get(schedule)
-    if rules is None or not (told := rules.check_stages_per_rank(stages_per_device)):
+    if rules is None or not (reason := rules.check_stages_per_rank(stages_per_device)):
         return
     if not rules.interleaves:
-        told += f"; {', '.join(INTERLEAVING)} do"
+        reason += f"; {', '.join(INTERLEAVING)} do"
     elif stages_per_device < rules.stages_per_rank[0]:
-        told += "; planner 'model-parallel' does"
+        reason += "; planner 'model-parallel' does"
     stages = number_of(stages_per_device, "stage")
-    raise InputError("schedule.stages_per_device", f"{stages} per device: schedule {schedule!r} {told}")
+    raise InputError("schedule.stages_per_device", f"{stages} per device: schedule {schedule!r} {reason}")
 
 
 class Planner(Protocol):

@@ -50,11 +50,11 @@ def lap_bounds(
         best, least = tried[0], most[0]
         while True:
             around = _moved(best)
-            found = loads(around)
-            tried, most = np.concatenate([tried, around]), np.concatenate([most, found])
-            if found.min() >= least:
+            path_loads = loads(around)
+            tried, most = np.concatenate([tried, around]), np.concatenate([most, path_loads])
+            if path_loads.min() >= least:
                 break
-            best, least = around[found.argmin()], found.min()
+            best, least = around[path_loads.argmin()], path_loads.min()
     alike = tried[most <= _ALIKE * most.min()]
     moved = sum(crosses[alike[:, 1:-1]].T) + weights[alike[:, -2]]
     return tuple(alike[moved.argmin()].tolist())
@@ -62,7 +62,7 @@ def lap_bounds(
 
 def _moved(bounds: Index) -> Index:
     """The bounds with two cuts anywhere between their neighbours, a row each."""
-    found = []
+    moved_cuts = []
     for i, j in combinations(range(1, len(bounds) - 1), 2):
         neighbours = i + 1 == j
         first = np.arange(bounds[i - 1] + 1, bounds[j + 1 if neighbours else i + 1])
@@ -70,8 +70,8 @@ def _moved(bounds: Index) -> Index:
         rows, columns = np.nonzero(first[:, None] < second)
         moved = np.repeat(bounds[None], len(rows), axis=0)
         moved[:, i], moved[:, j] = first[rows], second[columns]
-        found.append(moved)
-    return np.concatenate(found)
+        moved_cuts.append(moved)
+    return np.concatenate(moved_cuts)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class ModelParallel(Settings):
         if several > 1 and not problem.synchronous:
             sizes = Cuts.along(problem.table, layers).payloads(problem.table)
             crossing = (sizes[0] + sizes[1])[:, 0].tolist() if used > 1 else [0.0] * (len(layers) + 1)
-            kept = problem.table.parameter_bytes[list(layers)].tolist()
-            bounds = lap_bounds(bounds, seconds, used, crossing=crossing, kept=kept)
+            weight_bytes = problem.table.parameter_bytes[list(layers)].tolist()
+            bounds = lap_bounds(bounds, seconds, used, crossing=crossing, kept=weight_bytes)
         runs = zip(devices, pairwise(bounds), strict=True)
         stages = [problem.stage(layers[a:b], (device,)) for device, (a, b) in runs]
         unused = (

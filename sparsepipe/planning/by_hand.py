@@ -120,16 +120,16 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
 
 def _one_more_stage(best: Array, options: Sequence[Counts], seconds: Array) -> tuple[Array, np.ndarray]:
     """Add a stage: the time of the slowest stage for each number of devices used so far, and the option taken."""
-    found = np.full(best.shape, np.inf)
+    least_loads = np.full(best.shape, np.inf)
     pick = np.zeros(best.shape, dtype=np.intp)
     for k, counts in enumerate(options):
         before = tuple(slice(0, size - c) for size, c in zip(best.shape, counts, strict=True))
         after = tuple(slice(c, None) for c in counts)
         candidate = np.maximum(best[before], seconds[k])
-        better = candidate < found[after]
-        found[after] = np.where(better, candidate, found[after])
+        better = candidate < least_loads[after]
+        least_loads[after] = np.where(better, candidate, least_loads[after])
         pick[after] = np.where(better, k, pick[after])
-    return found, pick
+    return least_loads, pick
 
 
 def _model(problem: Problem, options: Sequence[Counts], *, in_this_order: bool = False) -> StageModel:
@@ -160,10 +160,10 @@ def _check_groups(problem: Problem, groups: Sequence[Counts]) -> None:
             )
         if not any(counts):
             raise InputError("by_hand.stage_empty", f"stage {k} has no device: give it one, or remove the stage")
-    for column, one in enumerate(classes):
+    for column, kind in enumerate(classes):
         used = sum(counts[column] for counts in groups)
-        if used > len(one.ranks):
+        if used > len(kind.ranks):
             raise InputError(
                 "by_hand.too_many_devices",
-                f"the stages use {used} {one.type.name}, the cluster has {len(one.ranks)}: take some away",
+                f"the stages use {used} {kind.type.name}, the cluster has {len(kind.ranks)}: take some away",
             )

@@ -34,14 +34,14 @@ class Cuts:
     @classmethod
     def of(cls, table: LayerTable, layers: Sequence[int], *, limit: int) -> "Cuts":
         """All down-sets if there are at most `limit`, else those along the given order."""
-        graph, own = table.graph, tuple(layers)
-        found = remembered(graph.kept, "all cuts", (own, limit), lambda: cls._all(graph, own, limit))
-        return cls.along(table, layers) if found is None else found
+        graph, own_layers = table.graph, tuple(layers)
+        cuts = remembered(graph.kept, "all cuts", (own_layers, limit), lambda: cls._all(graph, own_layers, limit))
+        return cls.along(table, layers) if cuts is None else cuts
 
     @classmethod
     def _all(cls, graph: LayerGraph, layers: Sequence[int], limit: int) -> "Cuts | None":
-        place = {layer: k for k, layer in enumerate(layers)}
-        needs = [sum(1 << place[p] for p in graph.inputs[layer] if p in place) for layer in layers]
+        index_of = {layer: k for k, layer in enumerate(layers)}
+        needs = [sum(1 << index_of[p] for p in graph.inputs[layer] if p in index_of) for layer in layers]
         masks = down_sets(needs, limit)
         return None if masks is None else cls(tuple(layers), graph.input_layers, tuple(masks), True)
 
@@ -49,10 +49,10 @@ class Cuts:
     def along(cls, table: LayerTable, order: Sequence[int]) -> "Cuts":
         """The cuts between neighbours of one topological order."""
         layers = tuple(sorted(order))
-        place = {layer: k for k, layer in enumerate(layers)}
+        index_of = {layer: k for k, layer in enumerate(layers)}
         masks = [0]
         for layer in order:
-            masks.append(masks[-1] | 1 << place[layer])
+            masks.append(masks[-1] | 1 << index_of[layer])
         return cls(layers, table.graph.input_layers, tuple(masks), False)._known(table.graph)
 
     @classmethod
@@ -68,8 +68,8 @@ class Cuts:
         """About `count` of a chain's cuts, spread over the network's time; of neighbours, the one that moves least."""
         seconds = self.total(next(iter(table.seconds.values()))[:, 0])
         chosen = cheapest_by_work(seconds, self.payloads(table)[0][:, 0], count)
-        kept = sorted({0, len(self) - 1, *chosen.tolist()})
-        return replace(self, masks=tuple(self.masks[k] for k in kept), complete=False)._known(table.graph)
+        kept_cuts = sorted({0, len(self) - 1, *chosen.tolist()})
+        return replace(self, masks=tuple(self.masks[k] for k in kept_cuts), complete=False)._known(table.graph)
 
     def __len__(self) -> int:
         return len(self.masks)
@@ -89,12 +89,13 @@ class Cuts:
 
     def total(self, of_layers: Array) -> Array:
         """Sum over the layers before each cut of a quantity of all layers: [..., all layers] → [..., S]."""
-        own = of_layers[..., list(self.layers)]
+        chain_columns = of_layers[..., list(self.layers)]
         if self._chain_order:  # sums in the layers' own order: what a reader adds up by hand
             return np.concatenate(
-                [np.zeros((*own.shape[:-1], 1)), np.cumsum(own[..., self._chain_order], axis=-1)], axis=-1
+                [np.zeros((*chain_columns.shape[:-1], 1)), np.cumsum(chain_columns[..., self._chain_order], axis=-1)],
+                axis=-1,
             )
-        return own @ self.members.T
+        return chain_columns @ self.members.T
 
     @cached_property
     def _chain_order(self) -> list[int]:
@@ -140,8 +141,8 @@ class Cuts:
                 order = np.argsort(met, kind="stable")
                 known, values = met[order], np.concatenate(parts, axis=1)[:, order]
                 places = np.searchsorted(known, pairs)
-            kept, working, least = values[:, places]
-            return kept, working, least
+            saved_bytes, working, least = values[:, places]
+            return saved_bytes, working, least
 
         return between
 
@@ -151,15 +152,18 @@ class Cuts:
         They are kept for the table that was asked for last.
         """
         way = between_hosts, held
-        for last, known, found in self._payloads:
+        for last, known, layer_payloads in self._payloads:
             if last is table and known == way:
-                return found
+                return layer_payloads
         alive, owners = self._crossing(table)
         bytes_of = table.crossing(between_hosts=between_hosts, held=held)
         coordinates = owners @ np.concatenate([bytes_of.coordinates, table.input_coordinates[None]])
-        found = alive @ bytes_of.outputs + coordinates, alive @ bytes_of.gradients
-        self._payloads[:] = [(table, way, found), *(one for one in self._payloads if one[0] is table)]
-        return found
+        layer_payloads = alive @ bytes_of.outputs + coordinates, alive @ bytes_of.gradients
+        self._payloads[:] = [
+            (table, way, layer_payloads),
+            *(payload for payload in self._payloads if payload[0] is table),
+        ]
+        return layer_payloads
 
     @cached_property
     def _payloads(self) -> list[tuple[LayerTable, tuple[bool, bool], tuple[Array, Array]]]:
@@ -171,13 +175,13 @@ class Cuts:
         They are those of the graph, whatever its tensors' sizes: found once.
         """
         graph, key = table.graph, table.coordinate_owner
-        for last, found in self._crossings:
+        for last, crossing in self._crossings:
             if last == key:
-                return found
-        place = {layer: k for k, layer in enumerate(self.layers)}
+                return crossing
+        index_of = {layer: k for k, layer in enumerate(self.layers)}
         bits = np.unpackbits(self._bytes, axis=1, bitorder="little")[:, : len(self.layers)].astype(bool)
         before = np.concatenate([bits.T, np.ones((1, len(self)), dtype=bool)])  # the last row: what loads the data
-        row = [place.get(layer, len(self.layers)) for layer in range(len(graph.layers))]
+        row = [index_of.get(layer, len(self.layers)) for layer in range(len(graph.layers))]
         alive = np.zeros((len(graph.layers), len(self)), dtype=bool)
         owners = np.zeros((len(graph.layers) + 1, len(self)), dtype=bool)  # the last row: the network's input
         for layer, consumers in enumerate(graph.consumers):
@@ -203,8 +207,8 @@ class Cuts:
     @cached_property
     def in_order(self) -> Index:
         """The cuts between neighbours in the layers' own order."""
-        place = {mask: cut for cut, mask in enumerate(self.masks)}
-        return np.array([place[(1 << k) - 1] for k in range(len(self.layers) + 1)])
+        cut_of = {mask: cut for cut, mask in enumerate(self.masks)}
+        return np.array([cut_of[(1 << k) - 1] for k in range(len(self.layers) + 1)])
 
     @cached_property
     def follows(self) -> NDArray[np.bool_]:
@@ -234,12 +238,12 @@ class Cuts:
         """`first_after` in one chain: larger cuts of a chain have later supersets, so places only move on."""
         masks, first = self.masks, np.empty(len(self), dtype=np.intp)
         for other in chains:
-            place = 0
+            start = 0
             for cut in other:
                 mask = masks[cut]
-                while place < len(chain) and (mask & ~masks[chain[place]] or masks[chain[place]] == mask):
-                    place += 1
-                first[cut] = place
+                while start < len(chain) and (mask & ~masks[chain[start]] or masks[chain[start]] == mask):
+                    start += 1
+                first[cut] = start
         return first
 
 
@@ -247,9 +251,9 @@ def added_up(saved: Array, weights: Array) -> StageBytes:
     """Return what says the bytes of stages by sums over the layers before each cut: all is there at once."""
 
     def between(first: int | Index, last: int | Index) -> tuple[Array, Array, Array]:
-        kept = saved[last] - saved[first]
-        working = kept + weights[last] - weights[first]
-        return kept, working, working
+        saved_bytes = saved[last] - saved[first]
+        working = saved_bytes + weights[last] - weights[first]
+        return saved_bytes, working, working
 
     return between
 
@@ -266,45 +270,47 @@ def cheapest_by_work(work: Array, crossing: Array, count: int) -> Index:
 
 def least_payload_order(table: LayerTable, layers: Sequence[int]) -> tuple[int, ...]:
     """A topological order that greedily keeps few bytes alive, and stays on a branch among equals."""
-    sizes, own = table.output_bytes[:, 0], tuple(layers)
-    key = (own, sizes.tobytes())
-    return remembered(table.graph.kept, "order", key, lambda: _least_payload_order(table.graph, sizes.tolist(), own))
+    sizes, graph_of_table = table.output_bytes[:, 0], tuple(layers)
+    key = (graph_of_table, sizes.tobytes())
+    return remembered(
+        table.graph.kept, "order", key, lambda: _least_payload_order(table.graph, sizes.tolist(), graph_of_table)
+    )
 
 
 def _least_payload_order(graph: LayerGraph, size: Sequence[float], layers: Sequence[int]) -> tuple[int, ...]:
-    own = set(layers)
-    waiting = {k: sum(p in own for p in graph.inputs[k]) for k in layers}
+    remaining_layers = set(layers)
+    waiting = {k: sum(p in remaining_layers for p in graph.inputs[k]) for k in layers}
     unused = {k: len(graph.consumers[k]) for k in layers}  # consumers that have not run yet
-    place: dict[int, int] = {}
+    index_of: dict[int, int] = {}
 
     def growth(k: int) -> tuple[float, int]:
-        inputs = [p for p in graph.inputs[k] if p in own]
+        inputs = [p for p in graph.inputs[k] if p in remaining_layers]
         freed = sum(size[p] for p in inputs if unused[p] == 1)
-        return (size[k] if graph.consumers[k] else 0.0) - freed, -max((place[p] for p in inputs), default=-1)
+        return (size[k] if graph.consumers[k] else 0.0) - freed, -max((index_of[p] for p in inputs), default=-1)
 
     ready = [k for k in layers if not waiting[k]]
     while ready:
         chosen = min(ready, key=growth)
         ready.remove(chosen)
-        place[chosen] = len(place)
-        for p in own.intersection(graph.inputs[chosen]):
+        index_of[chosen] = len(index_of)
+        for p in remaining_layers.intersection(graph.inputs[chosen]):
             unused[p] -= 1
         for c in graph.consumers[chosen]:
             waiting[c] -= 1
             if not waiting[c]:
                 ready.append(c)
-    return tuple(place)
+    return tuple(index_of)
 
 
 def _cover(masks: Sequence[int], choose: Callable[..., list[int]]) -> list[list[int]]:
     """Sequences of growing masks that hold each place once; `choose` says by its last place which one grows."""
     chains: list[list[int]] = []
-    for place, mask in enumerate(masks):
+    for chain_index, mask in enumerate(masks):
         fitting = [chain for chain in chains if masks[chain[-1]] & ~mask == 0]
         if fitting:
-            choose(fitting, key=lambda chain: chain[-1]).append(place)
+            choose(fitting, key=lambda chain: chain[-1]).append(chain_index)
         else:
-            chains.append([place])
+            chains.append([chain_index])
     return chains
 
 
@@ -316,7 +322,7 @@ def down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
             if need >> p & 1:
                 consumers[p].append(k)
     level = {0: tuple(k for k, need in enumerate(needs) if not need)}  # down-set → layers that may be next
-    found = [0]
+    masks_found = [0]
     while level:
         following: dict[int, tuple[int, ...]] = {}
         for mask, ready in level.items():
@@ -325,8 +331,8 @@ def down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
                 if grown not in following:
                     new = (c for c in consumers[k] if needs[c] & ~grown == 0)
                     following[grown] = (*(r for r in ready if r != k), *new)
-        found += sorted(following)
-        if len(found) > limit:
+        masks_found += sorted(following)
+        if len(masks_found) > limit:
             return None
         level = following
-    return found
+    return masks_found

@@ -36,7 +36,10 @@ def device_classes(cluster: Cluster) -> tuple[DeviceClass, ...]:
     for device in cluster.devices:
         ranks.setdefault((device.node.name, device.type.name), []).append(device.rank)
     return tuple(
-        DeviceClass(cluster.devices[own[0]].node, cluster.devices[own[0]].type, tuple(own)) for own in ranks.values()
+        DeviceClass(
+            cluster.devices[ranks_of_class[0]].node, cluster.devices[ranks_of_class[0]].type, tuple(ranks_of_class)
+        )
+        for ranks_of_class in ranks.values()
     )
 
 
@@ -62,14 +65,14 @@ class DeviceGroups:
         """Groups of the given counts; `even`: equal shares whatever the speeds."""
         types = tuple(dict.fromkeys(c.type.name for c in classes))
         of_type = np.zeros((len(counts), len(types)), dtype=np.intp)
-        for column, one in enumerate(classes):
-            of_type[:, types.index(one.type.name)] += counts[:, column]
+        for column, device_class in enumerate(classes):
+            of_type[:, types.index(device_class.type.name)] += counts[:, column]
         totals = np.array([problem.total_seconds(name) for name in types])
         shares = (of_type > 0).astype(np.intp) if even else _shares(of_type, totals)
         nodes = list(dict.fromkeys(c.node.name for c in classes))
         on_node = np.zeros((len(counts), len(nodes)), dtype=np.intp)
-        for column, one in enumerate(classes):
-            on_node[:, nodes.index(one.node.name)] += counts[:, column]
+        for column, device_class in enumerate(classes):
+            on_node[:, nodes.index(device_class.node.name)] += counts[:, column]
         placement = np.where((on_node > 0).sum(axis=1) == 1, on_node.argmax(axis=1), len(nodes))
         return cls(tuple(classes), types, counts, shares, placement)
 
@@ -91,8 +94,8 @@ class DeviceGroups:
         """
         whole = np.stack([[len(c.ranks) * (c.node.name == node.name) for c in self.classes] for node in self.nodes])
         chosen = [pick for pick in product((0, 1), repeat=len(self.nodes)) if sum(pick) > 1]
-        place = {tuple(row): k for k, row in enumerate(self.counts.tolist())}
-        like = np.array([place[tuple((np.array(pick) @ whole).tolist())] for pick in chosen], dtype=np.intp)
+        row_of = {tuple(row): k for k, row in enumerate(self.counts.tolist())}
+        like = np.array([row_of[tuple((np.array(pick) @ whole).tolist())] for pick in chosen], dtype=np.intp)
         every = np.concatenate([np.arange(len(self)), like])
         more = replace(self, counts=self.counts[every], shares=self.shares[every], placement=self.placement[every])
         return replace(more, num_by_server=len(like)), like
@@ -122,13 +125,13 @@ class DeviceGroups:
         Returns the longer table, and for each added group the index of the group of the same devices in this one.
         """
         like, added = [], []
-        for group, own in enumerate(self.shares.tolist()):
-            kinds = [kind for kind, share in enumerate(own) if share]
+        for group, group_shares in enumerate(self.shares.tolist()):
+            kinds = [kind for kind, share in enumerate(group_shares) if share]
             for options in product(range(1, MAX_SHARE + 1), repeat=len(kinds)):
-                other = [0] * len(own)
+                other = [0] * len(group_shares)
                 for kind, share in zip(kinds, options, strict=True):
                     other[kind] = share
-                if gcd(*options) == 1 and other != own:
+                if gcd(*options) == 1 and other != group_shares:
                     like.append(group)
                     added.append(other)
         every = np.concatenate([np.arange(len(self)), np.array(like, dtype=np.intp)])
@@ -201,8 +204,8 @@ class DeviceGroups:
     def ranks(self, group: int, taken: set[int]) -> tuple[list[int], list[int]]:
         """Concrete ranks that are not `taken`, and their shares."""
         chosen = []
-        for column, one in enumerate(self.classes):
-            free = [rank for rank in one.ranks if rank not in taken]
+        for column, device_class in enumerate(self.classes):
+            free = [rank for rank in device_class.ranks if rank not in taken]
             share = int(self.class_shares[group, column])
             chosen += [(rank, share) for rank in free[: self.counts[group, column]]]
         chosen.sort()

@@ -15,14 +15,14 @@ def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) 
     The published planners' memory rules let plans pass that do not fit, and the baselines have none; so do cost models
     of others, by which `optimal` planned where `cost_model` names one.
     """
-    found = list(plan.warnings)
+    warnings = list(plan.warnings)
     total, used = len(cluster.devices), len(plan.ranks)
-    if used < total and not any("stay unused" in text for text in found):
-        found.append(f"{total - used} of {total} devices stay unused")
+    if used < total and not any("stay unused" in text for text in warnings):
+        warnings.append(f"{total - used} of {total} devices stay unused")
     counted = f"cost model {cost_model!r} counts memory otherwise; without it {_LOOKS}" if cost_model else _LOOKS
     if text := beyond_memory(plan, cluster, way_out=counted):
-        found.append(text)
-    return replace(plan, warnings=tuple(found))
+        warnings.append(text)
+    return replace(plan, warnings=tuple(warnings))
 
 
 def beyond_memory(plan: Plan, cluster: Cluster, *, way_out: str = _LOOKS) -> str:

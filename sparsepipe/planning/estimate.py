@@ -65,7 +65,10 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
     held = boundaries(plan, problem, held=True)[1]
-    needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, held, strict=False)]
+    needs = [
+        memory_need(problem, stage_layers, float(before[0][1]))
+        for stage_layers, before in zip(layers, held, strict=False)
+    ]
     if plan.stages_per_rank > 1:
         memory = _interleaved_memory(paced, needs)
     else:
@@ -129,9 +132,9 @@ def boundaries(
     index = problem.graph.index
     layers = [[index[id] for id in stage.layers] for stage in plan.stages]
     before, payloads = set(problem.graph.input_layers), []
-    for own in [*layers, []]:
+    for boundary_layers in [*layers, []]:
         payloads.append(problem.table.payload(before, between_hosts=between_hosts, held=held))
-        before |= set(own)
+        before |= set(boundary_layers)
     return layers, payloads
 
 
@@ -153,17 +156,17 @@ def network_bytes(plan: Plan, problem: Problem) -> list[float]:
 
     All count where not all devices of two stages are on one node, as for `boundary_link`.
     """
-    found = [0.0] * len(plan.stages)
+    bytes_by_stage = [0.0] * len(plan.stages)
     if not problem.cluster.sending_costs:
-        return found
+        return bytes_by_stage
     _, payloads = boundaries(plan, problem, between_hosts=True)
     for k in range(len(plan.stages) - 1):
         if between_hosts(problem, plan.stages[k : k + 2]):
             forward, backward = (float(size[0]) for size in payloads[k + 1])
             both = forward if problem.forward_only else forward + backward
-            found[k] += both
-            found[k + 1] += both
-    return found
+            bytes_by_stage[k] += both
+            bytes_by_stage[k + 1] += both
+    return bytes_by_stage
 
 
 def network_rates(problem: Problem, stage: Stage) -> list[float]:
@@ -236,8 +239,8 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array
 def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
     """What `layers` need, at the high quantile of voxel counts."""
     table = problem.table
-    kept, working, _ = table.stage_bytes(layers)
-    return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(kept[0]), incoming, float(working[0]))
+    saved_bytes, working, _ = table.stage_bytes(layers)
+    return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(saved_bytes[0]), incoming, float(working[0]))
 
 
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
@@ -250,19 +253,19 @@ def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
 
 def _interleaved_memory(plan: Plan, needs: Sequence[MemoryNeed]) -> list[float]:
     """Bytes of each interleaved stage in the moment in which its device holds most, of all of its stages together."""
-    found, program = [0.0] * len(needs), compile_until_steady(plan)
+    peak_bytes, program = [0.0] * len(needs), compile_until_steady(plan)
     for rank in plan.ranks:
-        own, fullest = plan.stages_of(rank), [0.0]
+        rank_stages, fullest = plan.stages_of(rank), [0.0]
         for running, counts in program.moments(rank):
             parts = [
                 needs[k].total(versions=v, minibatches=m, recompute=plan.stages[k].recompute, runs=k == running)
-                for k, (v, m) in zip(own, counts, strict=True)
+                for k, (v, m) in zip(rank_stages, counts, strict=True)
             ]
             fullest = max(fullest, parts, key=lambda parts: (sum(parts), parts))
-        if sum(fullest) > sum(found[k] for k in own):
-            for k, part in zip(own, fullest, strict=True):
-                found[k] = part
-    return found
+        if sum(fullest) > sum(peak_bytes[k] for k in rank_stages):
+            for k, part in zip(rank_stages, fullest, strict=True):
+                peak_bytes[k] = part
+    return peak_bytes
 
 
 def kinds_of(problem: Problem, stage: Stage) -> list[str]:

@@ -167,7 +167,7 @@ def split_bubble(
     balanced = simulate(plan, mean_profile, free, mean_sizes, stragglers=stragglers, **restarting)
     restart: Restart | None = trace.facts.get("restart")
     gone = restart.restart_seconds if restart else 0.0
-    busy, even = ([one.busy(rank) for rank in ranks] for one in (trace, balanced))
+    busy, even = ([timed_trace.busy(rank) for rank in ranks] for timed_trace in (trace, balanced))
     mean, even_mean = (sum(each) / len(ranks) for each in (busy, even))
     lost = without_transfers.makespan - balanced.makespan + even_mean - mean
     return Bubble(
@@ -186,13 +186,13 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     index, before = profile.graph.index, set(profile.graph.input_layers)
     needs: list[list[MemoryNeed]] = []  # of each stage, for each minibatch
     for stage in plan.stages:
-        own = [index[id] for id in stage.layers]
-        weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before, held=True)[0]
-        kept, working, _ = table.stage_bytes(own, column=slice(None))
-        by_size = zip(kept.tolist(), incoming.tolist(), working.tolist(), strict=True)
+        layer_indices = [index[id] for id in stage.layers]
+        weights, incoming = float(table.parameter_bytes[layer_indices].sum()), table.payload(before, held=True)[0]
+        saved_bytes, working, _ = table.stage_bytes(layer_indices, column=slice(None))
+        by_size = zip(saved_bytes.tolist(), incoming.tolist(), working.tolist(), strict=True)
         each = [MemoryNeed(weights, *own_bytes) for own_bytes in by_size]
         needs.append([each[k] for k in which.tolist()])
-        before |= set(own)
+        before |= set(layer_indices)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
     program = compile(plan, len(sizes))
     for rank in most:

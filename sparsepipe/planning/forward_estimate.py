@@ -29,9 +29,9 @@ def forward_estimate(plan: Plan, problem: Problem) -> Estimate:
         transfer, port = _transfer(plan, problem, k, float((between if elsewhere else payloads)[k + 1][0][0]))
         latency += max(seconds) + transfer
         ports.append(port)
-        own = list(layers[k])
-        memory = table.parameter_bytes[own].sum() + float(payloads[k][0][1])
-        memory += table.saved_bytes[own, 1].sum() + table.coordinate_bytes[own, 1].sum()
+        own_layers = list(layers[k])
+        memory = table.parameter_bytes[own_layers].sum() + float(payloads[k][0][1])
+        memory += table.saved_bytes[own_layers, 1].sum() + table.coordinate_bytes[own_layers, 1].sum()
         sent = float(payloads[k + 1][0][0]) if k + 1 < len(plan.stages) else 0.0
         stages.append(StageEstimate(compute, float(memory), max(ports[-2:]), 0.0, sent))
     everyone = baseline_data_parallel(problem)

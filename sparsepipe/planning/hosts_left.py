@@ -34,9 +34,9 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
     if not nodes:
         raise InputError("hosts.none_left", "no host is left")
     lost_ranks = {device.rank for device in cluster.devices if device.node.name in lost}
-    kept = [device.rank for device in cluster.devices if device.rank not in lost_ranks]
+    remaining_ranks = [device.rank for device in cluster.devices if device.rank not in lost_ranks]
     types = [device.type.name for device in cluster.devices]
-    return plan_for_devices_left(plan, replace(cluster, nodes=nodes), kept, types=types, profile=profile)
+    return plan_for_devices_left(plan, replace(cluster, nodes=nodes), remaining_ranks, types=types, profile=profile)
 
 
 def plan_for_devices_left(
@@ -50,27 +50,29 @@ def plan_for_devices_left(
     count = 1 + max(plan.ranks)  # it may leave out some below
     if [device.type.name for device in left.devices[:count]] == list(types[:count]):
         return Continuation(_placed(plan, left), left, "the same plan on other devices")
-    told = ""
+    reason = ""
     if profile.exists():
         try:
-            found = _by_profile(plan, left, Profile.load(profile))
-            return Continuation(found, left, "planned anew by the run's profile")
+            plan_by_profile = _by_profile(plan, left, Profile.load(profile))
+            return Continuation(plan_by_profile, left, "planned anew by the run's profile")
         except InputError as error:
-            told = f" (by the run's profile: {error})"
+            reason = f" (by the run's profile: {error})"
     joined = _joined(plan, kept)
-    return Continuation(_placed(joined, left), left, f"neighbouring stages joined, {len(joined.stages)} in all{told}")
+    return Continuation(_placed(joined, left), left, f"neighbouring stages joined, {len(joined.stages)} in all{reason}")
 
 
 def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
     from . import partition  # here: it is made of this folder's files
 
     recompute = any(stage.recompute for stage in plan.stages)
-    found = partition(
+    plan_by_profile = partition(
         profile, left, schedule=plan.schedule, num_microbatches=plan.num_microbatches, recompute=recompute
     )
-    if sorted(found.ranks) != list(range(len(found.ranks))):
-        raise InputError("plan.leaves_out_device", f"it leaves out a device, and uses ranks {sorted(found.ranks)}")
-    return replace(found, weights=plan.weights, accumulation=plan.accumulation)
+    if sorted(plan_by_profile.ranks) != list(range(len(plan_by_profile.ranks))):
+        raise InputError(
+            "plan.leaves_out_device", f"it leaves out a device, and uses ranks {sorted(plan_by_profile.ranks)}"
+        )
+    return replace(plan_by_profile, weights=plan.weights, accumulation=plan.accumulation)
 
 
 def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
@@ -84,10 +86,10 @@ def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
     stages = [_with(stage, kept) for stage in plan.stages]
     while not all(stage.ranks for stage in stages):
         stages = _one_fewer(stages)
-    number = {rank: place for place, rank in enumerate(rank for rank in kept if rank in plan.ranks)}
+    number = {rank: rank_index for rank_index, rank in enumerate(rank for rank in kept if rank in plan.ranks)}
     counted = tuple(replace(stage, ranks=tuple(number[rank] for rank in stage.ranks)) for stage in stages)
-    told = "made from the plan before it, for the hosts that were left; no profile was there to say what layers cost"
-    return replace(plan, stages=counted, planner="hosts left", estimate=None, warnings=(told,), provenance=None)
+    reason = "made from the plan before it, for the hosts that were left; no profile was there to say what layers cost"
+    return replace(plan, stages=counted, planner="hosts left", estimate=None, warnings=(reason,), provenance=None)
 
 
 def _one_fewer(stages: Sequence[Stage]) -> list[Stage]:
@@ -101,11 +103,11 @@ def _one_fewer(stages: Sequence[Stage]) -> list[Stage]:
 
 def _with(stage: Stage, ranks: Sequence[int]) -> Stage:
     """The stage with the replicas of these ranks alone."""
-    kept = [k for k, rank in enumerate(stage.ranks) if rank in ranks]
+    remaining_replicas = [k for k, rank in enumerate(stage.ranks) if rank in ranks]
     return replace(
         stage,
-        ranks=tuple(stage.ranks[k] for k in kept),
-        shares=tuple(stage.shares[k] for k in kept),
+        ranks=tuple(stage.ranks[k] for k in remaining_replicas),
+        shares=tuple(stage.shares[k] for k in remaining_replicas),
         device_types=(),
         nodes=(),
     )

@@ -48,15 +48,15 @@ def stage_costs(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[
     """
     plan.check(profile.graph, cluster)
     table = LayerTable.of(profile, sizes)
-    seconds, kept = [], []
+    seconds, saved_bytes = [], []
     for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
         layers = [profile.graph.index[layer] for layer in stage.layers]
         kinds = {cluster.devices[rank].type.name for rank in stage.ranks}
         forwards = 2 if stage.recompute else 1
         each = [forwards * table.forward[kind][layers] + table.backward[kind][layers] for kind in sorted(kinds)]
         seconds.append(np.max([times.sum(axis=0) for times in each], axis=0))
-        kept.append(table.stage_bytes(layers, column=slice(None))[0])
-    return np.array(seconds), np.array(kept)
+        saved_bytes.append(table.stage_bytes(layers, column=slice(None))[0])
+    return np.array(seconds), np.array(saved_bytes)
 
 
 def largest_size(
@@ -69,13 +69,13 @@ def largest_size(
     low, high = 1.0, 1e9
     for _ in range(4):  # costs rise with size: narrow down between neighbours of a grid
         sizes = np.geomspace(low, high, 65)
-        times, kept = stage_costs(plan, profile, cluster, sizes)
+        times, sizes_left = stage_costs(plan, profile, cluster, sizes)
         fits = np.ones(len(sizes), dtype=bool)
         fits &= True if seconds is None else times.max(axis=0) <= seconds
-        fits &= True if kept_bytes is None else kept.max(axis=0) <= kept_bytes
+        fits &= True if kept_bytes is None else sizes_left.max(axis=0) <= kept_bytes
         last = int(np.argmin(fits)) - 1 if not fits.all() else len(sizes) - 1
         if last < 0:
-            least = f"{times[:, 0].max():.3g} s" if seconds is not None else f"{kept[:, 0].max():.3g} bytes"
+            least = f"{times[:, 0].max():.3g} s" if seconds is not None else f"{sizes_left[:, 0].max():.3g} bytes"
             raise InputError(
                 "order.budget_below_any",
                 f"by the profile the smallest minibatch takes {least} on a stage, more than the budget; raise it",
@@ -92,8 +92,8 @@ def judged(plan: Plan, problem: Problem) -> Plan:
         parts, program = [], compile_until_steady(plan)
         for k, (stage, part) in enumerate(zip(plan.stages, expected.stages, strict=True)):
             fullest = max(zip(stage.shares, stage.ranks, strict=True))[1]
-            own = [problem.graph.index[id] for id in stage.layers]
-            weights = MemoryNeed(float(problem.table.parameter_bytes[own].sum()), 0.0, 0.0, 0.0)
+            layer_indices = [problem.graph.index[id] for id in stage.layers]
+            weights = MemoryNeed(float(problem.table.parameter_bytes[layer_indices].sum()), 0.0, 0.0, 0.0)
             now = weights.total(versions=program.num_versions(k, fullest), minibatches=program.in_flight(k, fullest))
             parts.append(replace(part, memory_bytes=part.memory_bytes - stage_memory(plan, k, weights) + now))
         expected = replace(expected, stages=tuple(parts))

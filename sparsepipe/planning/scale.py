@@ -35,8 +35,8 @@ class Scale:
     def of(cls, profile: Profile, measured: Mapping[float, float] | None = None) -> "Scale | None":
         """None if the profile does not say how it was made, or its costs do not depend on voxels."""
         data = profile.origin.get("data")
-        told = data if isinstance(data, Mapping) else profile.origin
-        batch_size, voxel_size = profile.batch_size, told.get("voxel_size")
+        origin = data if isinstance(data, Mapping) else profile.origin
+        batch_size, voxel_size = profile.batch_size, origin.get("voxel_size")
         sparse = any(len(cost.samples) > 1 for cost in next(iter(profile.costs.values())))
         if not (sparse and batch_size and voxel_size):
             return None
@@ -74,7 +74,7 @@ class Scale:
         known = np.log(counts.mean(axis=1))
         here = known[0] - log(self._of_sample(self.voxel_size))
         curve = {size: here + log(self._of_sample(size)) for size in self.measured}
-        curve |= {self.voxel_size * 2**k: float(own) for k, own in enumerate(known)}
+        curve |= {self.voxel_size * 2**k: float(known_size) for k, known_size in enumerate(known)}
         sizes, size = sorted(curve), voxel_size * 2**stride
         if size < sizes[0]:  # finer than any that was counted
             there = here + log(self._of_sample(size))

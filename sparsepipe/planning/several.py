@@ -42,7 +42,7 @@ class Units:
 
         Devices of one type on one node are of a kind. Raises InputError if even blocks are too many.
         """
-        units = cls(tuple(tuple((rank,) for rank in one.ranks) for one in device_classes(cluster)))
+        units = cls(tuple(tuple((rank,) for rank in device_class.ranks) for device_class in device_classes(cluster)))
         if units.num_parts > MOST_PARTS:
             whole = len(cluster.nodes) >= num_parts
             units = (cls._whole_nodes(cluster) if whole else units)._joined(num_parts)
@@ -98,15 +98,15 @@ class Units:
 
     def ranks(self, split: Sequence[Part]) -> list[tuple[int, ...]]:
         """Ranks for each part of a split, in ascending order."""
-        taken, found = [0] * len(self.kinds), []
+        taken, rank_groups = [0] * len(self.kinds), []
         for part in split:
             ranks: list[int] = []
             for k, count in enumerate(part):
                 for unit in self.kinds[k][taken[k] : taken[k] + count]:
                     ranks += unit
                 taken[k] += count
-            found.append(tuple(sorted(ranks)))
-        return found
+            rank_groups.append(tuple(sorted(ranks)))
+        return rank_groups
 
 
 def _together(units: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class Worths:
     def _options(self) -> list[Part]:
         """Every part, those nearest to an even share of all first: among equals such a split is found."""
         even = [count / self.num_parts for count in self.units.total]
-        away = lambda part: sum((own - mean) ** 2 for own, mean in zip(part, even, strict=True))  # noqa: E731
+        away = lambda part: sum((part_counts - mean) ** 2 for part_counts, mean in zip(part, even, strict=True))  # noqa: E731
         return sorted(self.units.parts(), key=away)
 
     def best(self, worth: Array) -> tuple[float, list[Part]]:
@@ -154,21 +154,21 @@ class Worths:
 
     def _one_more(self, worth: Array, options: Sequence[Part], best: Array, *, last: bool) -> tuple[Array, np.ndarray]:
         """Add a part: the most for each count of units used so far, and the option taken. `last`: all units are."""
-        found, pick = self.array(), np.zeros(self._shape, dtype=np.intp)
+        counts, pick = self.array(), np.zeros(self._shape, dtype=np.intp)
         total = self.units.total
         for k, part in enumerate(options):
             if last:
                 rest = tuple(a - b for a, b in zip(total, part, strict=True))
-                if worth[part] + best[rest] > found[total]:
-                    found[total], pick[total] = worth[part] + best[rest], k
+                if worth[part] + best[rest] > counts[total]:
+                    counts[total], pick[total] = worth[part] + best[rest], k
                 continue
             before = tuple(slice(0, size - count) for size, count in zip(self._shape, part, strict=True))
             after = tuple(slice(count, None) for count in part)
             candidate = best[before] + worth[part]
-            better = candidate > found[after]
-            found[after] = np.where(better, candidate, found[after])
+            better = candidate > counts[after]
+            counts[after] = np.where(better, candidate, counts[after])
             pick[after] = np.where(better, k, pick[after])
-        return found, pick
+        return counts, pick
 
 
 MOST_PLANS = 256  # parts that are planned; each takes up to a second or so
@@ -259,10 +259,10 @@ class _Search:
         return f"{len(self.plans)} parts were planned, and not every split that could be better" if cut_short else ""
 
     def _planned(self) -> np.ndarray:
-        found = np.zeros(self.worth.shape, dtype=bool)
+        planned_groups = np.zeros(self.worth.shape, dtype=bool)
         for part in self.plans:
-            found[part] = True
-        return found
+            planned_groups[part] = True
+        return planned_groups
 
     def _most(self, part: Part) -> float:
         """Minibatches per second that the devices of a part cannot exceed: each layer on whichever is cheapest.
@@ -281,19 +281,19 @@ class _Search:
     def _plan(self, part: Part) -> None:
         """Plan a part, or take over the plan of one that is identical."""
         (ranks,) = self.units.ranks([part])
-        own, order = sub_cluster(self.problem.cluster, ranks)
-        key = tuple((node.link, node.device_types) for node in own.nodes)
+        part_cluster, order = sub_cluster(self.problem.cluster, ranks)
+        key = tuple((node.link, node.device_types) for node in part_cluster.nodes)
         if key not in self.alike:
             try:
-                self.alike[key] = self.plan_of(own)
+                self.alike[key] = self.plan_of(part_cluster)
             except InputError as error:
                 self.alike[key], self.refused = None, error
-        found = self.plans[part] = self.alike[key]
-        if found is None or found.estimate is None or not found.estimate.period_seconds:
-            self.most[part] = self.worth[part] = -np.inf if found is None else UNKNOWN
+        cached_plan = self.plans[part] = self.alike[key]
+        if cached_plan is None or cached_plan.estimate is None or not cached_plan.estimate.period_seconds:
+            self.most[part] = self.worth[part] = -np.inf if cached_plan is None else UNKNOWN
             return
-        self.worth[part] = 1 / found.estimate.period_seconds
-        bound = found.estimate.lower_bound_seconds
+        self.worth[part] = 1 / cached_plan.estimate.period_seconds
+        bound = cached_plan.estimate.lower_bound_seconds
         self.most[part] = 1 / bound if bound else min(self.most[part], UNKNOWN)
 
     def _placed(self, chosen: Sequence[Part]) -> list[tuple[Part, Plan]]:
@@ -312,11 +312,11 @@ def sub_cluster(cluster: Cluster, ranks: Sequence[int]) -> tuple[Cluster, tuple[
 
     Nodes and the devices on each come in an order of their own, so that like parts make like clusters.
     """
-    own: dict[str, list[int]] = {}
+    ranks_by_node: dict[str, list[int]] = {}
     for rank in ranks:
-        own.setdefault(cluster.devices[rank].node.name, []).append(rank)
+        ranks_by_node.setdefault(cluster.devices[rank].node.name, []).append(rank)
     nodes = []
-    for chosen in own.values():
+    for chosen in ranks_by_node.values():
         chosen.sort(key=lambda rank: (cluster.devices[rank].type.name, rank))
         nodes.append((cluster.devices[chosen[0]].node, chosen))
     nodes.sort(key=lambda pair: (_shape(cluster, *pair), pair[1]))

@@ -39,8 +39,13 @@ class Candidate:
     @property
     def name(self) -> str:
         """Such as "optimal 1f1b int8", with the variant before it."""
-        told = (self.variant, self.planner, self.schedule, "" if self.compression == "none" else self.compression)
-        return " ".join(part for part in told if part)
+        label_parts = (
+            self.variant,
+            self.planner,
+            self.schedule,
+            "" if self.compression == "none" else self.compression,
+        )
+        return " ".join(part for part in label_parts if part)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def sweep(
     See also:
         guides/sweeps, `plots.trade_off`
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     left_out: list[str] = []
     for compression in (compressions := list(compressions)):
         if compression not in RATIOS:
@@ -111,19 +116,21 @@ def sweep(
         for compression in compressions:
             sent = _compressed(profile, RATIOS[compression])
             for planner, schedule in [(planner, schedule) for planner in planners for schedule in schedules]:
-                told = " ".join(filter(None, (variant, planner, schedule)))
+                label = " ".join(filter(None, (variant, planner, schedule)))
                 try:
                     plan = partition(sent, cluster, planner=planner, schedule=schedule)
                     samples = profile.batch_size if known else None
-                    found.append(_simulated(variant, compression, plan, profile, sent, cluster, minibatches, samples))
+                    candidates.append(
+                        _simulated(variant, compression, plan, profile, sent, cluster, minibatches, samples)
+                    )
                 except InputError as error:
-                    left_out.append(f"{told}: {error}")
-    if not found:
+                    left_out.append(f"{label}: {error}")
+    if not candidates:
         raise InputError(
             "sweep.no_plan",
             f"nothing could be planned: {left_out[0]}" if left_out else "no planner or no schedule given",
         )
-    return Sweep(tuple(found), tuple(dict.fromkeys(left_out)))
+    return Sweep(tuple(candidates), tuple(dict.fromkeys(left_out)))
 
 
 def _simulated(

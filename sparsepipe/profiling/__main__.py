@@ -17,15 +17,15 @@ def train_until_killed(config: RunConfig) -> None:
     """Train on one minibatch of the data set again and again, until the process that profiles ends this one."""
     exit_with_parent()
     task, order = opened(resolve(config))
-    batch, place = task.training.batch(order[0]), usable(config.device)
-    subnetwork = build(task.network, task.engine, seed=0).to(place)
+    batch, device = task.training.batch(order[0]), usable(config.device)
+    subnetwork = build(task.network, task.engine, seed=0).to(device)
     updates = Updates(subnetwork)
     with limited_to(config.threads or 1):
-        whole_step(subnetwork, batch, device=place)
+        whole_step(subnetwork, batch, device=device)
         report_started()
         while True:
-            whole_step(subnetwork, batch, device=place)
-            update_step(updates, device=place)
+            whole_step(subnetwork, batch, device=device)
+            update_step(updates, device=device)
 
 
 if __name__ == "__main__":

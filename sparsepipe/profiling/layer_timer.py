@@ -118,8 +118,8 @@ def update_step(updates: Updates, *, device: torch.device) -> float:
 def ends(subnetwork: Any, tensors: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors of a network's output that a loss can send a gradient back from."""
     network: AnyNetwork = subnetwork.network
-    found = [subnetwork.engine.features(tensors[name]) for name in network.outputs]
-    return [tensor for tensor in found if tensor.requires_grad]
+    output_tensors = [subnetwork.engine.features(tensors[name]) for name in network.outputs]
+    return [tensor for tensor in output_tensors if tensor.requires_grad]
 
 
 def judged(subnetwork: Any, outputs: Mapping[str, Tensor], batch: Any, loss: Loss | None) -> Tensor:

@@ -117,10 +117,10 @@ def profile(
         reading = _median_seconds(training.read, CPU) if training.read else 0.0
         loss_seconds = _loss_seconds(subnetwork, batches[middle], place, training.loss)
     name = device_type or ("cpu" if place.type == "cpu" else torch.cuda.get_device_name(place).replace(" ", "-"))
-    rounds = [one for repeats in taken for one in repeats.rounds]
-    putting = statistics.median(one.layers.input_seconds for one in rounds)
+    rounds = [one_round for repeats in taken for one_round in repeats.rounds]
+    putting = statistics.median(one_round.layers.input_seconds for one_round in rounds)
     num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
-    updates = [seconds for one in rounds for seconds in one.updates]
+    updates = [seconds for one_round in rounds for seconds in one_round.updates]
     counts = [batch.size for batch in batches]
     counted = reading if crowd >= 1 else 0.0
     facts = {
@@ -136,7 +136,7 @@ def profile(
     }
     return Profile(
         network.graph(),
-        {name: tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)},
+        {name: tuple(LayerCost(tuple(sample[row.id] for sample in samples)) for row in network.rows)},
         tuple(training.sizes or counts),
         {**facts, **training.origin},
         {name: statistics.median(updates) / num_bytes} if num_bytes else {},
@@ -232,7 +232,12 @@ def _as_leaf(tensor: Tensor) -> Tensor:
 
 def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
     """Return the share of waiting in those passes alone that count."""
-    waits = [one.waited_share for repeats in taken for one in repeats.rounds if one.waited_share is not None]
+    waits = [
+        one_round.waited_share
+        for repeats in taken
+        for one_round in repeats.rounds
+        if one_round.waited_share is not None
+    ]
     return {"run_queue_wait_share": statistics.fmean(waits) if waits else None}
 
 
@@ -240,7 +245,7 @@ def _samples(
     subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device, loss: Loss | None
 ) -> dict[str, CostSample]:
     """Turn the passes over one minibatch into one cost sample a layer."""
-    kept, tensors = kept_bytes(subnetwork, batch, device=device)
+    saved_bytes, tensors = kept_bytes(subnetwork, batch, device=device)
     parts = subnetwork.engine.split(tensors)
     rows = [row for row in subnetwork.table if isinstance(row, Row)]  # of a traced module no kernel map is known
     maps = kernel_maps(rows, parts)
@@ -250,8 +255,8 @@ def _samples(
     crossing = _read_or_given(subnetwork.network)
     coded = coded_bytes(subnetwork, tensors, crossing=crossing, device=device)
     outputs = {name: features.nbytes for name, (features, _) in parts.features.items()}
-    temporary = temporary_bytes(subnetwork, batch, kept, outputs, device=device, loss=loss)
-    found = {}
+    temporary = temporary_bytes(subnetwork, batch, saved_bytes, outputs, device=device, loss=loss)
+    samples = {}
     for row in subnetwork.table:
         output_bytes = coordinate_bytes = 0
         for features, coordinate_set in (parts.features[value] for value in row.outputs if value in crossing):
@@ -260,25 +265,25 @@ def _samples(
                 coordinate_bytes += parts.coordinate_sets[coordinate_set].coordinates.nbytes
             known.add(coordinate_set)
         forward, backward = (
-            [getattr(one.layers, way)[row.id] for one in repeats.rounds] for way in ("forward", "backward")
+            [getattr(one_round.layers, way)[row.id] for one_round in repeats.rounds] for way in ("forward", "backward")
         )
-        found[row.id] = CostSample(
+        samples[row.id] = CostSample(
             batch.size,
             median.forward[row.id],
             median.backward[row.id],
             output_bytes,
             coordinate_bytes,
-            kept[row.id].saved_bytes,
+            saved_bytes[row.id].saved_bytes,
             _interquartile(forward),
             _interquartile(backward),
             maps[row.id].pairs if row.id in maps else 0,
             map_seconds.get(row.id, 0.0),
             *coded.get(row.id, CodedBytes()),
-            kept[row.id].map_bytes,
-            kept[row.id].input_bytes,
+            saved_bytes[row.id].map_bytes,
+            saved_bytes[row.id].input_bytes,
             *temporary[row.id],
         )
-    return found
+    return samples
 
 
 def _read_or_given(network: AnyNetwork) -> frozenset[str]:
@@ -319,7 +324,7 @@ def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, KernelMap]:
             source, target = sorted(parts.coordinate_sets[side].tensor_stride for side in sides)
             manager = managers[parts.coordinate_sets[sides[1]].family]
             given = (row.args["kernel_size"], row.args.get("dilation", 1))
-            size, dilation = (each_axis(own, manager.dimension) for own in given)
+            size, dilation = (each_axis(given_map, manager.dimension) for given_map in given)
             pairs = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
             maps[row.id] = KernelMap(source, target, size, dilation, pairs)
     return maps
@@ -373,7 +378,7 @@ def coded_bytes(
     known = {parts.features[name].coordinate_set for name in network.inputs if name in parts.features}
     slots = {name: _coded(Slot(feature.rows)) for name, feature in parts.features.items()}
     gradients = _gradient_bytes(subnetwork, tensors, slots)
-    found = {}
+    bytes_by_layer = {}
     for row in subnetwork.table:
         names = [name for name in row.outputs if name in slots]
         coordinates = 0
@@ -384,19 +389,21 @@ def coded_bytes(
                 coordinates += len(payload)
             known.add(coordinate_set)
         outputs = sum(_num_bytes(slots[name]) for name in names)
-        found[row.id] = CodedBytes(outputs, sum(gradients.get(name, 0) for name in names), coordinates)
-    return found
+        bytes_by_layer[row.id] = CodedBytes(outputs, sum(gradients.get(name, 0) for name in names), coordinates)
+    return bytes_by_layer
 
 
 def _gradient_bytes(subnetwork: Any, tensors: Mapping[str, Any], slots: Mapping[str, Slot]) -> dict[str, int]:
     """Bytes of the gradient of each value, where one comes back for it."""
-    found: dict[str, int] = {}
+    bytes_by_layer: dict[str, int] = {}
 
     def watch(name: str, rows: Tensor) -> None:
         present = slots[name].present if name in subnetwork.network.rectified else None
 
         def take(gradient: Tensor) -> None:
-            found[name] = _num_bytes(_coded(Slot(gradient if present is None else values_at(present, gradient))))
+            bytes_by_layer[name] = _num_bytes(
+                _coded(Slot(gradient if present is None else values_at(present, gradient)))
+            )
 
         rows.register_hook(take)
 
@@ -405,7 +412,7 @@ def _gradient_bytes(subnetwork: Any, tensors: Mapping[str, Any], slots: Mapping[
         if rows.requires_grad:
             watch(name, rows)
     send_back(ends(subnetwork, tensors), torch.device("cpu"))
-    return found
+    return bytes_by_layer
 
 
 def _coded(slot: Slot) -> Slot:

@@ -235,10 +235,10 @@ def _of_its_strides(
     counts, _ = voxels_by_stride(costs)
     known = {batch.size: shape(batch) for batch in batches}
     there = np.array([known[size] for size in counts[0]]).T  # [strides, minibatches]
-    places = [np.flatnonzero((there == own).all(axis=1)) for own in counts]
+    places = [np.flatnonzero((there == stride_count).all(axis=1)) for stride_count in counts]
     if len(counts) == 1 or not all(map(len, places)):
         return ()
-    return tuple(tuple(float(one[place[0]]) for place in places) for one in shapes)
+    return tuple(tuple(float(layer_shape[place[0]]) for place in places) for layer_shape in shapes)
 
 
 def _as_json(args: Mapping[str, Any] | None) -> str | None:
@@ -269,17 +269,17 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
     clouds = dataset.size_unit == "voxels"
     least = 1 if clouds else min(2, batch_size)
     made = [_part(dataset, sizes, part * batch_size, least=least, clouds=clouds) for part in _PARTS]
-    found = {batch.size: batch for batch in made}
+    batches_by_size = {batch.size: batch for batch in made}
     most = 2 * batch_size
-    while max(found) < _SPAN * min(found) and most < 2 * _SPAN * batch_size:
+    while max(batches_by_size) < _SPAN * min(batches_by_size) and most < 2 * _SPAN * batch_size:
         most *= 2
         larger = _part(dataset, sizes, most, least=least, clouds=clouds)
-        found[larger.size] = larger
+        batches_by_size[larger.size] = larger
     for indices in _whole(list(sizes), list(sizes.values()), batch_size):
         batch = dataset.batch(one_minibatch(dataset, indices))
-        if all(max(batch.size, size) >= _APART * min(batch.size, size) for size in found):
-            found[batch.size] = batch
-    return tuple(found[size] for size in sorted(found))
+        if all(max(batch.size, size) >= _APART * min(batch.size, size) for size in batches_by_size):
+            batches_by_size[batch.size] = batch
+    return tuple(batches_by_size[size] for size in sorted(batches_by_size))
 
 
 def _part(dataset: Dataset, sizes: Mapping[int, float], samples: float, *, least: int, clouds: bool) -> Any:
@@ -319,6 +319,6 @@ def cropped(batch: PointBatch, share: float) -> PointBatch:
 def _cropped(sample: Sample, share: float) -> Sample:
     extent = sample.coordinates.amax(dim=0) - sample.coordinates.amin(dim=0)
     along = sample.coordinates[:, int(extent.argmax())]
-    kept = torch.argsort(along, stable=True)[: max(1, round(share * len(along)))].sort().values
-    label = sample.label[kept] if isinstance(sample.label, Tensor) else sample.label
-    return Sample(sample.coordinates[kept], sample.features[kept], label)
+    nearest_rows = torch.argsort(along, stable=True)[: max(1, round(share * len(along)))].sort().values
+    label = sample.label[nearest_rows] if isinstance(sample.label, Tensor) else sample.label
+    return Sample(sample.coordinates[nearest_rows], sample.features[nearest_rows], label)

@@ -46,7 +46,7 @@ class Repeats:
     @property
     def layers_over_whole(self) -> float | None:
         """The sum of the layers' median seconds over the median of whole steps, if there were any."""
-        wholes = [one.whole for one in self.rounds if one.whole is not None]
+        wholes = [one_round.whole for one_round in self.rounds if one_round.whole is not None]
         return self.median.seconds / statistics.median(wholes) if wholes else None
 
 
@@ -71,12 +71,12 @@ class Repeater:
         Rounds whose threads waited for a processor are taken again: as often as the least that counts, or for two
         seconds. What is delayed after that counts all the same.
         """
-        kept: list[Round] = []
+        rounds: list[Round] = []
         again: list[Round] = []
-        while len(kept) < self.least or (len(kept) < self.most and not _enough(kept)):
+        while len(rounds) < self.least or (len(rounds) < self.most and not _enough(rounds)):
             one = self._round(batch, whole=whole)
-            (again if self._held_up(one) and self._may_drop(again) else kept).append(one)
-        return Repeats(tuple(kept), len(again))
+            (again if self._held_up(one) and self._may_drop(again) else rounds).append(one)
+        return Repeats(tuple(rounds), len(again))
 
     def _round(self, batch: object, *, whole: bool) -> Round:
         # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
@@ -106,4 +106,4 @@ def _enough(rounds: Sequence[Round]) -> bool:
 
 
 def _seconds(rounds: Sequence[Round]) -> float:
-    return sum(one.layers.seconds for one in rounds)
+    return sum(one_round.layers.seconds for one_round in rounds)

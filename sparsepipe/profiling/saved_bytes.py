@@ -26,13 +26,13 @@ def kept_bytes(subnetwork: Any, batch: Any, *, device: torch.device) -> tuple[di
     layer makes are counted for it.
     """
     tensors: dict[str, Any] = subnetwork.enter(subnetwork.engine.tensor(batch, device))
-    count, found = _Kept(subnetwork, tensors.values(), device), {}
+    count, saved = _Kept(subnetwork, tensors.values(), device), {}
     for row in subnetwork.table:
         with count.watching():
             values = subnetwork.run_layer(row, tensors, minibatch=0)
         tensors |= values
-        found[row.id] = count.by_layer(row, [tensors[name] for name in row.inputs], list(values.values()))
-    return found, tensors
+        saved[row.id] = count.by_layer(row, [tensors[name] for name in row.inputs], list(values.values()))
+    return saved, tensors
 
 
 def _storage(tensor: Tensor) -> int:

@@ -142,7 +142,7 @@ def temporary_bytes(
     most[f"forward {table[-1].id}"] = max(most[f"forward {table[-1].id}"], most[_JUDGED])
     weights = {layer.id: round(layer.parameter_bytes) for layer in network.graph().layers}
     maps, saved = sum(own.map_bytes for own in kept.values()), sum(own.saved_bytes for own in kept.values())
-    saved, all_maps, gradients, left, found = saved - maps, maps, 0, 0, dict[str, Temporary]()
+    saved, all_maps, gradients, left, temporaries = saved - maps, maps, 0, 0, dict[str, Temporary]()
     before = {row.id for row in table}
     for row in reversed(table):
         own, backward = kept[row.id], f"backward {row.id}"
@@ -156,9 +156,9 @@ def temporary_bytes(
             alive = sum(outputs.get(name, 0) for name in network.alive(before))
             more = max(last[backward] - (saved - own.saved_bytes + own.map_bytes) - known - alive, 0)
         saved -= own.saved_bytes - own.map_bytes
-        found[row.id] = Temporary(more, forward_bytes, backward_bytes)
+        temporaries[row.id] = Temporary(more, forward_bytes, backward_bytes)
         left += more
-    return found
+    return temporaries
 
 
 def _step(subnetwork: Any, batch: Any, mark: Mark, *, device: torch.device, loss: Loss | None) -> None:

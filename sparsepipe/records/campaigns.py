@@ -37,8 +37,8 @@ def differences(records: Iterable[RunRecord]) -> list[str]:
     Runs without a campaign are looked at by the time between them, see `MOST_APART`.
     """
     records = list(records)
-    found = [*_apart(records), *_beside(records)]
-    return list(dict.fromkeys(found))
+    texts = [*_apart(records), *_beside(records)]
+    return list(dict.fromkeys(texts))
 
 
 def when(records: Iterable[RunRecord]) -> str:
@@ -47,12 +47,12 @@ def when(records: Iterable[RunRecord]) -> str:
     if not times:
         return ""
     first, last = min(start for start, _ in times), max(end for _, end in times)
-    told = f"{first:%Y-%m-%d %H:%M}"
+    text = f"{first:%Y-%m-%d %H:%M}"
     if last.date() != first.date():
-        told += f" to {last:%Y-%m-%d %H:%M}"
+        text += f" to {last:%Y-%m-%d %H:%M}"
     elif f"{last:%H:%M}" != f"{first:%H:%M}":
-        told += f" to {last:%H:%M}"
-    return f"run on {told} UTC"
+        text += f" to {last:%H:%M}"
+    return f"run on {text} UTC"
 
 
 def _apart(records: Sequence[RunRecord]) -> list[str]:
@@ -78,25 +78,25 @@ def _told_apart(records: Sequence[RunRecord]) -> str:
     known = ((record.ran[0] if record.ran else None, record) for record in records)
     for start, record in sorted(known, key=lambda one: (one[0] is None, one[0] or datetime.min.replace(tzinfo=UTC))):
         firsts.setdefault(record.campaign or f"run {record.folder}", (start, record))
-    told = [f"{record.name} ({start:%Y-%m-%d %H:%M})" if start else record.name for start, record in firsts.values()]
-    return ", ".join(told) if len(told) <= 3 else f"{told[0]} to {told[-1]}, {len(told)} in all"
+    names = [f"{record.name} ({start:%Y-%m-%d %H:%M})" if start else record.name for start, record in firsts.values()]
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]}, {len(names)} in all"
 
 
 def _beside(records: Sequence[RunRecord]) -> list[str]:
     """Runs that shared the machine while others of these did not, or with a run that is not among these."""
     names = {record.name for record in records}
-    found = []
+    texts = []
     concurrent = {record.name: set(record.beside) for record in records}
     for name, others in concurrent.items():
         if outside := sorted(others - names):
-            found.append(f"{name} ran beside another job: {', '.join(outside)}")
+            texts.append(f"{name} ran beside another job: {', '.join(outside)}")
     inside = {len(others & names) for others in concurrent.values()}
     if len(inside) > 1:
         shared = {name: len(others & names) for name, others in concurrent.items() if others & names}
         if len(shared) < len(concurrent):
             rest = "the other" if len(concurrent) - len(shared) == 1 else "the others"
-            found.append(f"runs under different load: {', '.join(shared)} ran at once, {rest} did not")
+            texts.append(f"runs under different load: {', '.join(shared)} ran at once, {rest} did not")
         else:
-            told = ", ".join(f"{name} beside {count}" for name, count in shared.items())
-            found.append(f"runs under different load: of these, {told} others")
-    return found
+            text = ", ".join(f"{name} beside {count}" for name, count in shared.items())
+            texts.append(f"runs under different load: of these, {text} others")
+    return texts

@@ -15,13 +15,13 @@ def flat_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 def stage_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return one row for each stage of each of `rows` that has stages: epochs and summaries."""
-    told = [
+    facts = [
         {key: row[key] for key in ("event", "epoch", "seconds") if key in row} | dict(_flat(stage))
         for row in rows
         for stage in row.get("stages") or ()
         if isinstance(stage, Mapping)
     ]
-    return pd.DataFrame(told)
+    return pd.DataFrame(facts)
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:

@@ -37,8 +37,8 @@ def newest_plan(folder: Path) -> Plan:
 def followed_plans(folder: Path) -> tuple[FollowedPlan, ...]:
     """Return every plan that a run followed, the newest last. Raises DamagedRecord that names the file."""
     newest = newest_plan(folder)
-    known = [found for _, found in _kept(folder)]
-    places = [place for place, found in enumerate(known) if found.plan == newest]
+    known = [numbered for _, numbered in _kept(folder)]
+    places = [plan_index for plan_index, numbered in enumerate(known) if numbered.plan == newest]
     if places:
         return tuple(known[: places[-1] + 1])
     return (*known, FollowedPlan(None if known else 0, newest))  # written by hand, or by a version without plans/
@@ -61,11 +61,13 @@ def begin_plan(folder: Path, plan: Plan, first_minibatch: int) -> None:
 
     Raises DamagedRecord, with nothing changed, where earlier plans cannot be read.
     """
-    kept = _kept(folder)
+    known_plans = _kept(folder)
     try:
         known = list(followed_plans(folder)) if (folder / "plan.json").exists() else []
     except DamagedRecord:
-        known = [found for _, found in kept]  # of plan.json, which is written anew: plans/ has been read above
+        known = [
+            numbered for _, numbered in known_plans
+        ]  # of plan.json, which is written anew: plans/ has been read above
     if not known or known[-1].plan != plan:
         known.append(FollowedPlan(first_minibatch, plan))
     names = [f"{number:03d}.json" for number in range(len(known))]
@@ -84,22 +86,22 @@ def went_back(folder: Path, minibatches: int) -> None:
     if not (folder / "plan.json").exists():
         return
     newest = followed_plans(folder)[-1]
-    for path, found in _kept(folder):
-        if found == newest and found.first_minibatch is not None and found.first_minibatch > minibatches:
-            write_json(path, {"first_minibatch": minibatches, "plan": found.plan.to_json()})
+    for path, numbered in _kept(folder):
+        if numbered == newest and numbered.first_minibatch is not None and numbered.first_minibatch > minibatches:
+            write_json(path, {"first_minibatch": minibatches, "plan": numbered.plan.to_json()})
 
 
 def _kept(folder: Path) -> list[tuple[Path, FollowedPlan]]:
     """Every plan kept alongside plan.json, in order, with its file."""
-    if found := _numbered(folder / "plans", r"(\d+)\.json"):
-        return [(path, _read(path)) for path, _ in found]
+    if numbered_plans := _numbered(folder / "plans", r"(\d+)\.json"):
+        return [(path, _read(path)) for path, _ in numbered_plans]
     before = _numbered(folder, r"plan-before-(\d+)\.json")
     return [(path, FollowedPlan(None if k else 0, _load(path))) for k, (path, _) in enumerate(before)]
 
 
 def _read(path: Path) -> FollowedPlan:
-    found = read_fields(path, _FILE, what="plan of a run")
-    first, document = found["first_minibatch"], found["plan"]
+    plan_fields = read_fields(path, _FILE, what="plan of a run")
+    first, document = plan_fields["first_minibatch"], plan_fields["plan"]
     try:
         return FollowedPlan(first, Plan.from_json(document))
     except InputError as error:
@@ -117,5 +119,5 @@ def _numbered(folder: Path, pattern: str) -> list[tuple[Path, int]]:
     """Files whose names have a number, in its order."""
     if not folder.is_dir():
         return []
-    found = [(path, int(match[1])) for path in folder.iterdir() if (match := re.fullmatch(pattern, path.name))]
-    return sorted(found, key=lambda one: one[1])
+    numbered_paths = [(path, int(match[1])) for path in folder.iterdir() if (match := re.fullmatch(pattern, path.name))]
+    return sorted(numbered_paths, key=lambda one: one[1])

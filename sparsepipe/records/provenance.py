@@ -70,7 +70,7 @@ class Provenance:
         the profiles and the runs, or for the hours between these.
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
-        used = {device.type.name for one in _several(cluster) for device in one.devices}
+        used = {device.type.name for cluster_part in _several(cluster) for device in cluster_part.devices}
         doubtful = [*_of_times(profiles, used, runs, load)] if timed else []
         doubtful += warnings
         campaigns = {run.campaign for run in runs}
@@ -99,8 +99,8 @@ class Provenance:
             return None
         shown = [k for k in range(1, _MOST_DOUBTS + 1) if k == 1 or len("; ".join(self.doubts[:k])) <= _LONGEST]
         more = len(self.doubts) - shown[-1]
-        told = "; ".join(self.doubts[: shown[-1]])
-        return f"doubtful: {told}" + (f"; and {more} more" if more > 0 else "")
+        text = "; ".join(self.doubts[: shown[-1]])
+        return f"doubtful: {text}" + (f"; and {more} more" if more > 0 else "")
 
     @property
     def held_up(self) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def in_few_words(warning: str) -> str:
 def plan_digest(plan: Plan) -> str:
     """Names a plan: stages, schedule and what it expects, not how long the planner looked for it."""
     document = plan.to_json()
-    document |= {"pipelines": [plan_digest(own) for own in plan.members]} if plan.members else {}
+    document |= {"pipelines": [plan_digest(member) for member in plan.members]} if plan.members else {}
     return digest({key: value for key, value in document.items() if key not in ("plan_seconds", "provenance")})
 
 
@@ -255,8 +255,8 @@ def _warnings_of_load(load: Any) -> list[str]:
 
 def _of_times(profiles: Iterable[Profile], used: set[str], runs: Sequence[RunRecord], load: Any) -> Iterator[str]:
     """What makes times and speeds doubtful: what else was at work, and runs that should not be compared."""
-    for one in profiles:
-        yield from _doubts_of(one, used)
+    for profile in profiles:
+        yield from _doubts_of(profile, used)
     for run in runs:
         yield from (f"{run.name}: {text}" for text in load_warnings(run.background_load))
     yield from _warnings_of_load(load)
@@ -284,7 +284,7 @@ def _of_either(one: Any, other: Any, *, both: Any) -> Any:
 
 def _distinct(facts: Iterable[Facts]) -> tuple[Facts, ...]:
     """Each once: by its digest or, of runs, by everything that is said of them."""
-    return tuple({one.get("digest") or digest(one): one for one in facts}.values())
+    return tuple({fact.get("digest") or digest(fact): fact for fact in facts}.values())
 
 
 def _once(texts: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The schemas of a run record's files: which fields they have, and of what type; checked as they are read.
 
 What is damaged is refused in one line that names the file (and the row); unknown fields are left as they are, so that
-records of other versions open. A missing field raises where it is used (`fields.Fields`).
+records of other versions open. A missing field raises when it is used (`fields.Fields`).
 """
 
 from collections.abc import Callable, Mapping
@@ -200,16 +200,16 @@ def read_drifts(path: Path, event: str | None = None) -> list[Fields]:
 def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fields]) -> list[Fields]:
     try:
         rows = read_numbered_rows(path, wanted=_others_left_out(event) if event else None)
-        found = [checked(row, f"{path}:{place}") for place, row in rows]
+        rows_found = [checked(row, f"{path}:{line_number}") for line_number, row in rows]
     except InputError as error:
         raise DamagedRecord(error.code, str(error), **error.fields) from None
-    return [row for row in found if row["event"] == event or event is None]
+    return [row for row in rows_found if row["event"] == event or event is None]
 
 
 def _others_left_out(event: str) -> Callable[[bytes], bool]:
     """What passes rows of an event, and all whose event cannot be notified by their first letters."""
-    start, own = b'{"event": "', f'{{"event": "{event}"'.encode()
-    return lambda line: line.startswith(own) or not line.startswith(start)
+    start, own_event = b'{"event": "', f'{{"event": "{event}"'.encode()
+    return lambda line: line.startswith(own_event) or not line.startswith(start)
 
 
 def _depth(document: Any) -> int:

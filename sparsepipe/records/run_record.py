@@ -214,7 +214,7 @@ class RunRecord:
     def sizes_of_epoch(self, epoch: int) -> tuple[float, ...]:
         """Return the size of each minibatch of an epoch, in the unit that the run counts, such as voxels.
 
-        Raises InputError if its metrics do not say.
+        Raises InputError if its metrics lack it.
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
         if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
@@ -244,8 +244,8 @@ class RunRecord:
     @property
     def campaign(self) -> str | None:
         """The id of the campaign that the run belongs to (campaigns.py); None for a run on its own."""
-        found = self.origin.get("campaign")
-        return found if isinstance(found, str) else None
+        campaign_id = self.origin.get("campaign")
+        return campaign_id if isinstance(campaign_id, str) else None
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -302,7 +302,7 @@ class RunRecord:
 
     @cached_property
     def knows_samples(self) -> bool:
-        """Return whether it is known how many samples a minibatch has: not of a replay whose profile does not tell."""
+        """Return whether it is known how many samples a minibatch has: not of a replay whose profile lacks it."""
         try:
             return knows_samples(self.folder, self.config)
         except DamagedRecord:  # told of where the settings are asked for
@@ -360,7 +360,7 @@ class RunRecord:
 
     @property
     def straggler_note(self) -> str:
-        """Return what held ranks up or killed them on purpose, in a few words; empty where nothing did."""
+        """Injected delays and kills, in a few words; empty if nothing did."""
         given = self.config.get("stragglers")
         try:
             return Stragglers.parse(given).note() if given else ""
@@ -381,7 +381,7 @@ class RunRecord:
         source = workload_facts(config.get("engine", "")).source
         held_up = {"held_up": note} if config and (note := self.straggler_note) else {}
         if (self.folder / "pipelines").is_dir() and self.plan.members:
-            whole = trace_of_all(self.plan, [one.trace() for one in self.pipelines], source)
+            whole = trace_of_all(self.plan, [pipeline.trace() for pipeline in self.pipelines], source)
             return replace(whole, facts=whole.facts | held_up)
         paths = sorted(self.folder.glob("trace-rank*.jsonl"))
         most_bytes = bytes_of_rank(max(1, len(paths)))
@@ -419,7 +419,10 @@ def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     more stages under a plan before, those after it have higher numbers.
     """
     pairs = list(zip(plan.pipelines, traces, strict=True))
-    most = [max([len(own.stages), *(1 + span.stage for span in trace.spans)]) for own, trace in pairs]
+    most = [
+        max([len(pipeline_number.stages), *(1 + span.stage for span in trace.spans)])
+        for pipeline_number, trace in pairs
+    ]
     first = [sum(most[:k]) for k in range(len(most))]
     spans = [span for k, trace in enumerate(traces) for span in _renumbered(plan, k, trace, first[k])]
     spans.sort(key=lambda span: (span.start, span.rank))
@@ -427,24 +430,26 @@ def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     facts = plan.trace_facts
     if sum(most) > len(plan.stages):
         number = {
-            plan.first_stage(k) + s: first[k] + s for k, (own, _) in enumerate(pairs) for s in range(len(own.stages))
+            plan.first_stage(k) + s: first[k] + s
+            for k, (pipeline_number, _) in enumerate(pairs)
+            for s in range(len(pipeline_number.stages))
         }
         like = {number[stage]: number[other] for stage, other in enumerate(facts["like_stages"])}
         facts["like_stages"] = [like.get(stage, stage) for stage in range(sum(most))]
     if missing:
-        ranges = merged((first, last) for one in missing for first, last in one["minibatches"])
+        ranges = merged((first, last) for missing_range in missing for first, last in missing_range["minibatches"])
         facts["left_out"] = {
-            "minibatches": [list(one) for one in ranges],
-            "spans": sum(one["spans"] for one in missing),
-            "seconds": max(one["seconds"] for one in missing),
+            "minibatches": [list(missing_range) for missing_range in ranges],
+            "spans": sum(missing_range["spans"] for missing_range in missing),
+            "seconds": max(missing_range["seconds"] for missing_range in missing),
         }
     return Trace(tuple(spans), source, facts)
 
 
 def _renumbered(plan: Plan, k: int, trace: Trace, before: int) -> Iterator[Span]:
     for span in trace.spans:
-        own = str(span.stage)
+        stage_text = str(span.stage)
         stage = span.stage + before
-        name = f"{stage}{span.name.removeprefix(own)}" if span.name.startswith(own) else span.name
+        name = f"{stage}{span.name.removeprefix(stage_text)}" if span.name.startswith(stage_text) else span.name
         rank, peer = plan.among_all(k, span.rank), plan.among_all(k, span.peer)
         yield span._replace(rank=rank, name=name, stage=stage, peer=peer)

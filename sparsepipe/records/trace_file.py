@@ -82,7 +82,7 @@ def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: 
     except OSError as error:
         raise DamagedRecord("file.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     spans = []
-    for place, row in rows:
+    for line_number, row in rows:
         try:
             if "left_out" in row:
                 first, last, more = _mark(row)
@@ -91,7 +91,9 @@ def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: 
             else:
                 spans.append(span_of(row))
         except InputError as error:
-            raise DamagedRecord(error.code, f"{path}:{place}: {error}; take the line out", **error.fields) from None
+            raise DamagedRecord(
+                error.code, f"{path}:{line_number}: {error}; take the line out", **error.fields
+            ) from None
     return RankSpans(with_input_halves(spans), tuple(merged(left_out)), count)
 
 
@@ -107,11 +109,15 @@ def put_together(ranks: Sequence[RankSpans]) -> tuple[list[Span], dict[str, Any]
     missing, count = _inside(ranges), sum(rank.num_left_out for rank in ranks)
     spans: list[Span] = []
     for rank in ranks:
-        kept = list(_without(rank.spans, missing))
-        count += len(rank.spans) - len(kept)
-        spans += kept
+        spans_left = list(_without(rank.spans, missing))
+        count += len(rank.spans) - len(spans_left)
+        spans += spans_left
     spans.sort(key=lambda span: (span.start, span.rank))
-    facts = {"minibatches": [list(one) for one in ranges], "spans": count, "seconds": _seconds_between(spans, ranges)}
+    facts = {
+        "minibatches": [list(missing_range) for missing_range in ranges],
+        "spans": count,
+        "seconds": _seconds_between(spans, ranges),
+    }
     return spans, {"left_out": facts}
 
 
@@ -137,22 +143,22 @@ class Thinning:
         of_blocks: dict[int, int] = {}
         for minibatch, size in sizes.items():
             of_blocks[minibatch // block] = of_blocks.get(minibatch // block, 0) + size
-        kept = _kept(of_blocks, limit=limit, recent=max(0, newest // epoch - 1) * epoch // block)
-        dropped = frozenset(of_blocks.keys() - kept)
+        kept_blocks = _kept(of_blocks, limit=limit, recent=max(0, newest // epoch - 1) * epoch // block)
+        dropped = frozenset(of_blocks.keys() - kept_blocks)
         gone = sum(count for minibatch, count in counts.items() if minibatch // block in dropped)
         ranges = merged((number * block, number * block + block - 1) for number in dropped)
         return cls(block, dropped, gone, tuple(ranges))
 
     def keeps(self) -> Callable[[bytes], bool]:
         """What tells, of the lines of the file one after the other, which stay: marks, and spans of blocks that do."""
-        place = 0
+        minibatch = 0
 
         def keeps(line: bytes) -> bool:
-            nonlocal place
+            nonlocal minibatch
             if line.startswith(_MARK):
                 return True
-            place = _place_of(line, place)
-            return place // self.block not in self.dropped
+            minibatch = _place_of(line, minibatch)
+            return minibatch // self.block not in self.dropped
 
         return keeps
 
@@ -176,44 +182,44 @@ def thinned(path: Path, *, limit: int, epoch_minibatches: int | None) -> bytes:
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Return the ranges in order, with touching and overlapping ones merged."""
-    found: list[Range] = []
+    merged_ranges: list[Range] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        if merged_ranges and first <= merged_ranges[-1][1] + 1:
+            merged_ranges[-1] = (merged_ranges[-1][0], max(last, merged_ranges[-1][1]))
         else:
-            found.append((first, last))
-    return found
+            merged_ranges.append((first, last))
+    return merged_ranges
 
 
 def _sizes(lines: Iterable[bytes]) -> tuple[dict[int, int], dict[int, int]]:
     """Bytes and spans of each minibatch; what is no work belongs to the minibatch worked on before it."""
     sizes: dict[int, int] = {}
     counts: dict[int, int] = {}
-    place = 0
+    minibatch = 0
     for line in lines:
         if not line.startswith(_MARK):
-            place = _place_of(line, place)
-            sizes[place] = sizes.get(place, 0) + len(line)
-            counts[place] = counts.get(place, 0) + 1
+            minibatch = _place_of(line, minibatch)
+            sizes[minibatch] = sizes.get(minibatch, 0) + len(line)
+            counts[minibatch] = counts.get(minibatch, 0) + 1
     return sizes, counts
 
 
 def _kept(sizes: dict[int, int], *, limit: int, recent: int) -> set[int]:
     """Which blocks stay, of their sizes by number: those from `recent` on, the first, and a share of the others."""
-    kept: set[int] = set()
+    kept_blocks: set[int] = set()
     room = limit / 2
     for number in sorted(sizes, reverse=True):
         room -= sizes[number]
-        if room < 0 and kept or number < recent:
+        if room < 0 and kept_blocks or number < recent:
             break
-        kept.add(number)
-    others = sorted(sizes.keys() - kept)
+        kept_blocks.add(number)
+    others = sorted(sizes.keys() - kept_blocks)
     if others:
-        kept.add(others[0])
-    every, room = 1, limit * 3 / 4 - sum(sizes[number] for number in kept)
+        kept_blocks.add(others[0])
+    every, room = 1, limit * 3 / 4 - sum(sizes[number] for number in kept_blocks)
     while sum(sizes[number] for number in others if number % every == 0) > room and every <= others[-1]:
         every *= 2
-    return kept | {number for number in others if number % every == 0 and every <= others[-1]}
+    return kept_blocks | {number for number in others if number % every == 0 and every <= others[-1]}
 
 
 def _without(spans: Iterable[Span], missing: Callable[[int], bool]) -> Iterator[Span]:
@@ -235,8 +241,8 @@ def _inside(ranges: Sequence[Range]) -> Callable[[int], bool]:
             lasts.append(last)
 
     def missing(number: int) -> bool:
-        place = bisect_right(firsts, number) - 1
-        return place >= 0 and number <= lasts[place]
+        range_index = bisect_right(firsts, number) - 1
+        return range_index >= 0 and number <= lasts[range_index]
 
     return missing
 
@@ -258,8 +264,8 @@ def _seconds_between(spans: Sequence[Span], ranges: Sequence[Range]) -> float:
 
 
 def _place_of(line: bytes, before: int) -> int:
-    found = _PLACE.search(line)
-    return int(found[1]) if found else before
+    match = _PLACE.search(line)
+    return int(match[1]) if match else before
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -273,14 +279,15 @@ def _written(first: int, last: int, spans: int) -> bytes:
 
 def _mark(row: dict[str, Any]) -> tuple[int, int, int]:
     """Return (first, last, spans) of a row that says what was left out. Raises InputError if it does not."""
-    found = row["left_out"]
-    if not isinstance(found, list) or len(found) != 2:
+    left_out_ranges = row["left_out"]
+    if not isinstance(left_out_ranges, list) or len(left_out_ranges) != 2:
         raise InputError(
-            "trace.left_out_malformed", f"left_out = {found!r:.60}: expected the first and the last minibatch"
+            "trace.left_out_malformed", f"left_out = {left_out_ranges!r:.60}: expected the first and the last minibatch"
         )
-    first, last = (integer(number, "left_out", most=2**53) for number in found)
+    first, last = (integer(number, "left_out", most=2**53) for number in left_out_ranges)
     if first > last:
         raise InputError(
-            "trace.left_out_malformed", f"left_out = {found!r:.60}: expected the first minibatch before the last"
+            "trace.left_out_malformed",
+            f"left_out = {left_out_ranges!r:.60}: expected the first minibatch before the last",
         )
     return first, last, integer(row.get("spans", 0), "spans", most=2**53)

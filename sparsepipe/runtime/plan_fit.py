@@ -16,7 +16,7 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
         raise InputError(
             "setting.clip_norm_without_flush",
             f"{{clip_norm}} goes with schedules that flush: with weights {plan.weights!r} the stages update at "
-            "different times, and there is no norm of all gradients together",
+            "different times, so there is no global gradient norm",
             setting="clip_norm",
             weights=plan.weights,
         )

@@ -54,7 +54,7 @@ def leave(
     except FileExistsError:
         raise InputError(
             "replan.asked_already",
-            f"{run_dir}: is asked for a change already that it has not made yet; wait for its end, then ask again",
+            f"{run_dir}: has a pending change already; wait for its end, then ask again",
         ) from None
     except OSError as error:
         raise InputError(

@@ -34,23 +34,23 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
     more than a tenth, and another plan, of the same stages on the same devices, is faster by a twentieth or more and
     has more in flight. Empty if none does.
     """
-    told = []
+    texts = []
     for plan in plans:
         if plan.estimate is None or seconds[plan.planner] <= (1 + _NEAR) * plan.estimate.period_seconds:
             continue
-        own = minibatches_in_flight(plan)
+        in_flight = minibatches_in_flight(plan)
         alike = (other for other in plans if _shape(other) == _shape(plan))
-        faster = [one for one in alike if seconds[one.planner] < seconds[plan.planner] / (1 + _NEAR / 2)]
-        deeper = [(count, one.planner) for one in faster if (count := minibatches_in_flight(one)) > own]
+        faster = [pair for pair in alike if seconds[pair.planner] < seconds[plan.planner] / (1 + _NEAR / 2)]
+        deeper = [(count, pair.planner) for pair in faster if (count := minibatches_in_flight(pair)) > in_flight]
         if deeper:
             most, who = max(deeper)
-            told.append(
+            texts.append(
                 f"Simulated, **{markdown_text(plan.planner)}** takes {duration(seconds[plan.planner])} in place of "
-                f"{duration(plan.estimate.period_seconds)}: it has at most {number_of(own, 'minibatch')} in "
+                f"{duration(plan.estimate.period_seconds)}: it has at most {number_of(in_flight, 'minibatch')} in "
                 f"flight, too few to hide averaging and transfers, where {markdown_text(who)} has {most} with the same "
                 "stages."
             )
-    return " ".join(told)
+    return " ".join(texts)
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
@@ -86,8 +86,8 @@ def beside_told(speeds: pd.DataFrame) -> str:
     alone = speeds[speeds.processes == 1].predicted_samples_per_second.dropna()
     if alone.empty:
         return ""
-    one = float(alone.iloc[0])
-    times = speeds.predicted_samples_per_second.astype(float) / one
+    alone_pace = float(alone.iloc[0])
+    times = speeds.predicted_samples_per_second.astype(float) / alone_pace
     above = (times / speeds.processes).where(speeds.processes > 1)
     if not above.max() > 1 + EXACT:
         return ""
@@ -95,7 +95,7 @@ def beside_told(speeds: pd.DataFrame) -> str:
     predicted = rate_text(row.predicted_samples_per_second)
     return (
         f" For {markdown_text(row.strategy)} {predicted} are predicted, more than {row.processes} times the "
-        f"{as_measured(one)} of {ONE_PROCESS}: layers were measured beside other processes for it and alone for "
+        f"{as_measured(alone_pace)} of {ONE_PROCESS}: layers were measured beside other processes for it and alone for "
         f"{ONE_PROCESS}, and took less time beside others."
     )
 
@@ -109,17 +109,17 @@ def tell_pace(record: RunRecord) -> str:
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second
-    told = rate_text(measured)
+    measured_text = rate_text(measured)
     if predicted is None or predicted != predicted:
-        return f"{told}; its plan predicts nothing"
-    told += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"
+        return f"{measured_text}; its plan predicts nothing"
+    measured_text += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"
     explained = len(record.pipelines) == 1 and measured and abs(measured / predicted - 1) > _NEAR
     loads = record.background_load.doubts()
     if loads and not (explained and measured < predicted):  # load explains a slow run, and makes others doubtful
-        told += f" (doubtful: while it ran, {' and '.join(loads)})"
+        measured_text += f" (doubtful: while it ran, {' and '.join(loads)})"
     if not explained:
-        return told
-    return f"{told}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"
+        return measured_text
+    return f"{measured_text}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"
 
 
 def _reasons(record: RunRecord, period: float) -> list[str]:
@@ -134,7 +134,7 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         times = f" ({took / predicted:.2f}{TIE}×)" if predicted else ""
         which = f"stage {longest}, which works longest," if len(plan.stages) > 1 else "its only stage"
         reasons.append(f"{which} takes {duration(took)} per minibatch where its plan says {duration(predicted)}{times}")
-        together = next(own for own in plan.positions if longest in own)  # on the same devices
+        together = next(position for position in plan.positions if longest in position)  # on the same devices
         if (idle := 1 - sum(worked.get(stage, 0.0) for stage in together)) > _IDLE:
             reasons.append(f"{idle:.0%} of the time it waits, sends or loads")
     if plan.estimate is None or period > plan.estimate.period_seconds:  # load explains no run that is too fast

@@ -47,7 +47,7 @@ def averaging_link() -> Link:
                 ) from None
         if code:
             raise InputError(
-                "averaging.failed", f"two processes that average ended with exit code {code}; what they said is above"
+                "averaging.failed", f"two processes that average ended with exit code {code}; see their output above"
             )
         small, large = read_json(Path(folder) / SECONDS)["seconds"]
     latency = small / 2  # two messages of half the bytes

@@ -55,9 +55,9 @@ def _measure(folder: Path, rank: int) -> int:
 
 def _seconds(replicas: ReplicaGroup, num_bytes: int) -> float:
     """Return the median seconds of averaging `num_bytes`, over the repeats that no other load delayed."""
-    found = [_once(replicas, num_bytes) for _ in range(_REPEATS)]
-    quiet = [seconds for seconds, waited in found if (waited or 0.0) <= RUN_QUEUE_WAIT]
-    return median(quiet if len(quiet) >= _ENOUGH else [seconds for seconds, _ in found])
+    durations = [_once(replicas, num_bytes) for _ in range(_REPEATS)]
+    quiet = [seconds for seconds, waited in durations if (waited or 0.0) <= RUN_QUEUE_WAIT]
+    return median(quiet if len(quiet) >= _ENOUGH else [seconds for seconds, _ in durations])
 
 
 def _once(replicas: ReplicaGroup, num_bytes: int) -> tuple[float, float | None]:
@@ -68,12 +68,12 @@ def _once(replicas: ReplicaGroup, num_bytes: int) -> tuple[float, float | None]:
     weights = [torch.zeros(num_bytes // 4 // _LAYERS) for _ in range(_LAYERS)]
     gradients = [torch.ones_like(weight) for weight in weights]
     replicas.process.barrier("averaging")
-    threads, start, own = thread_times(), time.perf_counter(), time.process_time()
+    threads, start, process_times = thread_times(), time.perf_counter(), time.process_time()
     averaging = Averaging(weights, None, replicas)
     averaging.complete(gradients)
     del gradients
     averaging.mean(2, what="averaging")
-    seconds, work = time.perf_counter() - start, time.process_time() - own
+    seconds, work = time.perf_counter() - start, time.process_time() - process_times
     return max(seconds, 2 * work / num_processors()), waited_share(threads, thread_times())
 
 

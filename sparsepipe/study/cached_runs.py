@@ -77,13 +77,13 @@ def campaign_of(
     """
     settings = [config.to_json(), *(value.digest for value in rests_on)]
     asked = {f"{config.model}-{name}": (plan, config) for name, plan in plans.items()}
-    campaign, found = (None, {}) if anew else kept_campaign(runs, asked, settings)
+    campaign, campaign_found = (None, {}) if anew else kept_campaign(runs, asked, settings)
     began = campaign is not None
     campaign = campaign or new_campaign(config.model, settings)
-    print(f"campaign {campaign}: {when(found.values()) if began else 'begins now'}", flush=True)
-    for record in found.values():
+    print(f"campaign {campaign}: {when(campaign_found.values()) if began else 'begins now'}", flush=True)
+    for record in campaign_found.values():
         print(f"from runs/{record.name}", flush=True)
-    return campaign, dict(zip(plans, map(found.get, asked), strict=True))
+    return campaign, dict(zip(plans, map(campaign_found.get, asked), strict=True))
 
 
 def tell_epoch(row: Mapping[str, Any]) -> None:
@@ -94,8 +94,8 @@ def tell_epoch(row: Mapping[str, Any]) -> None:
     if row.get("event") in ("start", "epoch"):
         report(run={key: row[key] for key in _OF_PROGRESS if key in row})
     if row.get("event") == "epoch":
-        told = ", ".join(filter(None, [pace_text(row), validation_text(row)]))
-        print(f"  epoch {row['epoch'] + 1}: {told}", flush=True)
+        text = ", ".join(filter(None, [pace_text(row), validation_text(row)]))
+        print(f"  epoch {row['epoch'] + 1}: {text}", flush=True)
 
 
 def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:
@@ -109,11 +109,11 @@ def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, 
 
     If one fails or the user interrupts, the others are cancelled.
     """
-    found = {name: newest(runs, name, config) for name, (_, config) in asked.items()}
+    newest_runs = {name: newest(runs, name, config) for name, (_, config) in asked.items()}
     jobs: dict[str, Job] = {}
     campaign = new_campaign("together", [config for _, config in asked.values()])
     try:
-        for name, record in found.items():
+        for name, record in newest_runs.items():
             print(f"{name}: from runs/{record.name}" if record else f"{name}: training now", flush=True)
             if record is None:
                 jobs[name] = launch(*asked[name], run_dir=new_folder(runs, name), campaign=campaign)
@@ -125,4 +125,4 @@ def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, 
         for job in jobs.values():
             job.cancel()
         raise
-    return {name: record or jobs[name].record for name, record in found.items()}
+    return {name: record or jobs[name].record for name, record in newest_runs.items()}

@@ -103,7 +103,7 @@ def notebooks_folder() -> Path:
             return folder
     raise InputError(
         "notebooks.missing",
-        f"{folders[0]}: the notebooks are not all there; install sparsepipe again, or use a checkout of it",
+        f"{folders[0]}: some notebooks are missing; install sparsepipe again, or use a checkout of it",
     )
 
 
@@ -111,16 +111,16 @@ def waves(names: Sequence[str]) -> list[list[str]]:
     """Notebooks that may run side by side. One that measures, or starts from one of a wave, or shows what the others
     made, begins a new wave.
     """
-    found: list[list[str]] = []
+    wave_names: list[list[str]] = []
     for name in names:
-        last = found[-1] if found else []
+        last = wave_names[-1] if wave_names else []
         alone = name in ALONE or name == LAST
         apart = not last or alone or last[0] in ALONE or any(needed in last for needed in NOTEBOOKS[name])
         if apart:
-            found.append([name])
+            wave_names.append([name])
         else:
             last.append(name)
-    return found
+    return wave_names
 
 
 def put_off(names: Sequence[str], late: Collection[str]) -> list[str]:

@@ -70,7 +70,7 @@ class Task:
         held = open_examples(self.data, split="test", **self.data_args)
         firsts = range(0, len(held), _AT_ONCE)
         targets = (held.batch(range(first, min(first + _AT_ONCE, len(held)))).target for first in firsts)
-        return most_frequent_share(one["words"] if isinstance(one, Mapping) else one for one in targets)
+        return most_frequent_share(target["words"] if isinstance(target, Mapping) else target for target in targets)
 
 
 TASKS = {
@@ -110,19 +110,19 @@ def usable(names: Iterable[str]) -> list[Task]:
 
     Images are those of scikit-learn where MNIST's is not available. Raises InputError for an unknown name.
     """
-    found = []
+    usable_tasks = []
     for name in names:
         if name not in TASKS:
             raise InputError("task.unknown", f"no task {name!r}, expected one of {', '.join(TASKS)}", name=name)
         task = TASKS[name]
         try:
             _at_hand(task.data)
-            found.append(task)
+            usable_tasks.append(task)
         except InputError as error:
             instead = name == "images"
             print(f"{name}: {'8 x 8 digits instead' if instead else 'left out'}, {error}", flush=True)
-            found += [replace(task, data=_DIGITS)] if instead else []
-    return found
+            usable_tasks += [replace(task, data=_DIGITS)] if instead else []
+    return usable_tasks
 
 
 def _at_hand(data: str) -> Path:
@@ -138,8 +138,8 @@ def _json(args: Mapping[str, Any]) -> str | None:
 
 def scores(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """What validations report under a name besides the accuracy, such as "bleu", by epoch; [] where they do not."""
-    found = [(row.get("validation") or {}).get(name) for row in rows]
-    return [value for value in found if value is not None]
+    values = [(row.get("validation") or {}).get(name) for row in rows]
+    return [value for value in values if value is not None]
 
 
 def bleu_told(found: Sequence[float]) -> str:

@@ -16,7 +16,7 @@ class DigitImages(TensorDataset):
 
 def digits(split: str) -> DigitImages:
     """Return the split "train" or "test"."""
-    found = load_digits()
+    digits_set = load_digits()
     part = slice(None, _TRAINING) if split == "train" else slice(_TRAINING, None)
-    images = torch.from_numpy(found.images).float()[:, None] / 16
-    return DigitImages(images[part], torch.from_numpy(found.target).long()[part])
+    images = torch.from_numpy(digits_set.images).float()[:, None] / 16
+    return DigitImages(images[part], torch.from_numpy(digits_set.target).long()[part])

@@ -96,8 +96,8 @@ class Progress:
     def state(self) -> str:
         """What is at work, in one line; nothing if nothing is."""
         with self._lock:
-            told = [self._state(name, at) for name, at in self._at_work.items()]
-            return one_line(" | ".join([*told, self._whole()])) if told else ""
+            parts = [self._state(name, at) for name, at in self._at_work.items()]
+            return one_line(" | ".join([*parts, self._whole()])) if parts else ""
 
     def _state(self, name: str, at: _AtWork) -> str:
         passed = time.monotonic() - at.began
@@ -323,8 +323,8 @@ class _Batch:
             self.progress.end(name, f"failed after {outcome.seconds:.1f} s, {outcome.error} (log: {log})")
         else:
             self.done.append(name)
-            told = f", {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
-            self.progress.end(name, f"{outcome.seconds:.1f} s{told}")
+            warnings_text = f", {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
+            self.progress.end(name, f"{outcome.seconds:.1f} s{warnings_text}")
         for text in warned:
             self.progress.say(f"  warning: {text}")
         write_page(self.job)

@@ -74,13 +74,13 @@ def first_sentence(markdown: str) -> str:
     if not blocks:
         return ""
     paragraph = plain(blocks[0])
-    told = _SENTENCE_ENDS.split(paragraph, maxsplit=1)[0]
-    if told in ("Yes.", "No."):  # and what follows says why
-        told = paragraph
-    if told.endswith(":"):
+    sentence = _SENTENCE_ENDS.split(paragraph, maxsplit=1)[0]
+    if sentence in ("Yes.", "No."):  # and what follows says why
+        sentence = paragraph
+    if sentence.endswith(":"):
         is_list = len(blocks) > 1 and re.match(r"\s*[-*] ", blocks[1])
-        told = f"{told} {plain(blocks[1])}" if is_list else f"{told[:-1]}."
-    return told if len(told) <= _LONGEST else f"{told[: _LONGEST - 1].rstrip()}…"
+        sentence = f"{sentence} {plain(blocks[1])}" if is_list else f"{sentence[:-1]}."
+    return sentence if len(sentence) <= _LONGEST else f"{sentence[: _LONGEST - 1].rstrip()}…"
 
 
 def plain(markdown: str) -> str:

@@ -66,11 +66,11 @@ def foreseen(
     moments = [0, *(round(share * minibatches) for visit in intrusion.visits for share in visit), minibatches]
     usual = Factors.none(len(factors.ranks))
     parts = [
-        Stretch(first, end, factors if place % 2 else usual)
-        for place, (first, end) in enumerate(pairwise(moments))
+        Stretch(first, end, factors if moment_index % 2 else usual)
+        for moment_index, (first, end) in enumerate(pairwise(moments))
         if end > first
     ]
-    return tuple(Wanted(*one) for one in best_plans(plan, profile, cluster, parts) if one != (0, plan))
+    return tuple(Wanted(*best) for best in best_plans(plan, profile, cluster, parts) if best != (0, plan))
 
 
 class Foresight:

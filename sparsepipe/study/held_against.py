@@ -39,8 +39,8 @@ _SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # wha
 
 def of_jobs(folder: str = "") -> list[HeldAgainst]:
     """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder does not exist is said once."""
-    place = folder_of("straggler-analysis", folder)
-    return [*replayed_steps(str(place)), *slow_downs(str(place))] if place else []
+    path = folder_of("straggler-analysis", folder)
+    return [*replayed_steps(str(path)), *slow_downs(str(path))] if path else []
 
 
 def replayed_steps(folder: str = "") -> list[HeldAgainst]:
@@ -50,17 +50,17 @@ def replayed_steps(folder: str = "") -> list[HeldAgainst]:
     are all of which a trace-JOB.parquet is in the folder. If result-JOB.json, their simulator's, is not next to it,
     that is said in one line, and its numbers are left out.
     """
-    found, alone = [], []
-    for job, trace, told in _jobs(folder, "what their simulator says of each step is left out"):
-        theirs = told.get("step_t_nodelay", {})
+    steps, alone = [], []
+    for job, trace, problem in _jobs(folder, "what their simulator says of each step is left out"):
+        theirs = problem.get("step_t_nodelay", {})
         for step in replay(load_trace(trace)).steps:
             name = f"{job}, step {step.step}"
-            other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}") if told else None
-            found.append(HeldAgainst("replayed step", name, step.measured_seconds, step.replayed_seconds, others=other))
+            other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}") if problem else None
+            steps.append(HeldAgainst("replayed step", name, step.measured_seconds, step.replayed_seconds, others=other))
             alone.append(
                 HeldAgainst("replayed pipeline", name, step.pipeline_measured_seconds, step.pipeline_replayed_seconds)
             )
-    return [*found, *alone]
+    return [*steps, *alone]
 
 
 def slow_downs(folder: str = "") -> list[HeldAgainst]:
@@ -72,16 +72,21 @@ def slow_downs(folder: str = "") -> list[HeldAgainst]:
     """
     whole: list[HeldAgainst] = []
     parts: list[HeldAgainst] = []
-    for job, trace, told in _jobs(folder, "its slow-downs are left out"):
-        if not told:
+    for job, trace, problem in _jobs(folder, "its slow-downs are left out"):
+        if not problem:
             continue
-        found = what_if(load_trace(trace))
-        split = {Part("launch"): told.get("launch_slowdown")}
+        what_if_found = what_if(load_trace(trace))
+        split = {Part("launch"): problem.get("launch_slowdown")}
         for category, word in _SPLITS.items():
-            theirs = told.get(f"blocking_decompose_by_{word}", {})
-            split |= {part: theirs[str(part.key)] for part in found.by if _is_split(part, category, theirs)}
-        whole.append(_slow_down(f"{job}: {found.culprit}", told.get("blocking_slowdown"), found.slowdown))
-        parts += [_slow_down(_named(job, part), theirs, found.by[part], by="by part") for part, theirs in split.items()]
+            theirs = problem.get(f"blocking_decompose_by_{word}", {})
+            split |= {part: theirs[str(part.key)] for part in what_if_found.by if _is_split(part, category, theirs)}
+        whole.append(
+            _slow_down(f"{job}: {what_if_found.culprit}", problem.get("blocking_slowdown"), what_if_found.slowdown)
+        )
+        parts += [
+            _slow_down(_named(job, part), theirs, what_if_found.by[part], by="by part")
+            for part, theirs in split.items()
+        ]
     return [*whole, *parts]
 
 
@@ -103,21 +108,25 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
     """Each job's name, its trace, and what its authors say of it, {} where that file does not exist. Small ones
     first.
     """
-    place = folder_of("straggler-analysis", folder)
-    traces = sorted(place.rglob(f"{_TRACE}*.parquet"), key=lambda path: (path.stat().st_size, path)) if place else []
-    if place and not traces:
+    traces_folder = folder_of("straggler-analysis", folder)
+    traces = (
+        sorted(traces_folder.rglob(f"{_TRACE}*.parquet"), key=lambda path: (path.stat().st_size, path))
+        if traces_folder
+        else []
+    )
+    if traces_folder and not traces:
         raise InputError(
-            "bytedance.no_traces", f"{place}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces"
+            "bytedance.no_traces", f"{traces_folder}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces"
         )
     for trace in traces:
         job = trace.stem.removeprefix(_TRACE)
         path = trace.with_name(f"{_RESULT}{job}.json")
         if not path.exists():
             print(f"{path.name} is not beside {trace.name}: {without}")
-        told = read_json(path, what="ByteDance's result") if path.exists() else {}
-        if not isinstance(told, dict):
+        document = read_json(path, what="ByteDance's result") if path.exists() else {}
+        if not isinstance(document, dict):
             raise InputError("bytedance.malformed", f"{path}: expected an object, ByteDance's result")
-        yield job, trace, told
+        yield job, trace, document
 
 
 def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
@@ -125,10 +134,10 @@ def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
 
     A number for each job alongside each other one, of each GPU in turn.
     """
-    place = folder_of("colocation", folder)
-    if place is None:
+    path = folder_of("colocation", folder)
+    if path is None:
         return []
-    pairs = read_pairs(place / FILE)
+    pairs = read_pairs(path / FILE)
     return [
         HeldAgainst(f"slowed by a neighbour, {card.upper()}", f"{pair}", pair.slowdown, predicted, _TIMES)
         for card in CARDS
@@ -138,54 +147,54 @@ def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
 
 def points_of_scans(folder: str = "") -> list[HeldAgainst]:
     """The points of airborne scans, all and by return: as they are read here, and as the files' own headers count."""
-    place = folder_of("airborne-scans", folder)
-    if place is None:
+    scans_folder = folder_of("airborne-scans", folder)
+    if scans_folder is None:
         return []
-    found = []
-    for path in sorted(place.rglob("*.las")):
+    points = []
+    for path in sorted(scans_folder.rglob("*.las")):
         cloud = read_cloud(path)
         assert isinstance(cloud, Cloud) and cloud.attributes is not None
         returns = cloud.attributes[:, cloud.names.index("return_number")]
         for name, count in claimed_points(path).items():
             read = len(cloud) if name == "all" else int((returns == int(name.split()[1])).sum())
-            found.append(
+            points.append(
                 HeldAgainst(
                     SCANNED, f"{path.stem}, {name}", count, read, "points", known_as="by its header", found_as="read"
                 )
             )
-    return found
+    return points
 
 
 def known_optima(folder: str = "") -> list[HeldAgainst]:
     """The least load of dnn-partitioning's graphs, as planned here and as their program finds it."""
-    place = folder_of("dnn-partitioning", folder)
-    if place is None:
+    path = folder_of("dnn-partitioning", folder)
+    if path is None:
         return []
-    found = []
+    optima = []
     for name, optimum in _optima().items():
-        file = PartitioningFile.load(place / f"{name}.json")
+        file = PartitioningFile.load(path / f"{name}.json")
         plan = partition(file.profile, file.cluster, cost_model="dnn-partitioning")
         assert plan.estimate is not None
         period = plan.estimate.period_seconds
-        found.append(HeldAgainst("known optimum", name, optimum, period, unit=_UNNAMED, known_as="known optimum"))
-    return found
+        optima.append(HeldAgainst("known optimum", name, optimum, period, unit=_UNNAMED, known_as="known optimum"))
+    return optima
 
 
 def measured_plans(folder: str = "") -> list[HeldAgainst]:
     """Sailor's measured plans: time of a step and peak memory, with what their simulator says of both."""
-    place = folder_of("sailor", folder)
-    if place is None:
+    path = folder_of("sailor", folder)
+    if path is None:
         return []
-    found = []
-    for one in SailorFiles.load(place).plans():
+    plans = []
+    for one in SailorFiles.load(path).plans():
         ours, theirs = predict(one), published_prediction(one)
         what = "unlike GPUs" if one.unlike else "like GPUs"
         known, ours_gb, theirs_gb = (b / 1e9 for b in (one.peak_bytes, ours.peak_bytes, theirs.peak_bytes))
-        found += [
+        plans += [
             HeldAgainst(f"step, {what}", one.name, one.seconds, ours.seconds, "s", theirs.seconds, one.time_doubt),
             HeldAgainst(f"peak memory, {what}", one.name, known, ours_gb, "GB", theirs_gb, one.memory_doubt),
         ]
-    return sorted(found, key=lambda one: one.kind, reverse=True)
+    return sorted(plans, key=lambda one: one.kind, reverse=True)
 
 
 def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
@@ -202,17 +211,17 @@ def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
     rows = [json.loads(line) for line in read_text(place / "golden.jsonl").splitlines() if line.strip()]
     profiles = place / "profiles"
     load = cache(lambda name: _reference_profile(profiles, name))
-    found = []
+    answers = []
     for kinds, answer in ((("homogeneous", "timing"), _pipedream), (("heterogeneous",), _sparsepipe)):
-        own = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
-        for row in own[:: max(1, -(-len(own) // most))] if most else ():
+        matching_rows = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
+        for row in matching_rows[:: max(1, -(-len(matching_rows) // most))] if most else ():
             name, period = answer(row, load)
-            found.append(
+            answers.append(
                 HeldAgainst(
                     "original planner's period", name, row["pipeline_time"], period, known_as="original planner's"
                 )
             )
-    return found
+    return answers
 
 
 def _pipedream(row: dict[str, Any], load: Callable[[str], Profile]) -> tuple[str, float]:

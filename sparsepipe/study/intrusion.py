@@ -61,8 +61,8 @@ class Intrusion:
         early where the job ends. If processors are fewer than ranks, ranks share them.
         """
         folder, ranks = job.record.folder, len(job.record.plan.ranks)
-        own = sorted(processors_of()) or list(range(os.cpu_count() or 1))
-        cores = [own[rank % len(own)] for rank in range(ranks)]
+        processor_numbers = sorted(processors_of()) or list(range(os.cpu_count() or 1))
+        cores = [processor_numbers[rank % len(processor_numbers)] for rank in range(ranks)]
         reached, seen = Reached(job), list[tuple[int, int]]()
         # It starts while the job does, which takes both a second, and rests until its moment.
         with intruding([self.kind], cores=cores[-1:], share=self.share, resting=True) as (intruder,):
@@ -76,8 +76,8 @@ class Intrusion:
                 reached.wait(round(last * minibatches))
                 intruder.rest()
                 seen.append((came, reached.minibatch))
-                told = {"kind": self.kind, "visits": self.visits, "share": self.share, "came_and_went": seen}
-                write_json(folder / FILE, told)
+                facts = {"kind": self.kind, "visits": self.visits, "share": self.share, "came_and_went": seen}
+                write_json(folder / FILE, facts)
 
     def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
         """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
@@ -101,15 +101,15 @@ def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
 def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
     """What disturbed a run, and when it came and went; all that it got of a processor, if no share is notified of."""
     path = record.folder / FILE
-    found = _FIELDS(read_json(path, what="intruder's visits"), str(path))
-    if missing := sorted({"kind", "visits", "came_and_went"} - found.keys()):
+    visits = _FIELDS(read_json(path, what="intruder's visits"), str(path))
+    if missing := sorted({"kind", "visits", "came_and_went"} - visits.keys()):
         raise InputError("visits.missing", f"{path}: has no {', '.join(missing)}")
-    pairs = [tuple(pair) for pair in (*found["visits"], *found["came_and_went"])]
+    pairs = [tuple(pair) for pair in (*visits["visits"], *visits["came_and_went"])]
     if any(len(pair) != 2 for pair in pairs):
         raise InputError("visits.malformed", f"{path}: expected pairs (from, to)")
-    count = len(found["visits"])
+    count = len(visits["visits"])
     try:
-        what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
+        what = Intrusion.of(visits["kind"], pairs[:count], share=visits.get("share", 1.0))
     except InputError as error:
         raise error.within(f"{path}: ") from None
     return what, pairs[count:]

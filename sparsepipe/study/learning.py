@@ -76,8 +76,8 @@ def nearest_neighbour_accuracy(train: VoxelDataset, test: VoxelDataset, cells: i
     """The share of test samples whose nearest training histogram (Euclidean) is of their class."""
     from sklearn.neighbors import KNeighborsClassifier
 
-    found = KNeighborsClassifier(1).fit(voxel_histograms(train, cells), train.labels)
-    return float(found.score(voxel_histograms(test, cells), test.labels))
+    neighbours = KNeighborsClassifier(1).fit(voxel_histograms(train, cells), train.labels)
+    return float(neighbours.score(voxel_histograms(test, cells), test.labels))
 
 
 def commonest_share(config: RunConfig) -> float:
@@ -112,15 +112,15 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
             held_out=held_out,
         )
     of = f"-without-{held_out:g}" if held_out else ""
-    found = {}
+    scans = {}
     for name, (pattern, label, split) in _SCANS.items():
-        paths = [path for place in data_folders() for path in sorted(place.glob(pattern))]
+        paths = [path for data_folder in data_folders() for path in sorted(data_folder.glob(pattern))]
         if paths:
-            found[name] = label(paths[0], folder / f"labelled-{name}{of}", held_out=held_out), split
+            scans[name] = label(paths[0], folder / f"labelled-{name}{of}", held_out=held_out), split
         else:
             where = ", ".join(map(str, data_folders()))
             print(f"no {pattern} in {where}: the {name} is left out. {_WHERE}", flush=True)
-    return found
+    return scans
 
 
 def scans_told(scans: Collection[str], *, held_out: float) -> str:
@@ -164,8 +164,8 @@ def labelled_room(scan: Path, folder: Path, *, held_out: float = 0.0) -> Path:
         objects = folder / f"Area_{area}" / "room_1" / "Annotations"
         objects.mkdir(parents=True, exist_ok=True)
         for k, name in enumerate(ROOM_HEIGHTS):
-            if (own := part & (bands == k)).any():  # a part may be without a class
-                np.savetxt(objects / f"{name}_1.txt", points[own], fmt="%.6g")
+            if (in_band := part & (bands == k)).any():  # a part may be without a class
+                np.savetxt(objects / f"{name}_1.txt", points[in_band], fmt="%.6g")
     return folder
 
 

@@ -40,20 +40,22 @@ class Machines:
         return {_label(self.profile.device_types, counts): self._mix(counts) for counts in _MIXES}
 
     def _mix(self, counts: Sequence[int]) -> Cluster:
-        own = [(DeviceType(name),) * n for name, n in zip(self.profile.device_types, counts, strict=True)]
+        mix_types = [(DeviceType(name),) * n for name, n in zip(self.profile.device_types, counts, strict=True)]
         if sum(counts) <= 4:
-            return Cluster((Node("one", tuple(d for part in own for d in part), INSIDE),), INSIDE)
-        return Cluster((Node("one", own[0], INSIDE), Node("two", (*own[1], *own[2]), INSIDE)), BETWEEN)
+            return Cluster((Node("one", tuple(d for part in mix_types for d in part), INSIDE),), INSIDE)
+        return Cluster(
+            (Node("one", mix_types[0], INSIDE), Node("two", (*mix_types[1], *mix_types[2]), INSIDE)), BETWEEN
+        )
 
 
 def published() -> Machines | None:
     """The published profiles of MinkVGG where they are on this machine; None, and a line that says so, elsewhere."""
-    found = published_profile(PUBLISHED)
-    if found is None:
+    profile = published_profile(PUBLISHED)
+    if profile is None:
         print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
         return None
     print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
-    return Machines(found, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+    return Machines(profile, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
 
 
 def published_profile(names: Mapping[str, str]) -> Profile | None:
@@ -76,7 +78,9 @@ def slower_copies(own: Profile, batch_size: int, said: str) -> Machines:
     (name,) = own.device_types
     costs = {kind: tuple(_slower(cost, speed) for cost in own.costs[name]) for kind, speed in SLOWER.items()}
     rates = {kind: rate / speed for kind, speed in SLOWER.items() for rate in own.update_rates.values()}
-    overheads = {kind: one.slower(speed) for kind, speed in SLOWER.items() for one in own.step_overheads.values()}
+    overheads = {
+        kind: overhead.slower(speed) for kind, speed in SLOWER.items() for overhead in own.step_overheads.values()
+    }
     origin = {**own.origin, "assumed_speeds": SLOWER}
     assumed = replace(own, costs=costs, origin=origin, update_rates=rates, step_overheads=overheads)
     return Machines(assumed, batch_size, said)
@@ -95,7 +99,7 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
     if folder is None:
         print("no profiles of PipeDream's here: their networks are left out")
         return {}
-    found = {}
+    profiles = {}
     for name in names:
         path = folder / name / "graph.txt"
         if not path.exists():
@@ -103,16 +107,16 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
             continue
         origin = {"published": f"PipeDream, {name}"}
         profile = replace(Profile.load(path, device_type="V100"), origin=origin)
-        found[name] = Machines(profile, None, "PipeDream's published profiles")
-    return found
+        profiles[name] = Machines(profile, None, "PipeDream's published profiles")
+    return profiles
 
 
 def reference_folders() -> list[Path]:
     """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else alongside SPARSEPIPE_DATA."""
     named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
     beside = [expanded(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
-    found = [expanded(named)] if named else beside
-    return [path.resolve() for path in found]
+    folders = [expanded(named)] if named else beside
+    return [path.resolve() for path in folders]
 
 
 def _published_folder(family: str) -> Path | None:

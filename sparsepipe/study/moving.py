@@ -58,14 +58,16 @@ def iterations(record: RunRecord) -> list[tuple[int, float]]:
     ends = [row["seconds"] for row in _trained(record)]
     plans = record.plans
     begins = [min(first or 0, len(ends)) for first, _ in plans]
-    found: list[tuple[int, float]] = []
+    iterations_found: list[tuple[int, float]] = []
     for (_, plan), begin, end in zip(plans, begins, [*begins[1:], len(ends)], strict=True):
         size = 1 if plan.members else plan.stages[-1].round
         for first in range(begin, end, size):
             last = min(first + size, end)
             if first:
-                found += [(k, (ends[last - 1] - ends[first - 1]) / (last - first)) for k in range(first, last)]
-    return found
+                iterations_found += [
+                    (k, (ends[last - 1] - ends[first - 1]) / (last - first)) for k in range(first, last)
+                ]
+    return iterations_found
 
 
 def _trained(record: RunRecord) -> list[dict[str, Any]]:
@@ -97,9 +99,9 @@ def moments(record: RunRecord) -> list[tuple[int, str]]:
 
     Shares of a stage's replicas stand in brackets: "37 (2:1)".
     """
-    found = [told for came, went in came_and_went(record) for told in ((came, "intruder"), (went, "gone"))]
-    found += [(first or 0, _stages(plan)) for first, plan in record.plans[1:]]
-    return sorted(found, key=lambda moment: moment[0])
+    moments_found = [told for came, went in came_and_went(record) for told in ((came, "intruder"), (went, "gone"))]
+    moments_found += [(first or 0, _stages(plan)) for first, plan in record.plans[1:]]
+    return sorted(moments_found, key=lambda moment: moment[0])
 
 
 def _stages(plan: Plan) -> str:
@@ -115,7 +117,7 @@ def changes(variant: str, record: RunRecord) -> list[Change]:
     rows = [row for _, row in read_numbered_rows(path)] if path.exists() else []
     made: dict[int, Mapping[str, Any]] = {row["minibatch"]: row for row in record.metrics("replan")}
     gave = {row["minibatch"]: row["measured_share"] for row in rows if row.get("event") == "outcome"}
-    found: list[Change] = []
+    changes_found: list[Change] = []
     for k, row in enumerate(rows):
         if row.get("event") != "decision":
             continue
@@ -123,7 +125,7 @@ def changes(variant: str, record: RunRecord) -> list[Change]:
         first = then.get("minibatch") if row["changes"] and then.get("event") == "changed" else None
         real = made.get(first, {}) if first is not None else {}
         costs = row["predicted_cost"]["seconds"]
-        found.append(
+        changes_found.append(
             Change(
                 variant,
                 row["minibatch"],
@@ -136,7 +138,7 @@ def changes(variant: str, record: RunRecord) -> list[Change]:
                 row["reason"],
             )
         )
-    return found
+    return changes_found
 
 
 def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
@@ -259,28 +261,28 @@ def losses_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, l
 
     A point is the mean over a minibatch and those before it, some twenty at the most.
     """
-    found = {}
+    losses = {}
     for variant, (record, *_) in records.items():
         rows = [row for row in _trained(record) if row["loss"] is not None]
         means = (fmean(row["loss"] for row in rows[max(0, k - _NEWEST) : k + 1]) for k in range(len(rows)))
-        found[variant] = list(zip((row["seconds"] - rows[0]["seconds"] for row in rows), means, strict=True))
-    return found
+        losses[variant] = list(zip((row["seconds"] - rows[0]["seconds"] for row in rows), means, strict=True))
+    return losses
 
 
 def accuracies_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[tuple[float, float]]]:
     """Validation accuracy (%) after each epoch of each variant's first run, by seconds as `losses_by_seconds` has them.
 
-    Nothing of a run that validates nothing, or whose validations tell no accuracy.
+    Nothing of a run that validates nothing, or whose validations have no accuracy.
     """
-    found = {}
+    accuracies = {}
     for variant, (record, *_) in records.items():
         steps, epochs = _by_training_clock(record)
-        found[variant] = [
+        accuracies[variant] = [
             (row["seconds"] - steps[0]["seconds"], 100 * row["validation"]["accuracy"])
             for row in epochs
             if row["validation"].get("accuracy") is not None
         ]
-    return found
+    return accuracies
 
 
 def learning_by_seconds(
@@ -299,17 +301,17 @@ def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
 
     Of several runs of a variant each bar is the mean of theirs, and knows the least and the most.
     """
-    found = []
+    bars = []
     for variant, runs in records.items():
         every = [_mean_seconds(record) for record in runs]
         for name in _NAMES:
-            if seconds := [one[name] for one in every if name in one]:
-                found.append(_bar(name, variant, seconds))
-    return found
+            if seconds := [bar[name] for bar in every if name in bar]:
+                bars.append(_bar(name, variant, seconds))
+    return bars
 
 
 def bars_by_load(loads: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[SystemBar]:
-    """Mean seconds of an iteration while each intruder was there: a case a load, a bar a variant (`seconds_bars`)."""
+    """Mean seconds of an iteration while each intruder ran: a case a load, a bar a variant (`seconds_bars`)."""
     return [
         replace(bar, case=f"{load} intruder")
         for load, records in loads.items()
@@ -362,8 +364,8 @@ def simulated_stays(
         slow = Stragglers.parse(f"slow:rank={rank},factor={factor},from={first},to={first + stay}")
         for name in variants:
             watch = Watch(profile, cluster, plan, simulated=True)
-            told = simulate_replans(
+            forecast = simulate_replans(
                 plan, profile, cluster, sizes, variant=variant_of(name), watcher=watch, stragglers=slow
             )
-            rows.append({"stay": stay, "variant": name, "seconds": told.seconds, "changes": len(told.changes)})
+            rows.append({"stay": stay, "variant": name, "seconds": forecast.seconds, "changes": len(forecast.changes)})
     return pd.DataFrame(rows, columns=["stay", "variant", "seconds", "changes"])

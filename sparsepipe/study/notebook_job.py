@@ -220,9 +220,10 @@ class NotebookJob:
         out = expanded(out).resolve()
         if out.exists() and not out.is_dir():
             raise InputError("out.is_file", f"{out}: is a file, expected a folder for the figures")
-        if data and not is_function(str(data)) and not (place := find(data)).exists():
+        if data and not is_function(str(data)) and not (published := find(data)).exists():
             raise InputError(
-                "dataset.not_found", f"{place}: no such folder; give that of a data set, or a name that `data list` has"
+                "dataset.not_found",
+                f"{published}: no such folder; give that of a data set, or a name that `data list` has",
             )
         source = "" if not data else str(expanded(data).resolve()) if expanded(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
@@ -241,7 +242,11 @@ class NotebookJob:
         for name in names:
             if name not in catalogue.NOTEBOOKS and name not in by_figure and name not in short:
                 known = ", ".join([*catalogue.NOTEBOOKS, *by_figure])
-                near = f"; did you mean {one!r}?" if (one := meant(name, [*catalogue.NOTEBOOKS, *by_figure])) else ""
+                near = (
+                    f"; did you mean {suggestion!r}?"
+                    if (suggestion := meant(name, [*catalogue.NOTEBOOKS, *by_figure]))
+                    else ""
+                )
                 raise InputError("notebooks.unknown", f"no notebook or figure {name!r}, expected one of {known}{near}")
         wanted = {short.get(name) or by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
@@ -253,7 +258,7 @@ class NotebookJob:
         for parameter in given:
             having = [name for name, parameters in known.items() if parameter in parameters]
             if not having:
-                near = f"; did you mean {one!r}?" if (one := meant(parameter, every)) else ""
+                near = f"; did you mean {suggestion!r}?" if (suggestion := meant(parameter, every)) else ""
                 raise InputError(
                     "notebooks.parameter_unknown",
                     f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}{near}",
@@ -376,22 +381,22 @@ class NotebookJob:
 
     def _last_seconds(self) -> dict[str, float]:
         try:
-            found = read_json(self._times)
+            seconds_by_notebook = read_json(self._times)
         except InputError:  # none is there yet, or it is damaged: it tells no more than how long things took
             return {}
-        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        return {name: float(value) for name, value in seconds_by_notebook.items() if isinstance(value, int | float)}
 
     def _told(self, name: str) -> str:
         """What a notebook is reported, of what is asked to all, and the data it is pointed at."""
         known = self._parameters_of(name)
-        told = [
+        used_parameters = [
             {parameter: value for parameter, value in self.parameters.items() if parameter in known},
             [os.environ.get(variable) for variable in _LOOKED_AT],
             _contents(self.parameters["data"]),
             *([self.paper.to_json()] if self.paper else []),
             *([has_minkowski()] if self.uses_minkowski(name) else []),
         ]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(used_parameters, sort_keys=True).encode()).hexdigest()
 
     def _digest(self, name: str) -> str:
         """The notebook, what it is reported, and all code that it can call."""

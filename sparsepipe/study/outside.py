@@ -11,7 +11,7 @@ def folder_of(manifest: str, folder: str = "") -> Path | None:
     """Return the folder given, else where data are looked for; that nothing is there is said in one line."""
     if folder:
         return expanded(folder)
-    found = place_of(get_manifest(manifest))
-    if found is None:
+    path = place_of(get_manifest(manifest))
+    if path is None:
         print(f"{manifest} is not here: sparsepipe data fetch {manifest}, or name its folder in SPARSEPIPE_DATA")
-    return found
+    return path

@@ -79,8 +79,8 @@ class Overview:
         `rows`: how many a table has at most, the newest ones; 0: all. Raises InputError for less.
         """
         integer(rows, "rows", least=0)
-        place = (expanded(root) if root else checkout() or Path.cwd()).resolve()
-        return cls(place, expanded(figures).resolve() if figures else place / "figures", rows)
+        root_path = (expanded(root) if root else checkout() or Path.cwd()).resolve()
+        return cls(root_path, expanded(figures).resolve() if figures else root_path / "figures", rows)
 
     @property
     def loop(self) -> "Shown":
@@ -93,9 +93,9 @@ class Overview:
             for what, leaves, notebook in _LOOP
         ]
         steps = arrow.join(boxes)
-        told = "↻ 05 holds what was measured against what its plans predict: where they differ, measure and plan again"
+        text = "↻ 05 holds what was measured against what its plans predict: where they differ, measure and plan again"
         whole = Html("<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>")
-        return Shown(whole.format(steps, told))
+        return Shown(whole.format(steps, text))
 
     @property
     def data(self) -> "Shown":
@@ -151,18 +151,18 @@ class Overview:
         profiles, runs = (len(list(self.root.glob(where))) for where in ("work/profiles/*.json", "runs/*/plan.json"))
         figures = len(list(self.figures.glob("*.csv")))
         if not profiles:
-            told = "**Nothing has been measured yet**: begin with [01_data](01_data.ipynb)"
+            text = "**Nothing has been measured yet**: begin with [01_data](01_data.ipynb)"
         elif not runs:
-            told = f"**{number_of(profiles, 'profile')}, no run yet**: go on with [04_partition](04_partition.ipynb)"
+            text = f"**{number_of(profiles, 'profile')}, no run yet**: go on with [04_partition](04_partition.ipynb)"
         else:
-            told = (
+            text = (
                 f"**{number_of(profiles, 'profile')}, {number_of(runs, 'run')} and {number_of(figures, 'figure')}** "
                 "are here: [05_launch](05_launch.ipynb)"
             )
-            told += " trains and compares, [06_figures](06_figures.ipynb) draws"
+            text += " trains and compares, [06_figures](06_figures.ipynb) draws"
         page = self.figures / PAGE
         all_of_it = f" All figures: [{PAGE}]({_relative(page)})." if page.exists() else ""
-        return f"{told}; `sparsepipe reproduce` runs all of it.{all_of_it}"
+        return f"{text}; `sparsepipe reproduce` runs all of it.{all_of_it}"
 
     def _table(
         self,
@@ -219,15 +219,15 @@ def _of_data(path: Path) -> list[str]:
 
 def _of_profile(path: Path) -> list[str] | None:
     try:
-        found = Profile.load(path)
+        profile = Profile.load(path)
     except InputError:  # a layer graph, or what somebody else keeps there
         return None
-    kind = found.device_types[0]
-    milliseconds = 1e3 * sum(found.time(range(len(found.graph.layers)), kind))
-    count = len(found.warnings)
+    kind = profile.device_types[0]
+    milliseconds = 1e3 * sum(profile.time(range(len(profile.graph.layers)), kind))
+    count = len(profile.warnings)
     doubts = number_of(count, "warning") if count else ""
-    named = str(found.origin.get("model", path.stem))
-    return [named, ", ".join(found.device_types), _asked(found.origin), f"{milliseconds:.0f}", _when(path), doubts]
+    named = str(profile.origin.get("model", path.stem))
+    return [named, ", ".join(profile.device_types), _asked(profile.origin), f"{milliseconds:.0f}", _when(path), doubts]
 
 
 def _asked(origin: Mapping[str, Any]) -> str:
@@ -237,13 +237,13 @@ def _asked(origin: Mapping[str, Any]) -> str:
     data = origin.get("data")
     size = data.get("voxel_size") if isinstance(data, Mapping) else None
     values = {"batch size": (origin.get("batch_size"), as_given), "voxel size": (size, voxel_size_text)}
-    told = [f"{name} {form(it)}" for name, (it, form) in values.items() if isinstance(it, int | float) and it]
+    texts = [f"{name} {form(it)}" for name, (it, form) in values.items() if isinstance(it, int | float) and it]
     threads, beside = origin.get("threads"), origin.get("beside")
     if isinstance(threads, int) and threads:
-        told.append(number_of(threads, "thread"))
+        texts.append(number_of(threads, "thread"))
     if isinstance(beside, int) and beside:
-        told.append(f"beside {number_of(beside, 'other process')}")
-    return ", ".join(told)
+        texts.append(f"beside {number_of(beside, 'other process')}")
+    return ", ".join(texts)
 
 
 def _breaking(name: str) -> Html:
@@ -256,9 +256,9 @@ def _of_run(folder: Path) -> list[str]:
     try:
         summary: dict[str, Any] = (record.metrics("summary") or [{}])[-1]
         speed, accuracy = summary.get("samples_per_second"), (summary.get("validation") or {}).get("accuracy")
-        told = [record.name, str(record.status["state"]), record.model or "", strategy(record.plan)]
-        told += ["" if speed is None else as_measured(speed), "" if accuracy is None else f"{accuracy:.1%}"]
-        return [*told, _when(record.folder / "plan.json")]
+        cells = [record.name, str(record.status["state"]), record.model or "", strategy(record.plan)]
+        cells += ["" if speed is None else as_measured(speed), "" if accuracy is None else f"{accuracy:.1%}"]
+        return [*cells, _when(record.folder / "plan.json")]
     except InputError as error:
         return [record.name, "damaged", "", "", "", "", str(error)]
 
@@ -323,7 +323,7 @@ _POINTS = {_rgb(color): _rgb(lit) for color, lit in LIT_POINTS.items()}
 
 
 def _address(picture: Image.Image) -> str:
-    small, kept = picture.copy(), io.BytesIO()
+    small, picture_copy = picture.copy(), io.BytesIO()
     small.thumbnail(_SIZE)
-    small.save(kept, "WEBP", quality=70)
-    return f"data:image/webp;base64,{base64.b64encode(kept.getvalue()).decode()}"
+    small.save(picture_copy, "WEBP", quality=70)
+    return f"data:image/webp;base64,{base64.b64encode(picture_copy.getvalue()).decode()}"

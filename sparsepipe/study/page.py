@@ -115,13 +115,13 @@ def write_page(job: NotebookJob) -> Path:
         _write_notebook(job, executed)
         sections.append(_section(job, executed))
         links.append(Html('<li><a href="#{}">{}</a></li>').format(_anchor(name), executed.title))
-    told = f"{len(sections)} of {len(catalogue.NOTEBOOKS)} notebooks have run here."
+    text = f"{len(sections)} of {len(catalogue.NOTEBOOKS)} notebooks have run here."
     head = Html(
         '<h1>Figures</h1><p class="soft">{} Each picture links to its vectors; tables and provenance unfold.{}</p>'
     )
     site = Html(' <a href="site/index.html">Guides and reference</a>.') if (job.out / "site" / PAGE).exists() else ""
     menu = Html('<nav aria-label="Notebooks"><ol>{}</ol></nav>').format(joined(links))
-    body = Html('<div class="page">{}<main>{}{}</main></div>').format(menu, head.format(told, site), joined(sections))
+    body = Html('<div class="page">{}<main>{}{}</main></div>').format(menu, head.format(text, site), joined(sections))
     path = job.out / PAGE
     _write(path, page("sparsepipe: figures", body))
     return path
@@ -130,10 +130,10 @@ def write_page(job: NotebookJob) -> Path:
 def _section(job: NotebookJob, executed: Executed) -> Html:
     name = executed.name
     facts = {figure: _facts(job.out / f"{figure}.json") for figure in job.exports[name]}
-    doubts = [doubt for told in facts.values() for doubt in _doubts(told)]
+    doubts = [doubt for fact in facts.values() for doubt in _doubts(fact)]
     warnings, anchor = list(dict.fromkeys([*warnings_of(job.report(name)), *doubts])), f"{_anchor(name)}-warnings"
-    doubtful = {figure: _doubtful(_doubts(told), warnings, anchor) for figure, told in facts.items()}
-    figures = [_figure(job.out, figure, told, doubtful[figure]) for figure, told in facts.items()]
+    doubtful = {figure: _doubtful(_doubts(fact), warnings, anchor) for figure, fact in facts.items()}
+    figures = [_figure(job.out, figure, fact, doubtful[figure]) for figure, fact in facts.items()]
     whole = Html('<a href="{}">executed notebook</a>').format(_link_of(name))
     raw = Html('<a href="{}">as .ipynb</a>').format(_relative(job.copy(name), job.out))
     ended = "" if job.has_ended(name) else "It did not run to its end."
@@ -213,8 +213,8 @@ def _figure(folder: Path, name: str, facts: Mapping[str, Any], doubtful: Html) -
 def _caption(title: str) -> Html:
     """A figure's title, and the facts of its note below it: see page.css for what stands between two of them."""
     whole, *facts = map(unbroken, title.split(" · "))
-    told = joined(Html("<li>{}</li>").format(fact) for fact in facts)
-    return Html("<p>{}</p>").format(whole) + (Html('<ul class="facts">{}</ul>').format(told) if facts else "")
+    items = joined(Html("<li>{}</li>").format(fact) for fact in facts)
+    return Html("<p>{}</p>").format(whole) + (Html('<ul class="facts">{}</ul>').format(items) if facts else "")
 
 
 def _table(path: Path, name: str) -> Html:
@@ -257,30 +257,30 @@ def _provenance(facts: Mapping[str, Any]) -> Html:
 
 
 def _of_provenance(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = facts.get("provenance")
-    return found if isinstance(found, Mapping) else {}
+    provenance = facts.get("provenance")
+    return provenance if isinstance(provenance, Mapping) else {}
 
 
 def _doubts(facts: Mapping[str, Any]) -> list[str]:
     """What makes the numbers of a figure doubtful, in a few words each."""
-    found = _of_provenance(facts).get("doubts")
-    return [str(text) for text in found] if isinstance(found, list) else []
+    doubts = _of_provenance(facts).get("doubts")
+    return [str(text) for text in doubts] if isinstance(doubts, list) else []
 
 
 def _further(facts: Mapping[str, Any]) -> list[str]:
     """The warnings of a figure's provenance that say more than its doubts, which the notebook's list has."""
-    doubts, found = tuple(_doubts(facts)), _of_provenance(facts).get("warnings")
-    return [str(text) for text in found if not str(text).startswith(doubts)] if isinstance(found, list) else []
+    doubts, warnings = tuple(_doubts(facts)), _of_provenance(facts).get("warnings")
+    return [str(text) for text in warnings if not str(text).startswith(doubts)] if isinstance(warnings, list) else []
 
 
 def _digests(provenance: Mapping[str, Any], key: str) -> str:
     """Digests of values, each with what a reader looks for first."""
-    told = []
+    digests = []
     for value in _objects(provenance, key):
         origin = found if isinstance(found := value.get("origin"), Mapping) else {}
         first = origin.get("model") or value.get("planner") or ""
-        told.append(" ".join(str(part) for part in (first, value.get("digest")) if part))
-    return ", ".join(told)
+        digests.append(" ".join(str(part) for part in (first, value.get("digest")) if part))
+    return ", ".join(digests)
 
 
 def _settings(value: object) -> str:
@@ -294,10 +294,10 @@ def _objects(provenance: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]
 
 def _facts(path: Path) -> Mapping[str, Any]:
     try:
-        found = read_json(path)
+        facts_document = read_json(path)
     except InputError:
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return facts_document if isinstance(facts_document, Mapping) else {}
 
 
 def _write_notebook(job: NotebookJob, executed: Executed) -> None:
@@ -376,8 +376,8 @@ def _said(streams: Iterable[Mapping[str, Any]]) -> Html:
 def _output(output: Mapping[str, Any], dark: Iterator[str], vectors: Mapping[str, str]) -> Html:
     """What an output shows, in the richest way that needs no script. `dark`: an SVG for each picture, or none."""
     if output.get("output_type") == "error":
-        told = "\n".join(map(str, output.get("traceback") or [output.get("evalue", "")]))
-        return Html('<pre class="text error">{}</pre>').format(_CODES.sub("", told))
+        text = "\n".join(map(str, output.get("traceback") or [output.get("evalue", "")]))
+        return Html('<pre class="text error">{}</pre>').format(_CODES.sub("", text))
     if picture := shown(output, _PNG):
         data = re.sub(r"[^A-Za-z0-9+/=]", "", picture)
         image = Html('<img alt="figure" src="data:image/png;base64,{}">').format(data)
@@ -391,8 +391,8 @@ def _output(output: Mapping[str, Any], dark: Iterator[str], vectors: Mapping[str
     if markup := shown(output, "text/html"):
         ours = markup.startswith(_OURS)
         kind = "painted" if _COLOURS.search(markup) and not ours else "plain"
-        told = with_links_to_pages(_with_dark_thumbnails(markup, vectors))
-        shown_here = Html('<div class="{}">{}</div>').format(kind, told)
+        text = with_links_to_pages(_with_dark_thumbnails(markup, vectors))
+        shown_here = Html('<div class="{}">{}</div>').format(kind, text)
         return scrolling(shown_here, kind="shown", label="output of the cell")
     plain = shown(output, "text/plain")
     return Html('<pre class="text">{}</pre>').format(plain) if plain else Html("")

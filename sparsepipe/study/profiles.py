@@ -16,11 +16,11 @@ def published_profiles(folder: str = "", only: Sequence[str] = ()) -> dict[str, 
     """
     if not folder:
         print("no folder of published profiles is named: those of data_manifests/profiles are planned")
-    place = expanded(folder) if folder else manifests_folder().parent / "profiles"
-    paths = {path.parent.name: path for path in sorted(place.rglob("graph.txt"))}
-    paths |= {path.stem: path for path in sorted(place.rglob("*.json"))}
+    profiles_folder = expanded(folder) if folder else manifests_folder().parent / "profiles"
+    paths = {path.parent.name: path for path in sorted(profiles_folder.rglob("graph.txt"))}
+    paths |= {path.stem: path for path in sorted(profiles_folder.rglob("*.json"))}
     chosen = {name: path for name, path in paths.items() if not only or name in only}
     if not chosen:
         wanted = f"no profile of {', '.join(only)}" if only else "no graph.txt and no JSON below it"
-        raise InputError("profile.not_found", f"{place}: {wanted}; it has {', '.join(paths) or 'none'}")
+        raise InputError("profile.not_found", f"{profiles_folder}: {wanted}; it has {', '.join(paths) or 'none'}")
     return {name: Profile.load(path) for name, path in chosen.items()}

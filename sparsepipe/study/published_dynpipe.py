@@ -47,8 +47,8 @@ class PublishedDynPipe:
         """Look where data are looked for. That nothing is there is said in one line, with what to do."""
         folder = place_of(get_manifest(MANIFEST))
         if folder is None:
-            told = f"sparsepipe data fetch {MANIFEST}, or name their folder in SPARSEPIPE_DATA"
-            print(f"DynPipe's logs are not here: {told}")
+            hint = f"sparsepipe data fetch {MANIFEST}, or name their folder in SPARSEPIPE_DATA"
+            print(f"DynPipe's logs are not here: {hint}")
         return cls(folder)
 
     def runs(self) -> Mapping[str, DynPipeLog]:
@@ -77,13 +77,13 @@ class PublishedDynPipe:
 
 def _of_system(folder: Path, system: str) -> Path:
     """A curve's file is called such as 1_DynPipe_vgg16_cifar10. Raises InputError if there is none."""
-    found = sorted(folder.glob(f"?_{system}_*"))
-    if not found:
+    logs = sorted(folder.glob(f"?_{system}_*"))
+    if not logs:
         raise InputError(
             "dynpipe_log.curve_missing",
             f"{folder}: no curve of {system}; fetch the logs again: sparsepipe data fetch {MANIFEST}",
         )
-    return found[0]
+    return logs[0]
 
 
 def disturbed_epochs(still: DynPipeLog) -> Mapping[str, tuple[int, ...]]:
@@ -92,8 +92,8 @@ def disturbed_epochs(still: DynPipeLog) -> Mapping[str, tuple[int, ...]]:
     Whole: but for one in twenty of its iterations all take longer than undisturbed ones. Heavily: twice as long.
     """
     by_epoch: dict[int, list[float]] = {}
-    for one in still.iterations:
-        by_epoch.setdefault(one.epoch, []).append(one.seconds)
+    for iteration in still.iterations:
+        by_epoch.setdefault(iteration.epoch, []).append(iteration.seconds)
     usual = min(fmean(seconds) for seconds in by_epoch.values())
     found: dict[str, list[int]] = {"light": [], "heavy": []}
     for epoch, seconds in by_epoch.items():
@@ -107,7 +107,7 @@ def disturbed_bars(runs: Mapping[str, DynPipeLog]) -> list[SystemBar]:
     if not runs:
         return []
     return [
-        _bar(f"{load} intruder", system, [one for one in log.iterations if one.epoch in epochs])
+        _bar(f"{load} intruder", system, [iteration for iteration in log.iterations if iteration.epoch in epochs])
         for load, epochs in disturbed_epochs(next(iter(runs.values()))).items()
         if epochs
         for system, log in runs.items()
@@ -115,9 +115,12 @@ def disturbed_bars(runs: Mapping[str, DynPipeLog]) -> list[SystemBar]:
 
 
 def _bar(case: str, system: str, iterations: Sequence[LoggedIteration]) -> SystemBar:
-    epochs = [[one.seconds for one in iterations if one.epoch == epoch] for epoch in {one.epoch for one in iterations}]
+    epochs = [
+        [iteration.seconds for iteration in iterations if iteration.epoch == epoch]
+        for epoch in {iteration.epoch for iteration in iterations}
+    ]
     means = [fmean(seconds) for seconds in epochs]
-    return SystemBar(case, system, fmean(one.seconds for one in iterations), "log", min(means), max(means))
+    return SystemBar(case, system, fmean(iteration.seconds for iteration in iterations), "log", min(means), max(means))
 
 
 def typed_numbers(which: str) -> list[SystemBar]:
@@ -144,8 +147,10 @@ def light_told(light: Sequence[str], heavy: Sequence[str]) -> str:
     """Say which variants ran alongside the light intruder, and why those alone where more ran alongside the heavy
     one.
     """
-    told = f"beside the light one {' and '.join(filter(None, [', '.join(light[:-1]), *light[-1:]]))} ran, once each"
+    names_text = (
+        f"beside the light one {' and '.join(filter(None, [', '.join(light[:-1]), *light[-1:]]))} ran, once each"
+    )
     if {*light} < {*heavy}:
         why = ", which stand for the three systems in DynPipe's figure 13a" if {*light} == _VARIANTS else ""
-        return f"{told}{why}; the others beside the heavy one alone"
-    return told
+        return f"{names_text}{why}; the others beside the heavy one alone"
+    return names_text

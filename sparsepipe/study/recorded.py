@@ -50,33 +50,33 @@ class Trained(NamedTuple):
 
 def spot_machines(folder: str = "") -> list[SpotMachines]:
     """Bamboo's records of machines that come and go: *-trace.csv and gcloud/*.txt."""
-    place = folder_of("preemptions", folder)
-    if place is None:
+    traces_folder = folder_of("preemptions", folder)
+    if traces_folder is None:
         return []
-    return [read_spot_machines(path) for path in _files(place, "*-trace.csv", "gcloud/*.txt")]
+    return [read_spot_machines(path) for path in _files(traces_folder, "*-trace.csv", "gcloud/*.txt")]
 
 
 def slow_workers(folder: str = "") -> list[Path]:
     """The files of minibatch times of Alibaba's jobs: job_*_norm.csv."""
-    place = folder_of("minibatch-times", folder)
-    return [] if place is None else _files(place, "job_*_norm.csv")
+    path = folder_of("minibatch-times", folder)
+    return [] if path is None else _files(path, "job_*_norm.csv")
 
 
 def _files(place: Path, *patterns: str) -> list[Path]:
-    found = sorted(path for pattern in patterns for path in place.rglob(pattern))
-    if not found:
+    files = sorted(path for pattern in patterns for path in place.rglob(pattern))
+    if not files:
         raise InputError(
             "recorded.files_missing", f"{place}: no {' or '.join(patterns)}; expected the folder that data fetch makes"
         )
-    return found
+    return files
 
 
 def machines_over_time(records: Sequence[SpotMachines]) -> Curves:
     """Machines that are available, and those of them that whole pipelines have, over hours: a panel a record."""
     sizes = {"available": lambda _: 1, "in whole pipelines": _size}
     return {
-        f"{one.name} (machines)": {name: list(_steps(one, size(one))) for name, size in sizes.items()}
-        for one in records
+        f"{record.name} (machines)": {name: list(_steps(record, size(record))) for name, size in sizes.items()}
+        for record in records
     }
 
 
@@ -101,8 +101,11 @@ def _extremes(path: Path) -> dict[str, list[tuple[float, float]]]:
     lines = {"slowest worker": -1, "middle worker": len(workers) // 2, "fastest worker": 0}
     width = ceil(len(ranked) / _CURVE)
     return {
-        name: [(steps[k], median(each[place] for each in ranked[k : k + width])) for k in range(0, len(ranked), width)]
-        for name, place in lines.items()
+        name: [
+            (steps[k], median(each[worker_line] for each in ranked[k : k + width]))
+            for k in range(0, len(ranked), width)
+        ]
+        for name, worker_line in lines.items()
     }
 
 
@@ -113,15 +116,17 @@ def _name(path: Path) -> str:
 def _slowness(path: Path) -> tuple[tuple[int, ...], list[list[float]]]:
     """Minibatches of the readings, and each worker's times over the lowest median of all."""
     readings = read_minibatch_times(path)
-    own = min(median(one.times) for one in readings.values())
+    fastest = min(median(reading.times) for reading in readings.values())
     first = next(iter(readings.values())).steps
-    return tuple(step - first[0] for step in first), [[time / own for time in one.times] for one in readings.values()]
+    return tuple(step - first[0] for step in first), [
+        [time / fastest for time in reading.times] for reading in readings.values()
+    ]
 
 
 def trained(records: Sequence[SpotMachines], files: Sequence[Path]) -> list[Trained]:
     """What pipelines train while machines come and go, and while workers are slow, by the end of each record."""
-    found = [one for record in records for one in trained_on_spot_machines(record)]
-    return found + [one for path in files for one in trained_by_slow_workers(path)]
+    runs = [run for record in records for run in trained_on_spot_machines(record)]
+    return runs + [run for path in files for run in trained_by_slow_workers(path)]
 
 
 def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
@@ -134,18 +139,18 @@ def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
     """
     size = _size(record)
     away = [record.absences((k + 1) * size) for k in range(PIPELINES)]
-    there = [record.duration - sum(seconds for _, seconds in own) for own in away]
+    there = [record.duration - sum(seconds for _, seconds in absence) for absence in away]
     waiting = max(range(2, PIPELINES + 1), key=lambda count: count * there[count - 1])
     undisturbed = int(PIPELINES * record.duration / MINIBATCH_SECONDS)
-    found = []
+    runs = []
     for rule, count, stopped, seconds in (  # of those that wait the last one is away whenever another one is
         (WAITS, waiting, [waiting - 1], waiting * there[waiting - 1]),
         (WAITS_FOR_NOBODY, PIPELINES, range(PIPELINES), sum(there)),
     ):
         parts = [stop for k in stopped for stop in _pauses(k, away[k])]
         simulated = _trained(rule, count, MINIBATCH_SECONDS, Stragglers(tuple(parts)), record.duration)
-        found.append(Trained(record.name, rule, count, simulated, int(seconds / MINIBATCH_SECONDS), undisturbed))
-    return found
+        runs.append(Trained(record.name, rule, count, simulated, int(seconds / MINIBATCH_SECONDS), undisturbed))
+    return runs
 
 
 def _size(record: SpotMachines) -> int:
@@ -174,7 +179,9 @@ def trained_by_slow_workers(path: Path) -> list[Trained]:
     """
     steps, workers = _slowness(path)
     apart = steps[1] - steps[0] if len(steps) > 1 else MINIBATCHES
-    taken = [[max(one, 1.0) for one in own for _ in range(apart)][:MINIBATCHES] for own in workers]
+    taken = [
+        [max(slow_worker, 1.0) for slow_worker in worker for _ in range(apart)][:MINIBATCHES] for worker in workers
+    ]
     counted = {
         WAITS: len(workers) * _done([max(of_all) for of_all in zip(*taken, strict=False)]),
         WAITS_FOR_NOBODY: sum(map(_done, taken)),
@@ -205,8 +212,8 @@ def _trained(rule: str, num_pipelines: int, seconds: float, stragglers: Straggle
     cluster = Cluster.uniform(num_pipelines, device_type="machines", link=Link())
     pipelines = Plan.alike(Plan((Stage(("network",), (0,)),)), num_pipelines, parse_rule(rule))
     sizes = [1.0] * (num_pipelines * ceil(duration / seconds + 1))
-    found = simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=stragglers)
-    ends = [span.end for span in found.trace.spans if span.kind == "backward"]
+    forecast = simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=stragglers)
+    ends = [span.end for span in forecast.trace.spans if span.kind == "backward"]
     return sum(end <= duration * (1 + 1e-9) for end in ends)
 
 
@@ -230,8 +237,8 @@ def in_words(found: Sequence[Trained]) -> str:
     """Say for each record, in a line of its own, what of the undisturbed job is trained under each rule."""
     lines: dict[str, list[str]] = {}
     for one in found:
-        own = lines.setdefault(f"{one.record}, simulated", [])
-        of = "" if own else f" of an undisturbed job's {number_of(one.undisturbed, 'minibatch', ',')}"
-        told = "trains " if not own else ""
-        own.append(f"{one.rule} ({number_of(one.pipelines, 'pipeline')}) {told}{one.share:.0%}{of}")
+        sentences = lines.setdefault(f"{one.record}, simulated", [])
+        of = "" if sentences else f" of an undisturbed job's {number_of(one.undisturbed, 'minibatch', ',')}"
+        told = "trains " if not sentences else ""
+        sentences.append(f"{one.rule} ({number_of(one.pipelines, 'pipeline')}) {told}{one.share:.0%}{of}")
     return "\n".join(f"{record}: {', '.join(told)}" for record, told in lines.items())

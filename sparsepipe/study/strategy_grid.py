@@ -71,12 +71,14 @@ def traffic(plan: Plan, problem: Problem) -> tuple[float, float]:
     table, index = problem.table, problem.graph.index
     before, crossing, averaged = set(problem.graph.input_layers), 0.0, 0.0
     for k, stage in enumerate(plan.stages):
-        own = [index[id] for id in stage.layers]
-        before |= set(own)
+        layer_indices = [index[id] for id in stage.layers]
+        before |= set(layer_indices)
         if k + 1 < len(plan.stages):
             forward, backward = table.payload(before)
             crossing += float(forward[0] + backward[0])
-        ring = 2 * (len(stage.ranks) - 1) * float(table.parameter_bytes[own].sum())  # Patarasuk and Yuan, 2009
+        ring = (
+            2 * (len(stage.ranks) - 1) * float(table.parameter_bytes[layer_indices].sum())
+        )  # Patarasuk and Yuan, 2009
         averaged += ring / (plan.num_microbatches if plan.flushes else stage.round)
     return crossing, averaged
 

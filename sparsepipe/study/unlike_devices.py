@@ -27,9 +27,9 @@ def default_cluster(model: str, *, data: str, voxel_size: float, batch_size: int
 
     Kept ones are of synthetic shapes: `data` that somebody gave are others. Which minibatches have none is said.
     """
-    kept = _profiles_of(model)
-    if kept.exists() and not data:
-        known = Profile.load(kept)
+    profile_path = _profiles_of(model)
+    if profile_path.exists() and not data:
+        known = Profile.load(profile_path)
         if (known.batch_size, known.origin["data"]["voxel_size"]) == (batch_size, voxel_size):
             return MIXED
     print(
@@ -93,8 +93,8 @@ def one_more(cluster: Cluster, name: str) -> Cluster:
 
 def _shipped(model: str) -> Path | None:
     """The file of the profiles that are kept of a network; of `STAND_IN` for another sparse one of ours."""
-    if (own := _profiles_of(model)).exists():
-        return own
+    if (profile_path := _profiles_of(model)).exists():
+        return profile_path
     return _profiles_of(STAND_IN) if model in NETWORKS else None
 
 
@@ -105,7 +105,7 @@ def _profiles_of(model: str) -> Path:
 def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile:
     names = [kind.name for kind in devices.device_types]
     if profiles:
-        found = reduce(or_, [_named(name, expanded(path)) for name, path in profiles.items()])
+        profile = reduce(or_, [_named(name, expanded(path)) for name, path in profiles.items()])
     elif set(names) <= set(PUBLISHED.values()):
         there = published_profile({name: name for name in names})
         if there is None:
@@ -114,38 +114,38 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
                 f"no profiles of {', '.join(names)} here: run `sparsepipe data fetch sparsepipe-profiles`, or give "
                 f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}",
             )
-        found = there
-    elif kept := _shipped(model):
-        found = Profile.load(kept)
-        if kept.stem != model:
-            print(f"no profiles of {model} on such devices are kept here: those of {kept.stem} stand in")
+        profile = there
+    elif shipped_path := _shipped(model):
+        profile = Profile.load(shipped_path)
+        if shipped_path.stem != model:
+            print(f"no profiles of {model} on such devices are kept here: those of {shipped_path.stem} stand in")
     else:
         raise InputError(
             "profile.not_fetched",
             f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}",
         )
-    if missing := [name for name in names if name not in found.device_types]:
+    if missing := [name for name in names if name not in profile.device_types]:
         raise InputError(
             "profile.no_device_type",
-            f"the cluster has devices of type {missing[0]!r}, the profiles know {', '.join(found.device_types)}: "
+            f"the cluster has devices of type {missing[0]!r}, the profiles know {', '.join(profile.device_types)}: "
             f"give profiles = {{{missing[0]!r}: FILE}}, or another cluster",
         )
-    return found
+    return profile
 
 
 def _named(name: str, path: Path) -> Profile:
     """One file's costs; of one device type, under that name. A published graph.txt does not name its own."""
     if path.suffix == ".txt":
         return Profile.load(path, device_type=name)
-    found = Profile.load(path)
-    return found if name in found.device_types else found.renamed(name)
+    profile = Profile.load(path)
+    return profile if name in profile.device_types else profile.renamed(name)
 
 
 def _cluster_file(name: str) -> Path:
     path = shipped(name, "clusters", ".toml")
     if path.exists() or path.suffix:
         return path
-    known = sorted(one.stem for one in (_data_manifests() / "clusters").glob("*.toml"))
+    known = sorted(cluster_path.stem for cluster_path in (_data_manifests() / "clusters").glob("*.toml"))
     raise InputError("cluster.not_found", f"{name}: no such file, nor one of {', '.join(known)}")
 
 

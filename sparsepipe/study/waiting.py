@@ -15,18 +15,20 @@ def alone_told(outcomes: Sequence[Outcome], *, minibatches: int) -> str:
     `minibatches`: of each pipeline on average. As Markdown, sentences that follow others.
     """
     shares = {
-        one.rule: one.group_sizes.get(1, 0) / sum(one.group_sizes.values()) for one in outcomes if one.group_sizes
+        outcome.rule: outcome.group_sizes.get(1, 0) / sum(outcome.group_sizes.values())
+        for outcome in outcomes
+        if outcome.group_sizes
     }
-    none = [one.rule for one in outcomes if not one.group_sizes]
+    none = [outcome.rule for outcome in outcomes if not outcome.group_sizes]
     each = number_of(minibatches, "minibatch")
     missed = f" Under {in_bold(none)} no average was made: in {each} each, the pipelines for one were never all ready."
-    told = {
+    groups = {
         "all averages": ([rule for rule, share in shares.items() if share == 1], "never"),
         "most averages": ([rule for rule, share in shares.items() if _MOST < share < 1], "seldom"),
     }
     return (missed if none else "") + "".join(
         f" Under {in_bold(rules)} {which} had one pipeline in them and so changed nothing: in {each} each, another one "
         f"was {often} ready at the same time, or had ended by then."
-        for which, (rules, often) in told.items()
+        for which, (rules, often) in groups.items()
         if rules
     )

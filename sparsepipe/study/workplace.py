@@ -63,8 +63,8 @@ class Workplace:
         Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
         Raises InputError for a folder that is none.
         """
-        place = expanded(root) if root else checkout() or Path.cwd()
-        place = place.resolve()
+        root_path = expanded(root) if root else checkout() or Path.cwd()
+        root_path = root_path.resolve()
         source = data
         if not source:
             from ..data.shapes import make_shapes  # here: it brings trimesh, which other data need not wait for
@@ -72,13 +72,13 @@ class Workplace:
             integer(seed, "seed")
             integer(shapes_per_class, "shapes_per_class", least=1)
             num_test = max(1, shapes_per_class // 3)
-            folder = place / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
+            folder = root_path / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
             source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))
             _say(f"no data given: synthetic shapes in {folder}")
         elif expanded(data).exists():
             source = str(expanded(data).resolve())
-        place_of_figures = expanded(figures).resolve() if figures else place / "figures"
-        return cls(place, place_of_figures, source, paper or Paper.asked())
+        place_of_figures = expanded(figures).resolve() if figures else root_path / "figures"
+        return cls(root_path, place_of_figures, source, paper or Paper.asked())
 
     @property
     def runs(self) -> Path:
@@ -144,11 +144,11 @@ class Workplace:
         if anew or not path.exists():
             measured = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
             write_atomic(path, measured.to_toml())
-            told = f"measured now, kept as {self._shown(path)}"
+            text = f"measured now, kept as {self._shown(path)}"
         else:
-            told = f"from {self._shown(path)}"
+            text = f"from {self._shown(path)}"
         link = Cluster.load(path).network
-        _say(f"link between processes: {link_text(link)}, {told}")
+        _say(f"link between processes: {link_text(link)}, {text}")
         return link
 
     def noted(self, text: str = "") -> str:

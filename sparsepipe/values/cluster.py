@@ -127,10 +127,14 @@ class Cluster(Printed):
                 f"the plan uses rank {max(beyond)}, the cluster has {number_of(len(self.devices), 'device')}; plan for "
                 "this cluster, or name more hosts in its file",
             )
-        own: dict[str, list[DeviceType]] = {}
+        types_by_node: dict[str, list[DeviceType]] = {}
         for rank in sorted(ranks):
-            own.setdefault(self.devices[rank].node.name, []).append(self.devices[rank].type)
-        nodes = (replace(node, device_types=tuple(own[node.name])) for node in self.nodes if node.name in own)
+            types_by_node.setdefault(self.devices[rank].node.name, []).append(self.devices[rank].type)
+        nodes = (
+            replace(node, device_types=tuple(types_by_node[node.name]))
+            for node in self.nodes
+            if node.name in types_by_node
+        )
         return replace(self, nodes=tuple(nodes))
 
     @property
@@ -255,7 +259,7 @@ def _check_count(document: dict[str, Any]) -> None:
     """Raise InputError for more devices than a cluster can have, before any is made."""
     items = [item for entry in _tables(document, "node") for item in _tables(entry, "devices")]
     counts = [item.get("count", 1) for item in items]
-    if (count := sum(max(one, 0) for one in counts if isinstance(one, int))) > MOST_DEVICES:
+    if (count := sum(max(device_count, 0) for device_count in counts if isinstance(device_count, int))) > MOST_DEVICES:
         raise InputError(
             "cluster.too_many_devices", f"a cluster of {shown(count)} devices: expected {MOST_DEVICES} at most"
         )
@@ -314,7 +318,7 @@ def _number(entry: dict[str, Any], key: str, default: float) -> float:
 def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
     for key in entry:
         if key not in known:
-            near = f"; did you mean {one!r}?" if (one := meant(key, sorted(known))) else ""
+            near = f"; did you mean {suggestion!r}?" if (suggestion := meant(key, sorted(known))) else ""
             raise InputError(
                 "cluster.key_unknown", f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}{near}"
             )

@@ -72,8 +72,10 @@ class LayerTable:
         graph = profile.graph
         inputs = graph.input_layers
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
-        found = {name: profile.costs_of_large(name, counts) for name in names}
-        columns = {field: {name: one[field] for name, one in found.items()} for field in found[names[0]]}
+        costs_by_type = {name: profile.costs_of_large(name, counts) for name in names}
+        columns = {
+            field: {name: one[field] for name, one in costs_by_type.items()} for field in costs_by_type[names[0]]
+        }
         large = ("large_output_bytes", "large_coordinate_bytes")
         sizes = ("output_bytes", "coordinate_bytes", *large, "saved_bytes", *MEMORY_FIELDS)
         most = {field: np.maximum.reduce(list(columns[field].values())) for field in sizes}
@@ -145,9 +147,13 @@ class LayerTable:
         Stages of one process read it once. A search for a plan, which adds up layers, leaves this out: a plan's
         estimate, and what simulates or replays it, does not.
         """
-        own = plan.stages[stage]
+        stage_of_layer = plan.stages[stage]
         earlier = (other for other in plan.stages[:stage] if not self.readers.isdisjoint(other.layers))
-        if not stage or self.readers.isdisjoint(own.layers) or any(set(o.ranks) & set(own.ranks) for o in earlier):
+        if (
+            not stage
+            or self.readers.isdisjoint(stage_of_layer.layers)
+            or any(set(o.ranks) & set(stage_of_layer.ranks) for o in earlier)
+        ):
             return 0.0
         return self.reading.get(device_type, 0.0)
 
@@ -211,39 +217,41 @@ class LayerTable:
         whole = np.ones(np.size(self.sizes[column]), dtype=bool)
         within = dict(zip(layers, [whole] * len(layers) if inside is None else inside, strict=True))
         nothing = np.zeros(len(next(iter(within.values()), whole)))
-        weights = sum((own * self.parameter_bytes[k] for k, own in within.items()), nothing)
+        weights = sum((layer_bytes * self.parameter_bytes[k] for k, layer_bytes in within.items()), nothing)
         if not self.tells_temporaries:
             made = self.held.coordinates[:, column]
-            kept = sum((own * (of["saved_bytes"][k] + made[k]) for k, own in within.items()), nothing)
+            kept = sum((layer_bytes * (of["saved_bytes"][k] + made[k]) for k, layer_bytes in within.items()), nothing)
             return kept, kept + weights, kept + weights
         nowhere = np.zeros(len(nothing), dtype=bool)
         there = dict(within)  # of each maker of kernel maps, whether its map is there
         staying, passing, most = nothing, nothing, nothing
         kept_of = {}  # each layer, until its backward
-        for k, own in within.items():
+        for k, layer_bytes in within.items():
             maker, inputs = self.map_maker[k], self.graph.inputs[k]
-            staying = staying + own * of["kernel_map_bytes"][k]
+            staying = staying + layer_bytes * of["kernel_map_bytes"][k]
             if maker not in (-1, k):
                 known = there.get(maker, nowhere)
-                staying = staying + (own & ~known) * of["kernel_map_bytes"][maker]
-                there[maker] = known | own
-            received = own & ~np.logical_or.reduce([within.get(p, nowhere) for p in inputs]) if inputs else nowhere
+                staying = staying + (layer_bytes & ~known) * of["kernel_map_bytes"][maker]
+                there[maker] = known | layer_bytes
+            received = (
+                layer_bytes & ~np.logical_or.reduce([within.get(p, nowhere) for p in inputs]) if inputs else nowhere
+            )
             kept_of[k] = (
-                own * (of["saved_bytes"][k] - of["kernel_map_bytes"][k]) - received * of["saved_input_bytes"][k]
+                layer_bytes * (of["saved_bytes"][k] - of["kernel_map_bytes"][k]) - received * of["saved_input_bytes"][k]
             )
             passing = passing + kept_of[k]
-            most = np.maximum(most, own * (staying + passing + of["forward_temporary_bytes"][k]))
+            most = np.maximum(most, layer_bytes * (staying + passing + of["forward_temporary_bytes"][k]))
         kept, later, returned = staying + passing, nothing, nothing
         most = least = np.maximum(most, np.maximum(kept, weights))
-        for k, own in reversed(within.items()):
-            later = later + own * self.parameter_bytes[k]
+        for k, layer_bytes in reversed(within.items()):
+            later = later + layer_bytes * self.parameter_bytes[k]
             working = staying + passing + of["backward_temporary_bytes"][k] + later
-            least = np.maximum(least, own * working)
+            least = np.maximum(least, layer_bytes * working)
             # Gradients of its output, and of those of earlier layers, are among what it takes for a while.
-            most = np.maximum(most, own * (working + returned))
+            most = np.maximum(most, layer_bytes * (working + returned))
             if read := [within.get(reader, nowhere) for reader in self.graph.consumers[k]]:
-                returned = returned + own * ~np.logical_and.reduce(read) * outputs[k]
-            later = later + own * of["backward_left_bytes"][k]
+                returned = returned + layer_bytes * ~np.logical_and.reduce(read) * outputs[k]
+            later = later + layer_bytes * of["backward_left_bytes"][k]
             passing = passing - kept_of[k]
         return kept, np.maximum(most, least), least
 
@@ -285,14 +293,14 @@ class Crossing:
         Of device types that differ, the larger counts.
         """
         plain = {"output": "output_bytes", "gradient": "output_bytes", "coordinate": "coordinate_bytes"}
-        found = []
+        pieces = []
         for what, field in plain.items():
             of_types = [
                 np.where(coded > 0, np.minimum(coded, columns[field][name]), columns[field][name])
                 for name, coded in columns[f"coded_{what}_bytes"].items()
             ]
-            found.append(np.maximum.reduce(of_types))
-        return cls(*found)
+            pieces.append(np.maximum.reduce(of_types))
+        return cls(*pieces)
 
 
 def _map_makers(profile: Profile) -> tuple[int, ...]:
@@ -344,12 +352,12 @@ def share_elsewhere(
     `device`: which device of the cluster a rank is.
     """
     name = cluster.devices[device(rank)].node.name
-    apart = [cluster.devices[device(other.ranks[place])].node.name != name for place in other.turns]
+    apart = [cluster.devices[device(other.ranks[replica_turn])].node.name != name for replica_turn in other.turns]
     if all(apart) or not any(apart):
         return float(apart[0])
-    own = [turn for turn, place in enumerate(stage.turns) if stage.ranks[place] == rank]
+    turns_of_rank = [turn for turn, replica_turn in enumerate(stage.turns) if stage.ranks[replica_turn] == rank]
     step = gcd(stage.round, other.round)  # turns of both that are as far apart meet, all as often
-    met = [apart[turn] for first in own for turn in range(first % step, other.round, step)]
+    met = [apart[turn] for first in turns_of_rank for turn in range(first % step, other.round, step)]
     return sum(met) / len(met)
 
 
@@ -369,11 +377,11 @@ def network_time(
     wait for, is no longer by it. `crossing`: bytes between hosts at the cut before a stage, forwards and backwards;
     `device`: which device of the cluster a rank is.
     """
-    each, own = cluster.devices[device(rank)].type.network_seconds_per_byte, plan.stages[stage]
+    each, sending_stage = cluster.devices[device(rank)].type.network_seconds_per_byte, plan.stages[stage]
     total: list[Array | float] = [0.0, 0.0]
     for cut, other in ((stage, stage - 1), (stage + 1, stage + 1)):
         if 0 <= other < len(plan.stages):
-            share = share_elsewhere(cluster, own, rank, plan.stages[other], device=device)
+            share = share_elsewhere(cluster, sending_stage, rank, plan.stages[other], device=device)
             total = [sum_ + each * share * size for sum_, size in zip(total, crossing(cut), strict=True)]
     return np.asarray(total[0]), np.asarray(total[1])
 
@@ -443,8 +451,8 @@ class MergeCosts:
 
     def peers(self, one: Place, members: Sequence[int]) -> list[Place]:
         """The stages of the other members that have layers of one."""
-        places = (place for k in members if k != one[0] for place in self.stages(k))
-        return [place for place in places if self.shared(one, place)]
+        places = (other_place for k in members if k != one[0] for other_place in self.stages(k))
+        return [other_place for other_place in places if self.shared(one, other_place)]
 
     def seconds(self, one: Place, members: Sequence[int]) -> float:
         """Seconds of sending a stage's pieces to be reduced elsewhere; getting its results takes as long.
@@ -463,8 +471,8 @@ class MergeCosts:
     def seconds_to_result(self, one: Place, members: Sequence[int]) -> float:
         """Seconds from when the parts of all are ready until a stage has the result of a merge."""
         around = [one, *self.peers(one, members)]
-        reducing = {place for other in around for place in (other, *self.peers(other, members))}
-        return max(self.seconds(place, members) for place in reducing) + self.seconds(one, members)
+        reducing = {other_place for other in around for other_place in (other, *self.peers(other, members))}
+        return max(self.seconds(other_place, members) for other_place in reducing) + self.seconds(one, members)
 
     def server_seconds(self, place: Place) -> float:
         """Seconds of sending all of a stage's layers to a parameter server; to have the server's takes as long."""

@@ -143,10 +143,10 @@ class LayerGraph:
         return self._neighbours(target=False)
 
     def _neighbours(self, *, target: bool) -> tuple[tuple[int, ...], ...]:
-        found: list[list[int]] = [[] for _ in self.layers]
+        neighbours: list[list[int]] = [[] for _ in self.layers]
         for i, j in self.edges:
-            found[j if target else i].append(i if target else j)
-        return tuple(map(tuple, found))
+            neighbours[j if target else i].append(i if target else j)
+        return tuple(map(tuple, neighbours))
 
     @cached_property
     def is_chain(self) -> bool:
@@ -166,12 +166,12 @@ class LayerGraph:
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:
         """Layers of the down-set `before` whose output is needed after it: what crosses that cut, each counted once."""
-        own = frozenset(before)
+        alive_before = frozenset(before)
 
         def found() -> tuple[int, ...]:
-            return tuple(sorted({i for i, j in self.edges if i in own and j not in own}))
+            return tuple(sorted({i for i, j in self.edges if i in alive_before and j not in alive_before}))
 
-        return remembered(self.kept, "alive", own, found)
+        return remembered(self.kept, "alive", alive_before, found)
 
     def producers_across(self, cut: int) -> tuple[int, ...]:
         """Layers before position `cut` whose output is still needed at or after it (skips included)."""

@@ -262,12 +262,12 @@ class Plan(StagePlan, Printed):
     def position_estimates(self) -> tuple[PositionEstimate, ...]:
         """Return what the estimate, which the plan must have, says of each of its `positions`."""
         assert self.estimate is not None
-        found = []
+        estimates = []
         for stages in self.positions:
             each = [self.estimate.stages[k] for k in stages]
             compute, averaging = sum(e.compute_seconds for e in each), sum(e.averaging_seconds for e in each)
-            found.append(PositionEstimate(stages, compute, averaging, sum(e.memory_bytes for e in each)))
-        return tuple(found)
+            estimates.append(PositionEstimate(stages, compute, averaging, sum(e.memory_bytes for e in each)))
+        return tuple(estimates)
 
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
         """The same stages under another schedule, with that schedule's default weight policy."""
@@ -336,39 +336,39 @@ class Plan(StagePlan, Printed):
         """Return what the job of pipeline `k` runs; of several its plan with ranks from 0, in the order of these."""
         if not self.members:
             return self
-        place = {rank: i for i, rank in enumerate(self.ranks_of(k))}
+        local_index = {rank: i for i, rank in enumerate(self.ranks_of(k))}
         plan = self.pipelines[k]
-        stages = (replace(stage, ranks=tuple(place[rank] for rank in stage.ranks)) for stage in plan.stages)
+        stages = (replace(stage, ranks=tuple(local_index[rank] for rank in stage.ranks)) for stage in plan.stages)
         return replace(plan, stages=tuple(stages))
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
-        found, whole = self.violations_together(), {layer.id for layer in graph.layers}
+        faults, whole = self.violations_together(), {layer.id for layer in graph.layers}
         alike = not unlike_layers(self.pipelines)
         for k, plan in enumerate(self.pipelines):
             if alike or set(plan.layers) == whole:  # else that it lacks some is said already
-                own = violations(plan, graph, None if cluster is None else len(cluster.devices))
-                found += [self.prefix(k) + text for text in own]
-        return found
+                member_faults = violations(plan, graph, None if cluster is None else len(cluster.devices))
+                faults += [self.prefix(k) + text for text in member_faults]
+        return faults
 
     def violations_together(self) -> list[str]:
         """Every reason why its pipelines cannot train together, whatever the network is, each in one line."""
         if self.replication is None:
             return []
-        found = [*overlaps(self.members), *unlike_layers(self.members)]
+        faults = [*overlaps(self.members), *unlike_layers(self.members)]
         if len(self.members) < 2:
-            told = "a replication rule averages between two or more; give the plan of one by itself"
-            return [f"{len(self.members)} pipeline: {told}", *found]
+            reason = "a replication rule averages between two or more; give the plan of one by itself"
+            return [f"{len(self.members)} pipeline: {reason}", *faults]
         try:
             self.replication.groups(len(self.members))
         except InputError as error:
-            found.insert(0, str(error))
-        return found
+            faults.insert(0, str(error))
+        return faults
 
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""
-        if found := self.violations(graph, cluster):
-            raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
+        if faults := self.violations(graph, cluster):
+            raise InputError("plan.violations", "the plan cannot run: " + "; ".join(faults))
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -427,8 +427,8 @@ class Plan(StagePlan, Printed):
                 raise InputError("plan.routing_unknown", f"routing {routing!r} is unknown, expected {_ROUTING!r}")
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError("plan.foreign", f"not a plan this project wrote ({error!r})") from None
-        if told := beyond_bounds(plan):
-            raise InputError("plan.out_of_bounds", told[0])
+        if beyond := beyond_bounds(plan):
+            raise InputError("plan.out_of_bounds", beyond[0])
         return plan
 
     @classmethod

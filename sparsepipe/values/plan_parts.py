@@ -184,10 +184,10 @@ class StagePlan:
     @cached_property
     def positions(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each place in the pipeline, those on the same ranks: ((0, 2), (1, 3)) for 4 on 2 ranks."""
-        found: dict[frozenset[int], list[int]] = {}
+        positions_by_layers: dict[frozenset[int], list[int]] = {}
         for k, stage in enumerate(self.stages):
-            found.setdefault(frozenset(stage.ranks), []).append(k)
-        return tuple(map(tuple, found.values()))
+            positions_by_layers.setdefault(frozenset(stage.ranks), []).append(k)
+        return tuple(map(tuple, positions_by_layers.values()))
 
     @property
     def pipeline_size(self) -> int:
@@ -205,13 +205,13 @@ def estimate_of_all(estimates: Sequence[Estimate | None], known: Estimate | None
 
     `known`: the lower bound, planning time and data-parallel baseline of the whole.
     """
-    each = [one for one in estimates if one is not None and one.period_seconds]
+    each = [estimate for estimate in estimates if estimate is not None and estimate.period_seconds]
     if len(each) < len(estimates):
         return None
-    alone = [one.single_device_seconds for one in each if one.single_device_seconds is not None]
+    alone = [estimate.single_device_seconds for estimate in each if estimate.single_device_seconds is not None]
     return Estimate(
-        1 / sum(1 / one.period_seconds for one in each),
-        tuple(stage for one in each for stage in one.stages),
+        1 / sum(1 / estimate.period_seconds for estimate in each),
+        tuple(stage for estimate in each for stage in estimate.stages),
         known.lower_bound_seconds if known else None,
         known.plan_seconds if known else 0.0,
         min(alone, default=None),

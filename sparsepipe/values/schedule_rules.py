@@ -119,8 +119,8 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "dualpipe-v": ScheduleRules(
         ("flush",),
-        "two stages per device, there and back, one's forwards beside the other's backwards, weights updated once per "
-        "step (DualPipeV)",
+        "two stages per device, there and back, forwards of one overlap backwards of the other, weights updated once "
+        "per step (DualPipeV)",
         "dualpipe_v",
         stages_per_rank=(2, 2),
         placement="v",

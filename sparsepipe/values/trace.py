@@ -98,8 +98,8 @@ class Trace(Printed):
     @property
     def held_up(self) -> str:
         """Return the injected stragglers and kills in a few words, for a figure's note; empty: none."""
-        found: str = self.facts.get("held_up", "")
-        return found
+        reason: str = self.facts.get("held_up", "")
+        return reason
 
     @property
     def pipeline_of_rank(self) -> dict[int, int]:
@@ -148,11 +148,11 @@ class Trace(Printed):
 
     def waited(self) -> dict[tuple[int, int], float]:
         """Return the seconds of each (rank, rank it waited for), the longest first. Simulated traces have none."""
-        found: dict[tuple[int, int], float] = {}
+        waited_seconds: dict[tuple[int, int], float] = {}
         for span in self.spans:
             if span.kind == "wait" and span.peer >= 0:
-                found[span.rank, span.peer] = found.get((span.rank, span.peer), 0.0) + span.seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                waited_seconds[span.rank, span.peer] = waited_seconds.get((span.rank, span.peer), 0.0) + span.seconds
+        return dict(sorted(waited_seconds.items(), key=lambda item: -item[1]))
 
     def between(self, start: float, end: float) -> "Trace":
         """Return the trace of the spans that lie wholly within [start, end] seconds."""
@@ -173,9 +173,9 @@ class Trace(Printed):
             with open_regular(path) as file:
                 is_table = file.read(4) == b"PAR1"
         except OSError as error:
-            told = "is a folder; load_trace reads that of a run" if path.is_dir() else error.strerror
+            reason = "is a folder; load_trace reads that of a run" if path.is_dir() else error.strerror
             raise InputError(
-                "trace.unreadable", f"{path}: {told}; expected a Chrome trace or a .parquet of operations"
+                "trace.unreadable", f"{path}: {reason}; expected a Chrome trace or a .parquet of operations"
             ) from None
         if is_table:
             rows, facts = read_operations(path)
@@ -209,8 +209,8 @@ class Trace(Printed):
             }
             for span in self.spans
         ]
-        told = {"source": self.source, **{key: self.facts[key] for key in _TOLD if self.facts.get(key)}}
-        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": told}
+        facts = {"source": self.source, **{key: self.facts[key] for key in _TOLD if self.facts.get(key)}}
+        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": facts}
 
     @classmethod
     def from_chrome(cls, document: dict[str, Any]) -> "Trace":
@@ -236,8 +236,8 @@ class Trace(Printed):
                     "trace.source_unknown", f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}"
                 )
             others = document["otherData"]
-            told = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
-            return cls(spans, source, told)
+            facts = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
+            return cls(spans, source, facts)
         except (KeyError, TypeError, AttributeError) as error:
             wrong = f"it has no {error}" if isinstance(error, KeyError) else complaint(error)
             if not isinstance(document, dict):

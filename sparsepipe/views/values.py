@@ -92,7 +92,7 @@ def _division(line: str) -> Html:
 @singledispatch
 def page_of(value: object) -> Page:
     """Return what is shown of a value. Raises TypeError for one that has no view."""
-    raise TypeError(f"{type(value).__name__}: no view shows it")
+    raise TypeError(f"{type(value).__name__}: no view for this type")
 
 
 @page_of.register

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, eq=False)
 class ExampleBatch:
-    """A minibatch of examples, padded where they are of unlike length.
+    """A minibatch of examples, padded if their lengths differ.
 
     `inputs` is what a network's forward takes: a tensor, a tuple of them (its arguments in order) or a dict of them
     (its arguments by name), the first axis of each counting samples. `target` is what the loss takes besides the
@@ -74,7 +74,7 @@ class ExampleDataset(Protocol):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the examples come from and how they are made, for records: JSON-ready, without absolute paths."""
+        """The origin of the examples and how they are made, for records: JSON-ready, without absolute paths."""
         ...
 
     def __len__(self) -> int: ...

@@ -8,7 +8,7 @@ function returns what `sparsepipe.data.load` gives: a minibatch is then a PointB
 
 Attributes of the data set that are used where they exist: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
 dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
-sample), `size_unit`, `loss`, `synthetic`. Costs grow with `size_unit`: "samples" where it is not given, "tokens" where
+sample), `size_unit`, `loss`, `synthetic`. Costs grow with `size_unit`: "samples" if not given, "tokens" where
 sequences differ in length, "pixels" where pictures differ in size from minibatch to minibatch.
 """
 
@@ -256,7 +256,7 @@ class OwnExamples:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What the user's data set says, num_classes counted of the training split where it does not."""
+        """What the user's data set says, num_classes counted in the training split if it does not."""
         given = self._attribute("facts") or {}
         if not isinstance(given, Mapping):
             raise InputError(

@@ -82,7 +82,7 @@ class Cloud:
     """Points as measured: float64 [P, 3].
 
     `attributes` float32 [P, C] holds what else was measured, one column for each of `names` ("nx", "intensity", ...),
-    NaN where it was not; `labels` int64 [P], where known, the class of each point, IGNORED for none.
+    NaN if it was not; `labels` int64 [P], where known, the class of each point, IGNORED for none.
     `measured` bool [rows of the file] says which rows these points are, if some were left out; `rows` int64 [P]
     which row each is, if some of the others were taken.
     """
@@ -139,7 +139,7 @@ Reader = Callable[[Path, Reading], Mesh | Cloud]
 def cloud_of(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Reading = AS_THEY_ARE) -> Cloud:
     """Make a cloud of pairs (name, column [P]).
 
-    Points whose coordinates are not finite are left out where that is declared. Further numbers may be NaN or infinite:
+    Points whose coordinates are not finite are left out if that is declared. Further numbers may be NaN or infinite:
     they are kept as NaN, and matter to those who ask for them. Raises InputError that names the file without x, y, z,
     for two columns of one meaning, for points that were not measured, and for labels that are no whole numbers from 0.
     """

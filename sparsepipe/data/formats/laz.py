@@ -36,7 +36,7 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
         ) from None
     except OSError as error:
         raise InputError(
-            "laz.not_startable", f"{path}: the process that unpacks LAZ cannot be started ({error.strerror}); try again"
+            "laz.not_startable", f"{path}: the LAZ unpacking process cannot be started ({error.strerror}); try again"
         ) from None
     if done.returncode == -signal.SIGKILL:  # by the system, which ran out of memory
         raise too_large(path)

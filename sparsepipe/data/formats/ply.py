@@ -231,9 +231,9 @@ _STRIPS = "tristrips"
 
 
 def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
-    """Read a PLY file: a mesh where it has faces or strips of triangles, else a cloud of its vertices.
+    """Read a PLY file: a mesh if it has faces or strips of triangles, else a cloud of its vertices.
 
-    A mesh's polygons become triangles of the same area, and take over the face's label where it has one; its vertices
+    A mesh's polygons become triangles of the same area, and take over the face's label if it has one; its vertices
     keep colours and intensity. A mesh whose vertices have labels, as ScanNet's, is read as the cloud of its vertices:
     these were labelled. A cloud keeps every further number of its vertices by name; lists among them are left out, as
     other elements are.

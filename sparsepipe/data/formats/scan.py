@@ -96,7 +96,7 @@ def _check_width(path: Path, numbers: np.ndarray, columns: Sequence[str]) -> Non
         raise InputError(
             "scan.row_length",
             f"{path}: its numbers repeat in rows of {likely}, expected {width}: {' '.join(columns)}; correct "
-            f'"columns" in dataset.json, where "_" stands for a column that is not read',
+            f'"columns" in dataset.json, where "_" stands for an unused column',
             likely=likely,
             width=width,
         )

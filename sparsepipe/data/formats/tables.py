@@ -72,6 +72,6 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
             row, value = next((k, value) for k, value in enumerate(column) if not is_number(str(value)))
             raise InputError(
                 "table.not_a_number",
-                f"{path}: column {name[:40]!r} is {str(value)[:40]!r} in row {row}, expected numbers alone",
+                f"{path}: column {name[:40]!r} is {str(value)[:40]!r} in row {row}, expected only numbers",
             )
     return cloud_of(path, columns, reading)

@@ -24,7 +24,7 @@ def numbers_of(path: Path, rows: list[tuple[int, bytes]], expected: int) -> np.n
                 float(word)
             except ValueError:
                 raise InputError(
-                    "text.not_numbers", f"{path}:{number}: {shown(line)}, expected numbers alone; repair the file"
+                    "text.not_numbers", f"{path}:{number}: {shown(line)}, expected only numbers; repair the file"
                 ) from None
     return np.array([float(word) for _, line in rows for word in line.split()])  # forms that Python alone reads
 

@@ -138,8 +138,8 @@ class Builder(ir.IRBuilder):
 
     def at(self, base: Value, *places: Value | int) -> Value:
         """The address `base` plus a number of elements."""
-        for place in places:
-            base = self.gep(base, [constant(place) if isinstance(place, int) else place])
+        for lane_place in places:
+            base = self.gep(base, [constant(lane_place) if isinstance(lane_place, int) else lane_place])
         return base
 
     def is_below(self, one: Value, other: Value) -> Value:
@@ -150,19 +150,19 @@ class Builder(ir.IRBuilder):
 
     def read(self, base: Value, vector: int = 0) -> Value:
         """Load the vector that stands `vector` vectors on; no address has to be aligned."""
-        place = self.at(base, vector * self.lanes)
-        return self.load(self.bitcast(place, self.vector.as_pointer()), align=4)
+        address = self.at(base, vector * self.lanes)
+        return self.load(self.bitcast(address, self.vector.as_pointer()), align=4)
 
     def write(self, value: Value, base: Value, vector: int = 0) -> None:
         """Store a vector where `read` finds it."""
-        place = self.at(base, vector * self.lanes)
-        self.store(value, self.bitcast(place, self.vector.as_pointer()), align=4)
+        address = self.at(base, vector * self.lanes)
+        self.store(value, self.bitcast(address, self.vector.as_pointer()), align=4)
 
     def everywhere(self, address: Value) -> Value:
         """Load one number into all places of a vector."""
         undefined = ir.Constant(self.vector, ir.Undefined)
-        one = self.insert_element(undefined, self.load(address), ir.Constant(ir.IntType(32), 0))
-        return self.shuffle(one, undefined, [0] * self.lanes)
+        first_lane = self.insert_element(undefined, self.load(address), ir.Constant(ir.IntType(32), 0))
+        return self.shuffle(first_lane, undefined, [0] * self.lanes)
 
     def fetch(self, address: Value) -> None:
         """Ask for the cache line at an address to be brought to the second-level cache; no address is wrong."""
@@ -246,13 +246,16 @@ class Builder(ir.IRBuilder):
 
         found: list[Value] = [None] * lanes
         for number in range(4):
-            own = [group[number] for group in columns]
+            column_group = [group[number] for group in columns]
             if lanes == 8:
-                found[number], found[4 + number] = quads(own[0], own[1], (0, 2)), quads(own[0], own[1], (1, 3))
+                found[number], found[4 + number] = (
+                    quads(column_group[0], column_group[1], (0, 2)),
+                    quads(column_group[0], column_group[1], (1, 3)),
+                )
                 continue
-            even = [quads(own[k], own[k + 1], (0, 2, 4, 6)) for k in (0, 2)]
-            odd = [quads(own[k], own[k + 1], (1, 3, 5, 7)) for k in (0, 2)]
-            for place, pair in ((0, even), (1, odd)):
-                found[4 * place + number] = quads(pair[0], pair[1], (0, 2, 4, 6))
-                found[4 * (place + 2) + number] = quads(pair[0], pair[1], (1, 3, 5, 7))
+            even = [quads(column_group[k], column_group[k + 1], (0, 2, 4, 6)) for k in (0, 2)]
+            odd = [quads(column_group[k], column_group[k + 1], (1, 3, 5, 7)) for k in (0, 2)]
+            for first_row, pair in ((0, even), (1, odd)):
+                found[4 * first_row + number] = quads(pair[0], pair[1], (0, 2, 4, 6))
+                found[4 * (first_row + 2) + number] = quads(pair[0], pair[1], (1, 3, 5, 7))
         return found

@@ -52,7 +52,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         features, kernel = ctx.saved_tensors
-        wants_features, wants_kernel = (_wanted(ctx, place) for place in (0, 1))
+        wants_features, wants_kernel = (_wanted(ctx, input_index) for input_index in (0, 1))
         grad_output = grad_output.contiguous()
         with _without_autocast(features.device.type):
             transposed = kernel.to(features.dtype).transpose(1, 2)
@@ -165,11 +165,11 @@ def _multiply(rows: Tensor, matrices: Tensor, pairs: Pairs) -> Tensor:
     if _grouped(rows, *matrices.shape[1:]):
         return functional.grouped_mm(rows, matrices, offs=pairs.ends)
     products = rows.new_empty(len(rows), matrices.shape[2])
-    for own, matrix, out in zip(
+    for rows_of_offset, matrix, out in zip(
         rows.split(pairs.counts), matrices.unbind(0), products.split(pairs.counts), strict=True
     ):
-        if len(own):
-            torch.mm(own, matrix, out=out)
+        if len(rows_of_offset):
+            torch.mm(rows_of_offset, matrix, out=out)
     return products
 
 
@@ -177,12 +177,12 @@ def _multiply_columns(inputs: Tensor, gradients: Tensor, pairs: Pairs) -> Tensor
     """Multiply each offset's inputs [P_k, A], transposed, by its gradients [P_k, B]; return [K, A, B]."""
     if _grouped(inputs, inputs.shape[1], gradients.shape[1]):
         return functional.grouped_mm(inputs.t(), gradients, offs=pairs.ends)
-    found = inputs.new_empty(len(pairs.counts), inputs.shape[1], gradients.shape[1])
-    for own, gradient, out in zip(
-        inputs.split(pairs.counts), gradients.split(pairs.counts), found.unbind(0), strict=True
+    gradients_out = inputs.new_empty(len(pairs.counts), inputs.shape[1], gradients.shape[1])
+    for rows_of_offset, gradient, out in zip(
+        inputs.split(pairs.counts), gradients.split(pairs.counts), gradients_out.unbind(0), strict=True
     ):
-        torch.mm(own.t(), gradient, out=out)  # 0 where there are no rows
-    return found
+        torch.mm(rows_of_offset.t(), gradient, out=out)  # 0 where there are no rows
+    return gradients_out
 
 
 def _forward_scaled(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -216,9 +216,9 @@ def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> T
     chunks = kernel_map.chunks(_rows_at_a_time(kernel.shape[2], features))
     gathered, products = _room(features, kernel_map), _products(features, kernel.shape[2], chunks)
     for chunk in chunks:
-        for (k, in_rows, _), own in _with_room(chunk, products):
+        for (k, in_rows, _), chunk_with_room in _with_room(chunk, products):
             inputs = torch.index_select(features, 0, in_rows, out=gathered[: len(in_rows)])
-            torch.mm(inputs, matrices[k], out=own)
+            torch.mm(inputs, matrices[k], out=chunk_with_room)
         output = _added(output, chunk.bags.sum(products[: chunk.num_pairs]))
     return _value(output, features, kernel_map.num_out, kernel.shape[2])
 
@@ -240,12 +240,12 @@ def backward_chunks(
     all_inputs, all_gradients = _room(features, kernel_map), _room(grad_output, kernel_map)
     products = _products(features, features.shape[1], chunks if wants_features else ())
     for chunk in chunks:
-        for (k, out_rows, in_rows), own in _with_room(chunk, products):
+        for (k, out_rows, in_rows), chunk_with_room in _with_room(chunk, products):
             inputs = torch.index_select(features, 0, in_rows, out=all_inputs[: len(in_rows)])
             gradients = torch.index_select(grad_output, 0, out_rows, out=all_gradients[: len(out_rows)])
             torch.mm(inputs.t(), gradients, out=grad_matrices[k])
             if wants_features:
-                torch.mm(gradients, matrices[k], out=own)
+                torch.mm(gradients, matrices[k], out=chunk_with_room)
         if wants_features:
             grad_features = _added(grad_features, chunk.bags.sum(products[: chunk.num_pairs]))
     if wants_features:
@@ -271,10 +271,10 @@ def _products(like: Tensor, width: int, chunks: Sequence[Chunk]) -> Tensor:
 
 def _with_room(chunk: Chunk, products: Tensor) -> Iterator[tuple[Offset, Tensor]]:
     """Yield each kernel offset of a chunk, and where its products go."""
-    place = 0
-    for own in chunk.offsets:
-        yield own, products[place : place + len(own.in_rows)]
-        place += len(own.in_rows)
+    first_row = 0
+    for offset in chunk.offsets:
+        yield offset, products[first_row : first_row + len(offset.in_rows)]
+        first_row += len(offset.in_rows)
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ Stride = tuple[int, ...]
 
 def times(stride: Stride, factor: int | Sequence[int]) -> Stride:
     """Return a tensor stride that is `factor` times as coarse, on all axes equally or on each by its own."""
-    return tuple(step * own for step, own in zip(stride, each_axis(factor, len(stride)), strict=True))
+    return tuple(step * axis_stride for step, axis_stride in zip(stride, each_axis(factor, len(stride)), strict=True))
 
 
 def pack(coordinates: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ class CoordinateManager:
 
         Coordinates and their keys are left out: they are let go with the manager, maps when a backward is done.
         """
-        kept = _tensors_in(self._maps, seen=set())
-        storages = [tensor.untyped_storage() for tensor in kept]
+        cached_tensors = _tensors_in(self._maps, seen=set())
+        storages = [tensor.untyped_storage() for tensor in cached_tensors]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def _parents(self, stride: Stride, out_stride: Stride) -> Tensor:

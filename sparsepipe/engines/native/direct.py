@@ -89,7 +89,7 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     """Return a kernel's gradient, float32 [K, A, B], by features [N_in, A] and the output's gradient [N_out, B]."""
     features, grad_output, pairs = features.float().contiguous(), grad_output.float().contiguous(), kernel_map.pairs
     num_offsets, num_inputs, num_outputs = len(pairs.counts), features.shape[1], grad_output.shape[1]
-    found = features.new_empty(num_offsets, num_inputs, num_outputs)
+    kernel_gradients = features.new_empty(num_offsets, num_inputs, num_outputs)
     lanes = _lanes(num_outputs)
     blocks = num_offsets * _num_parts(num_outputs, columns_at_a_time(lanes))
     most = MOST_INPUTS
@@ -99,11 +99,11 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     machine_code.run(
         (
             *(0, operation(lanes, "gradient"), blocks * num_blocks),
-            *_addresses(features, grad_output, found, pairs.in_rows, pairs.out_rows, kernel_map.starts),
+            *_addresses(features, grad_output, kernel_gradients, pairs.in_rows, pairs.out_rows, kernel_map.starts),
             *(num_inputs, num_outputs, _part(num_inputs, most), num_blocks),
         )
     )
-    return found
+    return kernel_gradients
 
 
 def _is_transposed(kernel: Tensor) -> bool:

@@ -43,9 +43,9 @@ class Direct(Assembler):
         b, (arguments,) = self.function("entry", [NUMBERS], entry=True)
         kinds = ("convolve", CONVOLVE, _convolve), ("gradient", GRADIENT, _gradient)
         workers = {
-            operation(own, name): self._worker(names, work, own)
-            for own in LANES
-            if own <= lanes
+            operation(lane_count, name): self._worker(names, work, lane_count)
+            for lane_count in LANES
+            if lane_count <= lanes
             for name, names, work in kinds
         }
         chosen = b.load(b.at(arguments, CONVOLVE.index("operation")))
@@ -58,7 +58,7 @@ class Direct(Assembler):
         for width in range(1, columns_at_a_time(lanes) // lanes + 1):
             kinds = [NUMBERS, NUMBER, NUMBER]
             b, (arguments, row, column) = self.function(f"{name}_{width}", kinds, lanes=lanes)
-            values = {key: b.load(b.at(arguments, place)) for place, key in enumerate(names)}
+            values = {key: b.load(b.at(arguments, name_index)) for name_index, key in enumerate(names)}
             values |= {key: b.inttoptr(values[key], kind) for key, kind in _ADDRESSES.items() if key in values}
             work(b, width, SimpleNamespace(**values), row, column)
             b.ret_void()
@@ -110,7 +110,8 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
             count = b.least(given.inputs_at_a_time, b.sub(given.num_inputs, start))
             block = b.at(columns, b.mul(start, input_step))
             packs = [
-                partial(one, b, scratch, block, width, count, given.row_stride) for one in (_pack, _pack_transposed)
+                partial(pack_function, b, scratch, block, width, count, given.row_stride)
+                for pack_function in (_pack, _pack_transposed)
             ]
             b.choose(given.transposed, dict(enumerate(packs)))
             following = b.add(start, count)
@@ -184,12 +185,12 @@ def _clear(b: Builder, rows: Value, width: int, count: Value, stride: Value) -> 
 
 def _outer_product(b: Builder, sums: Values, numbers: Values, vectors: Value, width: int) -> Values:
     """Add to the sums, row by row, the number at each address times all of `width` vectors at another."""
-    found, read = [], [b.read(vectors, j) for j in range(width)]
+    products, read = [], [b.read(vectors, j) for j in range(width)]
     for i, address in enumerate(numbers):
         number = b.everywhere(address)
         for j, vector in enumerate(read):
-            found.append(b.multiply_add(number, vector, sums[i * width + j]))
-    return found
+            products.append(b.multiply_add(number, vector, sums[i * width + j]))
+    return products
 
 
 def _fetch(b: Builder, ahead: Value, line: Value, given: SimpleNamespace) -> None:

@@ -106,8 +106,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]  # Triton takes annotation
         if WIDEN:
             given, back = given.to(tl.float32), back.to(tl.float32)
         total = tl.dot(tl.trans(given), back, total, input_precision=PRECISION)
-    place = (share * tl.num_programs(0) + offset).to(tl.int64) * num_inputs * num_outputs
-    places = place + inputs[:, None] * num_outputs + outputs[None, :]
+    output_offset = (share * tl.num_programs(0) + offset).to(tl.int64) * num_inputs * num_outputs
+    places = output_offset + inputs[:, None] * num_outputs + outputs[None, :]
     tl.store(sums + places, total, mask=(inputs < num_inputs)[:, None] & (outputs < num_outputs)[None, :])
 
 

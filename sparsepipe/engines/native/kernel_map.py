@@ -55,12 +55,12 @@ class Chunk:
 
     @cached_property
     def num_pairs(self) -> int:
-        return sum(len(own.out_rows) for own in self.offsets)
+        return sum(len(offset.out_rows) for offset in self.offsets)
 
     @cached_property
     def bags(self) -> Bags:
         """The pairs of each output row, named by their place here."""
-        return bags(torch.cat([own.out_rows for own in self.offsets]), self.num_out)
+        return bags(torch.cat([offset.out_rows for offset in self.offsets]), self.num_out)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class KernelMap:
     @_built_once
     def offsets_with_pairs(self) -> tuple[Offset, ...]:
         rows = zip(self.in_rows.split(self.counts), self.out_rows.split(self.counts), strict=True)
-        return tuple(Offset(k, *own) for k, own in enumerate(rows) if self.counts[k])
+        return tuple(Offset(k, *row) for k, row in enumerate(rows) if self.counts[k])
 
     @_built_once
     def offsets_without_pairs(self) -> tuple[int, ...]:
@@ -179,12 +179,12 @@ class KernelMap:
         if num_rows not in self._chunks:
             groups: list[list[Offset]] = []
             size = 0
-            for own in self.offsets_with_pairs:
-                if not groups or size + len(own.in_rows) > num_rows:
+            for pair in self.offsets_with_pairs:
+                if not groups or size + len(pair.in_rows) > num_rows:
                     groups.append([])
                     size = 0
-                groups[-1].append(own)
-                size += len(own.in_rows)
+                groups[-1].append(pair)
+                size += len(pair.in_rows)
             self._chunks[num_rows] = tuple(Chunk(tuple(group), self.num_out) for group in groups)
         return self._chunks[num_rows]
 
@@ -260,7 +260,13 @@ def _search(
     if not offsets or not len(in_coordinates) or not len(out_coordinates):
         none = in_coordinates.new_empty(0, dtype=torch.int64)
         return none, none, (0,) * len(offsets)
-    reach = (0, *(own * max(map(abs, steps)) for own, steps in zip(dilation, zip(*offsets, strict=True), strict=True)))
+    reach = (
+        0,
+        *(
+            axis_stride * max(map(abs, steps))
+            for axis_stride, steps in zip(dilation, zip(*offsets, strict=True), strict=True)
+        ),
+    )
     units = torch.tensor((1, *in_stride), device=in_coordinates.device)
     inputs = in_coordinates.div(units, rounding_mode="floor")
     outputs = inputs if out_coordinates is in_coordinates else out_coordinates.div(units, rounding_mode="floor")
@@ -274,12 +280,12 @@ def _search(
     kind = torch.int32 if math.prod(sizes) < 2**31 else torch.int64
     in_cells = _cells(inputs, weights, origin).to(kind)
     out_cells = in_cells if outputs is inputs else _cells(outputs, weights, origin).to(kind)
-    along = [own * stride for own, stride in zip(dilation, strides[1:], strict=True)]
+    along = [axis_stride * stride for axis_stride, stride in zip(dilation, strides[1:], strict=True)]
     steps = [sum(o * step for o, step in zip(offset, along, strict=True)) for offset in offsets]
     wanted = out_cells + torch.tensor(steps, dtype=out_cells.dtype, device=out_cells.device).unsqueeze(1)  # [K, M]
-    rows, found = _look_up(in_cells, wanted, math.prod(sizes))
-    pairs = found.flatten().nonzero().flatten()  # by offset, then by output row
-    counts = tuple(found.sum(dim=1).tolist())
+    rows, found_rows = _look_up(in_cells, wanted, math.prod(sizes))
+    pairs = found_rows.flatten().nonzero().flatten()  # by offset, then by output row
+    counts = tuple(found_rows.sum(dim=1).tolist())
     starts = torch.arange(0, wanted.numel(), wanted.shape[1], device=pairs.device)
     out_rows = pairs - starts.repeat_interleave(torch.tensor(counts, device=pairs.device))
     return rows.flatten().index_select(0, pairs).long(), out_rows, counts
@@ -306,11 +312,11 @@ def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> tuple[Tensor, Ten
 
 def _within_blocks(cells: Tensor, sought: Tensor, num_cells: int) -> tuple[Tensor, Tensor, int]:
     """Number the cells of those blocks alone that hold some of `cells`, after a block that stands for all others."""
-    blocks, own = torch.unique_consecutive(cells >> _BLOCK_BITS, return_inverse=True)
+    blocks, block_of_cell = torch.unique_consecutive(cells >> _BLOCK_BITS, return_inverse=True)
     block_of = _numbered(blocks, (num_cells >> _BLOCK_BITS) + 1).add_(1)
     size, num_blocks = 2**_BLOCK_BITS, len(blocks) + 1
     within = block_of.index_select(0, sought >> _BLOCK_BITS).mul_(size).add_(sought & (size - 1))
-    return own.add_(1).mul_(size).add_(cells & (size - 1)), within, num_blocks * size
+    return block_of_cell.add_(1).mul_(size).add_(cells & (size - 1)), within, num_blocks * size
 
 
 def _numbered(places: Tensor, count: int) -> Tensor:

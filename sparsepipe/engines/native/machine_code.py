@@ -40,10 +40,10 @@ class Code:
 @functools.cache
 def lanes() -> int:
     """Return how many numbers a vector has here; 0 if there is no code for this machine, which is said once."""
-    found, why_none = compiled()
+    lane_count, why_none = compiled()
     if why_none:
         tell(f"engine native: {why_none}: torch gathers rows and multiplies them, which takes longer")
-    return found
+    return lane_count
 
 
 @functools.cache
@@ -53,14 +53,14 @@ def compiled() -> tuple[int, str]:
     Decided by what the machine is and has installed, not by a measurement: all its processes must round in the same
     way.
     """
-    found = _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
+    lane_count = _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
     try:
-        if not found:
+        if not lane_count:
             raise RuntimeError("no code of its own for processors without AVX2")
-        _team(), _code(found)
+        _team(), _code(lane_count)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return 0, str(error)
-    return found, ""
+    return lane_count, ""
 
 
 def run(arguments: Sequence[int]) -> None:
@@ -75,9 +75,9 @@ def _team() -> Callable[..., None]:
 
     Raises RuntimeError if that library is unknown.
     """
-    found = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
-    own = Path(torch.__file__).resolve().parent  # an environment may be reached by a link
-    of_torch = [path for path in found if Path(path).resolve().is_relative_to(own)] or found
+    library_paths = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
+    torch_folder = Path(torch.__file__).resolve().parent  # an environment may be reached by a link
+    of_torch = [path for path in library_paths if Path(path).resolve().is_relative_to(torch_folder)] or library_paths
     parallel = getattr(ctypes.CDLL(of_torch[0]), "GOMP_parallel", None) if len(of_torch) == 1 else None
     if parallel is None:
         raise RuntimeError("torch's threads are not those of one OpenMP library")
@@ -165,8 +165,8 @@ def _compiled(lanes: int, path: Path | None) -> bytes:
     command = python_command("sparsepipe.engines.native.direct_code", str(lanes))
     done = subprocess.run(command, check=False, capture_output=True, timeout=_SECONDS, env=python_environment())
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RuntimeError(f"its own code could not be compiled ({told[-1]})")
+        compiler_output = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(f"its own code could not be compiled ({compiler_output[-1]})")
     if path:
         try:
             _keep(path, done.stdout)

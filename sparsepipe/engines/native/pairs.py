@@ -27,8 +27,8 @@ class Bags:
 
         Of equals the first one gave it. Returns [R, C] and int32 [R, C].
         """
-        found = torch.embedding_bag(table.contiguous(), self.rows, self.starts, False, 2, False, None, True)
-        return found[0], found[3]
+        maxima = torch.embedding_bag(table.contiguous(), self.rows, self.starts, False, 2, False, None, True)
+        return maxima[0], maxima[3]
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,11 @@ class Choices:
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:
-            found = json.loads(read_whole(self.path, own=True))
+            document = json.loads(read_whole(self.path, own=True))
         except (OSError, ValueError, RecursionError):
             return {}
-        whole = isinstance(found, dict) and all(map(_is_measured, found.values()))
-        return found if whole else {}
+        whole = isinstance(document, dict) and all(map(_is_measured, document.values()))
+        return document if whole else {}
 
 
 def _is_measured(sizes: object) -> bool:

@@ -77,7 +77,7 @@ class Coordination:
     def tell_gone(self, pipeline: int, attempt: int | None = None) -> None:
         """Tell the coordinator that an attempt of a pipeline has ended; without one, that it does not come back.
 
-        A coordinator that took another's place has no connection whose end would tell.
+        A coordinator that took another's place has no connection whose end would show it.
         """
         self._gone.add(pipeline, attempt)
 
@@ -119,7 +119,7 @@ def address_of(folder: Path) -> ListenerAddress | None:
 class GoneAttempts:
     """Attempts of pipelines that have ended, of which the coordinator of the run in `folder` is to be notified.
 
-    One that has just died hears nothing: the next is reported as soon as it exists. No one waits for it: whoever tells
+    One that has just died hears nothing: the next is reported as soon as it exists. No one waits for it: who says so
     keeps live pipelines going, too.
     """
 

@@ -35,7 +35,7 @@ def followed(
 ) -> FollowedJob:
     """Begin a run's supervisor and follow the run. `locks` are the supervisor's from then on.
 
-    `begin` starts it, given the reading end of its lifeline, -1 where it is detached.
+    `begin` starts it, given the reading end of its lifeline, -1 if it is detached.
     """
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
@@ -105,7 +105,7 @@ def _loopback() -> str:
 
 
 def check_workers(count: int) -> None:
-    """Raise InputError if `count` workers do not fit into memory, and warn where they are more than the cores."""
+    """Raise InputError if `count` workers do not fit into memory, and warn if they are more than the cores."""
     cores, room = num_processors(), available_bytes()
     if count > _FEW_WORKERS and count * _WORKER_BYTES > room:
         raise InputError(

@@ -58,7 +58,7 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
     if numbers.startswith("127.") and not alone:
         raise InputError(
             "host.address_is_loopback",
-            f"its address {address!r} is its loopback {numbers} there; give the one of the network",
+            f"its address {address!r} is the loopback address {numbers} there; give its network address",
         )
     names = []
     for _, name in socket.if_nameindex():
@@ -69,7 +69,7 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
             names.append(f"{name} {found}")
     raise InputError(
         "host.address_not_its_own",
-        f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})",
+        f"no network interface of this host has its address {address} (there are {', '.join(names) or 'none'})",
     )
 
 

@@ -44,7 +44,7 @@ class Arrivals:
         self._folder = folder
 
     def take(self, frame: Frame) -> Path | None:
-        """Take a piece; return the file where it was the last. Raises InputError if it is not what was sent.
+        """Take a piece; return the file if it was the last. Raises InputError if it is not what was sent.
 
         What has come of a file may be removed meanwhile, with a checkpoint that is given up: the rest is passed over.
         """

@@ -85,7 +85,7 @@ class Requests:
 
     def _begin(self, token: str, minibatch: int) -> None:
         if self._plan is None or self._sent is None or self._sent.plan != token:
-            raise InputError("request.plan_unknown", f"{ANSWERS[0]}: names a plan that the run was not asked for")
+            raise InputError("request.plan_unknown", f"{ANSWERS[0]}: names a plan that was not requested")
         if len(self._plan.ranks) < self.num_processes:
             keep_processes(self.record.folder, self.num_processes)
         begin_plan(self.record.folder, self._plan, minibatch)

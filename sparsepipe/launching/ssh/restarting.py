@@ -73,7 +73,7 @@ class OneOfSeveral:
 
 
 class Restarting:
-    """Runs the plan of a record, from the newest checkpoint where it resumes."""
+    """Runs the plan of a record, from the newest checkpoint if it resumes."""
 
     def __init__(
         self,

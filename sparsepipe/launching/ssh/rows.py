@@ -19,7 +19,7 @@ _MOST_ROW = 2**24  # bytes
 
 
 class OwnRows:
-    """The rows that one host writes, told as they come; those that were there before are known."""
+    """The rows that one host writes, sent as they come; those that were there before are known."""
 
     def __init__(self, folder: Path) -> None:
         self._tail = Tail(folder / METRICS)
@@ -34,7 +34,7 @@ class OwnRows:
 
 
 class RowsOfHosts:
-    """Writes what the hosts tell to the metrics of a record."""
+    """Writes the rows of the hosts to the metrics of a record."""
 
     def __init__(self, folder: Path, *, several: bool) -> None:
         """`several`: rows of minibatches may come from more than one host, as from those of the last stage's replicas,

@@ -110,7 +110,7 @@ class Session:
             if own in names:
                 raise InputError(
                     "host.name_twice",
-                    f"{names[own]} and {connection.hosted.named} are both called {own!r} by themselves: are they one "
+                    f"{names[own]} and {connection.hosted.named} have the same host name {own!r}:  are they one "
                     "host? Give hosts different names",
                 )
             names[own] = connection.hosted.named

@@ -25,7 +25,7 @@ _SECONDS = fields({"seconds": number, "layers": integer, "parameter_bytes": numb
 class Measurement:
     """One victim at `place`, alongside `intruders` at `intruder_place`; alone without any.
 
-    Places are numbers of processors, or of GPUs where that is the device that the file's first row names.
+    Places are numbers of processors, or of GPUs if that is the device that the file's first row names.
     """
 
     victim: str

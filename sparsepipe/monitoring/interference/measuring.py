@@ -50,7 +50,7 @@ def measure(
         raise InputError("interference.none_given", "no victims or no intruders: expected one or more of either")
     device = device or device_here()
     if not (numbers := places(device)):
-        raise InputError("device.no_cuda", f"device {shown(device)}: torch sees no CUDA device here; use {CPU}")
+        raise InputError("device.no_cuda", f"device {shown(device)}: torch sees no CUDA device; use {CPU}")
     sets = intruder_sets(kinds, together)
     header = {"machine": machine_name(device), "processors": num_processors(), "device": device}
     header |= {"seconds": seconds, "seed": seed}

@@ -96,7 +96,7 @@ def _marks(examples: ExampleDataset) -> tuple[int, int]:
     if lacking:
         raise InputError(
             "bleu.no_special_ids",
-            f"BLEU needs the ids that sentences begin and end with: these data have no {', '.join(lacking)}",
+            f"BLEU needs the ids that sentences begin and end with: this data set has no {', '.join(lacking)}",
         )
     return examples.facts["begin"], examples.facts["end"]
 

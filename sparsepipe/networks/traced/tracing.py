@@ -101,7 +101,7 @@ class Examples:
                 raise InputError(
                     "model.nothing_to_train",
                     f"{inputs.owner}: nothing that the forward of {type(module).__name__} returns in training depends "
-                    "on a parameter: there is nothing to train",
+                    "on a parameter: nothing to train",
                 )
         kept = next((why for _, why in runs.values() if why), "")
         return cls(inputs, second, {training: found for training, (found, _) in runs.items()}, kept)

@@ -45,7 +45,7 @@ class Moves:
         return self.group if self.swaps is None else self.swaps.receiver
 
     def groups(self, path: Sequence[int]) -> list[int]:
-        """The groups of moves, in pipeline order, each told by the nodes themselves."""
+        """The groups of moves, in pipeline order, each identified by the nodes themselves."""
         if self.swaps is None:
             return list(self.group[list(path)].tolist())
         return self.swaps.groups(self.group, path)
@@ -78,7 +78,9 @@ class Moves:
         extra = [np.flatnonzero(self.group == group) for group in like]
         every = np.concatenate([np.arange(len(self.source)), *extra])
         more = self.only(every)
-        group = np.concatenate([self.group, *(np.full(len(own), num_groups + k) for k, own in enumerate(extra))])
+        group = np.concatenate(
+            [self.group, *(np.full(len(extra_share), num_groups + k) for k, extra_share in enumerate(extra))]
+        )
         return replace(more, group=group, whole=None)
 
     def of_source(self, state: int) -> Index:
@@ -112,12 +114,12 @@ class Swaps:
 
     def groups(self, group: Index, path: Sequence[int]) -> list[int]:
         """The groups of moves in pipeline order, which is the last move first, by the classes themselves."""
-        found, real = list[int](), np.arange(len(self.radix))
+        group_indices, real = list[int](), np.arange(len(self.radix))
         for move in reversed(path):
             counts = (group[move] + 1) // self.radix % (self.sizes + 1)
-            found.append(int(counts @ self.radix[real]) - 1)
+            group_indices.append(int(counts @ self.radix[real]) - 1)
             real = real[self.order[move]]
-        return found[::-1]
+        return group_indices[::-1]
 
 
 def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
@@ -126,13 +128,13 @@ def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
     vectors = np.stack([grid.ravel() for grid in grids], axis=1)
     vectors = vectors[np.argsort(vectors.sum(axis=1), kind="stable")]
     radix = np.cumprod([1, *(n + 1 for n in counts[:-1])])
-    place = np.empty(len(vectors), dtype=np.intp)
-    place[vectors @ radix] = np.arange(len(vectors))
+    move_of_vector = np.empty(len(vectors), dtype=np.intp)
+    move_of_vector[vectors @ radix] = np.arange(len(vectors))
     sources, groups = np.nonzero((vectors[:, None, :] + vectors[None, 1:, :] <= np.array(counts)).all(axis=2))
-    targets = place[(vectors[sources] + vectors[1 + groups]) @ radix]
+    targets = move_of_vector[(vectors[sources] + vectors[1 + groups]) @ radix]
     used = vectors.sum(axis=1)
     left = np.array(counts) - vectors
-    return vectors[1:], Moves(used, sources, groups, targets, left @ prices, place[left @ radix])
+    return vectors[1:], Moves(used, sources, groups, targets, left @ prices, move_of_vector[left @ radix])
 
 
 def slice_moves(order: Sequence[int], prices: Array) -> tuple[Index, Moves]:
@@ -169,16 +171,16 @@ class Limit:
         for link in range(len(ports)):
             values, which = self.model.shares[link == network]
             allowed = ports[link][None, :] * values[:, None] < self.seconds
-            counts, place = np.unique(allowed.sum(axis=1), return_inverse=True)
+            counts, row_of_sum = np.unique(allowed.sum(axis=1), return_inverse=True)
             table = np.zeros((len(counts), allowed.shape[1]), dtype=bool)
-            table[place] = allowed
+            table[row_of_sum] = allowed
             table[:, 0] = table[:, -1] = True  # the ends of the network are no boundaries
             tables.append(table)
             if link == network:
-                outside[:] = place[which]
+                outside[:] = row_of_sum[which]
             else:
                 here = placement == link
-                inside[here] = place[which][here]
+                inside[here] = row_of_sum[which][here]
         return tables, inside, outside
 
     @cached_property
@@ -200,18 +202,18 @@ class Limit:
         _, rows = self.kinds
         network = len(tables) - 1
         number = np.empty((len(rows), len(rows)), dtype=np.intp)
-        told = self.model.groups.ends is not None
+        has_ends = self.model.groups.ends is not None
         for a, (place_a, inside_a, outside_a, ends_a) in enumerate(rows):
             for b, (place_b, inside_b, outside_b, ends_b) in enumerate(rows):
-                own = place_a == place_b != network
+                same_node = place_a == place_b != network
                 number[a, b] = (
-                    first[place_a] + min(inside_a, inside_b) if own else first[-2] + min(outside_a, outside_b)
+                    first[place_a] + min(inside_a, inside_b) if same_node else first[-2] + min(outside_a, outside_b)
                 )
-                if told and not (bool(ends_a & GOES) == bool(ends_b & COMES) == (not own)):
+                if has_ends and not (bool(ends_a & GOES) == bool(ends_b & COMES) == (not same_node)):
                     number[a, b] = first[-1]  # one of them is told for other neighbours
         none = np.zeros((1, len(self.model.cuts)), dtype=bool)
         none[:, [0, -1]] = True
-        return np.concatenate([*tables, none] if told else tables), number
+        return np.concatenate([*tables, none] if has_ends else tables), number
 
     @cached_property
     def alone(self) -> Index:
@@ -220,8 +222,8 @@ class Limit:
         first = np.cumsum([0, *(len(table) for table in tables)])
         _, rows = self.kinds
         network = len(tables) - 1
-        own = (rows[:, None, 0] == rows[None, :, 0]) & (rows[:, None, 0] != network)
-        return np.where(own, first[rows[:, None, 0]] + rows[:, None, 1], first[-2] + rows[:, None, 2])
+        same_node = (rows[:, None, 0] == rows[None, :, 0]) & (rows[:, None, 0] != network)
+        return np.where(same_node, first[rows[:, None, 0]] + rows[:, None, 1], first[-2] + rows[:, None, 2])
 
 
 def along_chain(model: StageModel, moves: Moves, seconds: float, *, relaxed: bool = False) -> Path | bool | None:

@@ -39,7 +39,7 @@ def paths_along_connected_stages(
     """
     kinds = list(dict.fromkeys(device.type.name for device in problem.cluster.devices))
     names = [device.type.name for device in problem.cluster.devices]
-    best = [[one for one in stages.best if one.kind == kind] for kind in range(len(kinds))]
+    best = [[best_stage for best_stage in stages.best if best_stage.kind == kind] for kind in range(len(kinds))]
     if not stages.best:
         return []
     orders = problem.layers, least_payload_order(problem.table, problem.layers)
@@ -47,10 +47,10 @@ def paths_along_connected_stages(
     rng, until, found = random.Random(0), time.process_time() + seconds, list[tuple[Space, Path]]()
     while high > low * (1 + _SAME) and time.process_time() < until:
         drawn = [
-            own[min(int(rng.expovariate(1 / _USUAL)), len(own) - 1)]
-            for kind, own in zip(kinds, best, strict=True)
+            class_best[min(int(rng.expovariate(1 / _USUAL)), len(class_best) - 1)]
+            for kind, class_best in zip(kinds, best, strict=True)
             for _ in range(names.count(kind))
-            if own
+            if class_best
         ]
         order = _order(problem.layers, drawn, rng.choice(orders))
         if not order:
@@ -76,5 +76,5 @@ def _order(layers: tuple[int, ...], drawn: list[Connected], usual: tuple[int, ..
         region[one.layers] = 2 * number + 1
         placed |= one.before | one.layers
     region[~placed] = 2 * len(drawn)
-    place = {layer: k for k, layer in enumerate(usual)}
-    return tuple(layers[k] for k in sorted(range(len(layers)), key=lambda k: (region[k], place[layers[k]])))
+    index_of = {layer: k for k, layer in enumerate(usual)}
+    return tuple(layers[k] for k in sorted(range(len(layers)), key=lambda k: (region[k], index_of[layers[k]])))

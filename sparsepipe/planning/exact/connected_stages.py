@@ -71,27 +71,34 @@ class ConnectedStages:
         able = np.array([*counts.values()]) / np.maximum(seconds.sum(axis=1), 1e-300)
         graph = _Twice.of(problem, seconds[able.argmax()])
         works = graph.work > 0
-        ratios = [own[works] / graph.work[works] for own in seconds] if works.any() else [np.ones(1) for _ in counts]
+        ratios = (
+            [class_seconds[works] / graph.work[works] for class_seconds in seconds]
+            if works.any()
+            else [np.ones(1) for _ in counts]
+        )
         anywhere, best = [list[Line]() for _ in counts], list[Connected]()
         alone = [[list[Line]() for _ in graph.before] for _ in counts]
-        for kind, (own, count) in enumerate(zip(seconds, counts.values(), strict=True)):
+        for kind, (class_seconds, count) in enumerate(zip(seconds, counts.values(), strict=True)):
             if np.ptp(ratios[kind]) <= _ALIKE * ratios[kind].max():
                 continue  # no layer is better on it than another
-            mean = float(own.sum() / graph.work.sum())
+            mean = float(class_seconds.sum() / graph.work.sum())
             price = 1 / mean
             for several in range(1, count + 1):
-                anywhere[kind] += [line for line, _, _ in graph.lines(own, several * budget, price)]
+                anywhere[kind] += [line for line, _, _ in graph.lines(class_seconds, several * budget, price)]
             for start, lines in enumerate(alone[kind]):
                 if time.process_time() > until:
                     break
-                kept: Connected | None = None
-                for line, before, layers in graph.lines(own, budget, price, start, budget):
+                connected: Connected | None = None
+                for line, before, layers in graph.lines(class_seconds, budget, price, start, budget):
                     lines.append(line)
-                    taken, spared = float(own[layers].sum()), float((mean * graph.work - own)[layers].sum())
-                    if _WORTH * budget < taken <= budget and (kept is None or spared > kept.spared):
-                        kept = Connected(kind, before, layers, spared)
+                    taken, spared = (
+                        float(class_seconds[layers].sum()),
+                        float((mean * graph.work - class_seconds)[layers].sum()),
+                    )
+                    if _WORTH * budget < taken <= budget and (connected is None or spared > connected.spared):
+                        connected = Connected(kind, before, layers, spared)
                 price = min(lines, key=lambda line: line[0] * budget + line[1])[0]
-                best += [kept] if kept else []
+                best += [connected] if connected else []
         best.sort(key=lambda one: -one.spared)
         first, last = graph.before @ graph.work, graph.work.sum() - graph.after @ graph.work
         least = np.array([one.min() for one in ratios])
@@ -102,12 +109,12 @@ class ConnectedStages:
         anywhere = seconds / max(float(self.ratio[kind]), 1e-300)
         for price, more in self.anywhere[kind]:
             anywhere = np.minimum(anywhere, price * seconds + more)
-        found = np.repeat(anywhere[:, None], len(self.first), axis=1)
+        repeated = np.repeat(anywhere[:, None], len(self.first), axis=1)
         within = seconds <= self.budget
         for start, lines in enumerate(self.alone[kind]):
             for price, more in lines:
-                found[within, start] = np.minimum(found[within, start], price * seconds[within] + more)
-        return found
+                repeated[within, start] = np.minimum(repeated[within, start], price * seconds[within] + more)
+        return repeated
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,7 @@ class ConnectedWalks:
         """None if there are too many ways to use the devices."""
         easier, layers = merged(problem), tuple(problem.layers)
         classes = device_classes(easier.cluster)
-        sizes = [len(one.ranks) for one in classes]
+        sizes = [len(device_class.ranks) for device_class in classes]
         if prod((n + 1) * (n + 2) // 2 for n in sizes) > _MOST_MOVES:
             return None
         counts, moves = all_moves(sizes, np.ones(len(classes)))
@@ -61,12 +61,14 @@ class ConnectedWalks:
 
     def _done(self, period: float) -> Array:
         """The most that a stage on each group does where it begins at each class, [G, K]."""
-        found = np.full((len(self.model.groups), len(self.stages.first)), inf)
+        done_work = np.full((len(self.model.groups), len(self.stages.first)), inf)
         room = np.maximum(period - self.model.fixed, 0.0)
         for kind, rates in enumerate(self.model.rates.T):
-            own = np.flatnonzero(rates > 0)
-            found[own] = np.minimum(found[own], self.stages.done(kind, room[own] / rates[own]))
-        return found
+            classes_with_work = np.flatnonzero(rates > 0)
+            done_work[classes_with_work] = np.minimum(
+                done_work[classes_with_work], self.stages.done(kind, room[classes_with_work] / rates[classes_with_work])
+            )
+        return done_work
 
 
 def connected_stages_bound(

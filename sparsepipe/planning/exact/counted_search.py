@@ -65,17 +65,23 @@ def counted_path(stages: PlacedStages, asked: Sequence[Placed], *, until: float)
     `time.process_time()`.
     """
     available, priced = stages.placements.available, list(asked)[-_PRICES:]
-    prices = np.stack([one.prices for one in priced])  # [Q, T]
-    before, after = (np.stack(own) for own in ([one.before for one in priced], [one.after for one in priced]))
+    prices = np.stack([priced_stage.prices for priced_stage in priced])  # [Q, T]
+    before, after = (
+        np.stack(cut_ways)
+        for cut_ways in (
+            [priced_stage.before for priced_stage in priced],
+            [priced_stage.after for priced_stage in priced],
+        )
+    )
     end, none = before.shape[1] - 1, np.zeros((1, len(available)), dtype=np.intp)
     zero = np.zeros(1, dtype=np.intp)
     waiting: dict[int, list[_Ways]] = {0: [_Ways(none, zero - 1, zero, none, zero)]}
-    kept: dict[int, _Ways] = {}
+    ways_by_cut: dict[int, _Ways] = {}
     spans = _spans(stages, before, after)
     for cut in range(end):
         if cut not in waiting:
             continue
-        own = kept[cut] = _fewest(_Ways.joined(waiting.pop(cut)), available)
+        cut_ways = ways_by_cut[cut] = _fewest(_Ways.joined(waiting.pop(cut)), available)
         for span in spans.get(cut, ()):
             if time.process_time() > until:
                 raise TimeoutError
@@ -83,9 +89,9 @@ def counted_path(stages: PlacedStages, asked: Sequence[Placed], *, until: float)
             options, hosts = stages.options(span)
             chosen = (options @ prices.T + before[:, cut] + after[:, last] <= 1 + _MORE).all(axis=1)
             options, hosts = options[chosen], hosts[chosen]
-            own_rows = np.arange(len(own.used))
+            own_rows = np.arange(len(cut_ways.used))
             for rows in np.array_split(own_rows, -(-len(own_rows) * len(options) // _AT_ONCE) or 1):
-                used = own.used[rows, None] + options[None]
+                used = cut_ways.used[rows, None] + options[None]
                 row, column = np.nonzero((used <= available).all(axis=2))
                 used = used[row, column]
                 good = (used @ prices.T + after[:, last] <= 1 + _MORE).all(axis=1)
@@ -96,24 +102,24 @@ def counted_path(stages: PlacedStages, asked: Sequence[Placed], *, until: float)
                     waiting.setdefault(last, []).append(_fewest(ways, available))
     if end not in waiting:
         return None
-    return _walk(_Ways.joined(waiting[end]), kept)
+    return _walk(_Ways.joined(waiting[end]), ways_by_cut)
 
 
 def _spans(stages: PlacedStages, before: Array, after: Array) -> dict[int, list[int]]:
     """The spans that may be part of a path, by the cut at which they begin."""
-    found: dict[int, list[int]] = {}
+    spans_by_cut: dict[int, list[int]] = {}
     able = (before[:, stages.first] + after[:, stages.last] <= 1 + _MORE).all(axis=0)
     for span in np.flatnonzero(able).tolist():
-        found.setdefault(int(stages.first[span]), []).append(span)
-    return found
+        spans_by_cut.setdefault(int(stages.first[span]), []).append(span)
+    return spans_by_cut
 
 
 def _fewest(ways: _Ways, available: Index) -> _Ways:
     """Those that use fewer devices of some type than each other one; of equals the first."""
     *most, _ = available.tolist()
-    place = tuple(ways.used[:, :-1].T)
+    used_counts = tuple(ways.used[:, :-1].T)
     shape = tuple(n + 1 for n in most)
-    key = np.ravel_multi_index(place, shape) if most else np.zeros(len(ways.used), dtype=np.intp)
+    key = np.ravel_multi_index(used_counts, shape) if most else np.zeros(len(ways.used), dtype=np.intp)
     order = np.lexsort((ways.used[:, -1], key))
     order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
     key, last = key[order], ways.used[order, -1]
@@ -202,13 +208,15 @@ def order_of_spans(spans: Sequence[Span], types: Sequence[str], classes: Sequenc
     node come first; one after the other, their devices go to the node that has the fewest of them.
     """
     left: dict[str, dict[str, int]] = {}
-    place = {(one.node.name, one.type.name): k for k, one in enumerate(classes)}
-    for one in classes:
-        left.setdefault(one.node.name, dict.fromkeys(types, 0))[one.type.name] = len(one.ranks)
+    class_index = {(device_class.node.name, device_class.type.name): k for k, device_class in enumerate(classes)}
+    for device_class in classes:
+        left.setdefault(device_class.node.name, dict.fromkeys(types, 0))[device_class.type.name] = len(
+            device_class.ranks
+        )
     chosen: dict[int, list[int]] = {}
     for span in sorted(range(len(spans)), key=lambda k: (spans[k].hosts > 1, -sum(spans[k].counts) / spans[k].hosts)):
         counts, hosts = spans[span]
-        wanted, own, nodes = dict(zip(types, counts, strict=True)), list[int](), Counter[str]()
+        wanted, remaining, nodes = dict(zip(types, counts, strict=True)), list[int](), Counter[str]()
         fitting = [name for name in left if all(left[name][kind] >= n for kind, n in wanted.items())]
         if hosts == 1 and fitting:
             nodes[min(fitting, key=lambda name: sum(left[name].values()))] = 0
@@ -222,7 +230,9 @@ def order_of_spans(spans: Sequence[Span], types: Sequence[str], classes: Sequenc
                 name = min(able, key=lambda name: (nodes[name], -sum(left[name].values())))
                 nodes[name] += 1
                 left[name][kind] -= 1
-                own.append(place[name, kind])
-        chosen[span] = sorted(own)
-    rest = [place[name, kind] for name, own in left.items() for kind, n in own.items() for _ in range(n)]
+                remaining.append(class_index[name, kind])
+        chosen[span] = sorted(remaining)
+    rest = [
+        class_index[name, kind] for name, remaining in left.items() for kind, n in remaining.items() for _ in range(n)
+    ]
     return [*(k for span in reversed(range(len(spans))) for k in chosen[span]), *rest]

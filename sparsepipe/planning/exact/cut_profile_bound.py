@@ -8,8 +8,8 @@ cuts, so that if there is no walk there is no plan:
     most[u, m]   of the cuts that u devices can lead up to, and a stage of m may begin at, the most that an m-th part of
                  the work and its averaging come to; the walk's next stage covers one period more
 
-Cuts that are identical are taken together, with the smaller of their sums where it is reached and the larger where it
-is left, which allows more and makes the search of some hundred thousand cuts one of some thousand.
+Cuts that are identical are taken together, with the smaller of their sums at its arrival and the larger at its
+departure, which allows more and makes the search of some hundred thousand cuts one of some thousand.
 """
 
 import time
@@ -56,8 +56,8 @@ class CutProfile:
         for other in range(2, len(whole)):  # on other types the same work may be less than on average, or more
             share = self.low[:, other] / max(whole[other], 1e-300) - self.low[:, 0] / max(whole[0], 1e-300)
             _, kind = np.unique(kind, return_inverse=True)
-            place = np.floor(share * work_bins / _OTHER_BINS)
-            kind = kind * (np.ptp(place) + 1) + place - place.min()
+            bin_of_share = np.floor(share * work_bins / _OTHER_BINS)
+            kind = kind * (np.ptp(bin_of_share) + 1) + bin_of_share - bin_of_share.min()
         _, which = np.unique(kind, return_inverse=True)
         count = int(which.max()) + 1
         low, high = np.full((count, len(whole)), np.inf), np.zeros((count, len(whole)))
@@ -108,9 +108,9 @@ class _Walks:
                 if self.all[m] < reach:
                     return True
                 ends, follow = tables[m]
-                place = int(np.searchsorted(ends, reach, side="left")) - 1
-                if place >= 0:
-                    np.maximum(most[used + m + 1], follow[:, place], out=most[used + m + 1])
+                last_end = int(np.searchsorted(ends, reach, side="left")) - 1
+                if last_end >= 0:
+                    np.maximum(most[used + m + 1], follow[:, last_end], out=most[used + m + 1])
         return False
 
     def _tables(self, period: float) -> list[tuple[Array, Array]]:

@@ -25,13 +25,13 @@ def deepened(plan: Plan, problem: Problem) -> Plan:
     crossings = crossing_seconds(plan, problem)
     deeper = plan
     for s in reversed(range(len(plan.stages) - 1)):
-        own, following = plan.stages[s], plan.stages[s + 1]
+        own_stage, following = plan.stages[s], plan.stages[s + 1]
         waits = (
-            (_together(following) - 1) + (_together(own) - 1) + crossings[s] / period
+            (_together(following) - 1) + (_together(own_stage) - 1) + crossings[s] / period
         )  # for averaging, and transfers
         ahead = lookahead(deeper, s + 1) + _together(following) + waits - NEGLIGIBLE
         if ahead > lookahead(deeper, s):
-            stage = replace(own, warmup=ceil(ahead / len(own.ranks)))
+            stage = replace(own_stage, warmup=ceil(ahead / len(own_stage.ranks)))
             deeper = replace(deeper, stages=(*deeper.stages[:s], stage, *deeper.stages[s + 1 :]))
     limits = [min(problem.cluster.devices[rank].type.memory_bytes for rank in stage.ranks) for stage in plan.stages]
     needs = [stage.memory_bytes for stage in estimate(deeper, problem).stages]

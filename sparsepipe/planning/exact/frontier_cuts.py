@@ -99,11 +99,20 @@ class FrontierCuts:
                 return None
             origins.append(origin)
         first, rows = states[()]
-        found = np.flatnonzero(np.isfinite(rows[0]) & (rows[0] <= most_bytes))
-        place = {layer: k for k, layer in enumerate(problem.layers)}
-        bits = [1 << place[layer] for layer in order]
+        allowed_rows = np.flatnonzero(np.isfinite(rows[0]) & (rows[0] <= most_bytes))
+        index_of = {layer: k for k, layer in enumerate(problem.layers)}
+        bits = [1 << index_of[layer] for layer in order]
         inputs = problem.table.graph.input_layers
-        return cls(tuple(problem.layers), inputs, found + first, rows[0, found], rows[1:, found], steps, bits, origins)
+        return cls(
+            tuple(problem.layers),
+            inputs,
+            allowed_rows + first,
+            rows[0, allowed_rows],
+            rows[1:, allowed_rows],
+            steps,
+            bits,
+            origins,
+        )
 
     def cheapest(self, count: int, others: Iterable[int], around: Iterable[float] = (), reach: float = 0.0) -> Cuts:
         """About `count` cuts: of those with about as much work before them the one that the least crosses.
@@ -176,9 +185,9 @@ def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> 
             undecided[frontier[place]] -= 1
         paying = tuple((place, float(sent[frontier[place]])) for place in needs)
         grown = [*frontier, layer]
-        kept = tuple(place for place, one in enumerate(grown) if undecided[one])
-        steps.append(_Step(tuple(needs), paying, kept, units[k], adds[:, k, None]))
-        frontier = [grown[place] for place in kept]
+        staying = tuple(place for place, layer_of_place in enumerate(grown) if undecided[layer_of_place])
+        steps.append(_Step(tuple(needs), paying, staying, units[k], adds[:, k, None]))
+        frontier = [grown[place] for place in staying]
     return steps
 
 
@@ -216,10 +225,10 @@ def _decided(
         if not paid or sending[0].min() <= most_bytes:
             key = tuple([after[place] for place in step.kept])
             ways.setdefault(key, []).append((first, sending, state, False))
-    found, origins = {}, {}
-    for key, own in ways.items():
-        found[key], origins[key] = _least(own)
-    return found, origins
+    new_states, origins = {}, {}
+    for key, way in ways.items():
+        new_states[key], origins[key] = _least(way)
+    return new_states, origins
 
 
 def _least(ways: list[tuple[int, Array, State, bool]]) -> tuple[Least, _Origin]:

@@ -92,25 +92,25 @@ def over_sets(
         own = own[np.argsort(moves.target[own], kind="stable")]
         groups, targets, receivers = moves.group[own], moves.target[own], kind[moves.receiver[own]]
         from_cuts = reached[state][kind[groups]]  # [moves, S]
-        found = np.zeros_like(from_cuts)
+        reached_sets = np.zeros_like(from_cuts)
         for c, chain in enumerate(cuts.chains):
             ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
             np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
             last, first = time_places[c][ends.row[groups]], cuts.first_after[c]
             if memory is None:
-                found |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
+                reached_sets |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
                 continue
             case = memory.cases[1][own]
             for begin, end in memory_places[c]:
                 low = ahead[:, first] if begin is first else np.take_along_axis(ahead, begin[case], axis=1)
                 high = np.maximum(np.minimum(last, end[case]) + 1, first if begin is first else begin[case])
-                found |= np.take_along_axis(ahead, high, axis=1) > low
-        finished = found[:, 0] & ((moves.used[targets] == moves.used[-1]) if all_devices else True)
+                reached_sets |= np.take_along_axis(ahead, high, axis=1) > low
+        finished = reached_sets[:, 0] & ((moves.used[targets] == moves.used[-1]) if all_devices else True)
         if finished.any():
             return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
         starts = np.flatnonzero(np.diff(targets, prepend=-1))  # groups of like nodes may lead to one state
         for k in range(len(rows)):
-            begun = found & sets[number[k, receivers]]
+            begun = reached_sets & sets[number[k, receivers]]
             reached[targets[starts], k] |= np.logical_or.reduceat(begun, starts, axis=0)
     return None
 

@@ -80,8 +80,8 @@ class _Search:
         for cut in range(self.size - 1, 0, -1):
             if cut not in self.waiting:
                 continue
-            own = self.kept[cut] = _Beginnings.joined(self.waiting.pop(cut)).best(_WIDTH)
-            whole = self._grown(cut, own)
+            best_beginnings = self.kept[cut] = _Beginnings.joined(self.waiting.pop(cut)).best(_WIDTH)
+            whole = self._grown(cut, best_beginnings)
             if whole is not None:
                 return self._walk(whole)
         return None
@@ -98,14 +98,16 @@ class _Search:
             good &= self.stages.allowed[kind[groups][None, :], own.kind[:, None], cut]
         row, column = np.nonzero(good)
         group = groups[column]
-        found = _Beginnings(
+        grown_beginnings = _Beginnings(
             used[row, column], kind[group], value[row, column], group, row, np.full(len(row), cut, dtype=np.intp)
         )
         start = first[column]
         if (start == 0).any():
-            return found.rows(np.flatnonzero(start == 0)).best(1)
-        for place in np.unique(start):
-            self.waiting.setdefault(int(place), []).append(found.rows(np.flatnonzero(start == place)).best(_WIDTH))
+            return grown_beginnings.rows(np.flatnonzero(start == 0)).best(1)
+        for first_cut in np.unique(start):
+            self.waiting.setdefault(int(first_cut), []).append(
+                grown_beginnings.rows(np.flatnonzero(start == first_cut)).best(_WIDTH)
+            )
         return None
 
     def _options(self, cut: int, own: _Beginnings) -> Index:
@@ -133,28 +135,29 @@ def devices_in_order(joined: JoinedNodes, path: Path, classes: Sequence[DeviceCl
 
     Groups on a node, large ones first, go where the least is left next to them; the others take what is left then.
     """
-    model, left = joined.model, [len(one.ranks) for one in classes]
-    names = list(dict.fromkeys(one.node.name for one in classes))
-    place = {(one.node.name, one.type.name): k for k, one in enumerate(classes)}
+    model, left = joined.model, [len(device_class.ranks) for device_class in classes]
+    names = list(dict.fromkeys(device_class.node.name for device_class in classes))
+    class_index = {(device_class.node.name, device_class.type.name): k for k, device_class in enumerate(classes)}
     chosen: dict[int, list[int]] = {}
     sizes = [int(joined.counts[group].sum()) for group, _, _ in path]
     alone = [model.groups.placement[group] == ON_A_NODE for group, _, _ in path]
     for stage in sorted(range(len(path)), key=lambda k: (not alone[k], -sizes[k])):
         wanted = dict(zip(model.groups.types, joined.counts[path[stage][0]].tolist(), strict=True))
         free = {
-            name: {kind: left[place[name, kind]] if (name, kind) in place else 0 for kind in wanted} for name in names
+            name: {kind: left[class_index[name, kind]] if (name, kind) in class_index else 0 for kind in wanted}
+            for name in names
         }
         fitting = [name for name in names if all(free[name][kind] >= n for kind, n in wanted.items())]
         fitting.sort(key=lambda name: sum(free[name].values()))
         spread = sorted(names, key=lambda name: -sum(free[name][kind] for kind, n in wanted.items() if n))
-        own = list[int]()
+        device_order = list[int]()
         for name in fitting[:1] if alone[stage] and fitting else spread:
             for kind, n in wanted.items():
                 taken = min(n, free[name][kind])
                 if taken:
-                    own += [place[name, kind]] * taken
+                    device_order += [class_index[name, kind]] * taken
                     wanted[kind] -= taken
-                    left[place[name, kind]] -= taken
-        chosen[stage] = own
+                    left[class_index[name, kind]] -= taken
+        chosen[stage] = device_order
     rest = [k for k, count in enumerate(left) for _ in range(count)]
     return (*(k for stage in reversed(range(len(path))) for k in chosen[stage]), *rest)

@@ -55,11 +55,13 @@ class JoinedNodes:
         joined = Cluster((Node("all", kinds, best_link(problem.cluster)),), network)
         pseudo = replace(problem, cluster=joined, easier=len(nodes) > 1)
         classes = device_classes(joined)
-        names = [one.type.name for one in classes]
+        names = [device_class.type.name for device_class in classes]
         sizes = [[sum(kind.name == name for kind in node.device_types) for name in names] for node in nodes]
         available = np.array(sizes).sum(axis=0)
         counts, listed = _counts(available, min(most_groups, MOST_CELLS // len(cuts)))
-        fitting = np.logical_or.reduce([(counts <= own).all(axis=1) for own in np.unique(sizes, axis=0)])
+        fitting = np.logical_or.reduce(
+            [(counts <= size_counts).all(axis=1) for size_counts in np.unique(sizes, axis=0)]
+        )
         spreading = (counts.sum(axis=1) > 1) & (len(nodes) > 1)
         every = np.concatenate([counts[fitting], counts[spreading]])
         placement = np.repeat([ON_A_NODE, SPREAD], [fitting.sum(), spreading.sum()])
@@ -104,7 +106,7 @@ class _Spread:
 
         They average once in as many minibatches as each device has `MAX_SHARE` of, at best.
         """
-        found, least, inside = list[Fluid](), listed + 1, best_link(self.cluster)
+        fluid_groups, least, inside = list[Fluid](), listed + 1, best_link(self.cluster)
         while least <= whole:
             sizes = range(least, min(2 * least - 1, whole) + 1)
             ways = [(self.averaging(size), size) for size in sizes if len(self.cluster.nodes) > 1]
@@ -113,9 +115,9 @@ class _Spread:
                     each, once = averaging_line(size, 1, (1 / inside.bandwidth, inside.latency), (0.0, 0.0))
                     ways.append(((float(each), float(once)), size))
             rates = [(each / size / MAX_SHARE, once / size / MAX_SHARE) for (each, once), size in ways]
-            found.append(Fluid(least, min(each for each, _ in rates), min(once for _, once in rates)))
+            fluid_groups.append(Fluid(least, min(each for each, _ in rates), min(once for _, once in rates)))
             least = sizes[-1] + 1
-        return tuple(found)
+        return tuple(fluid_groups)
 
 
 def best_link(cluster: Cluster) -> Link:
@@ -130,7 +132,9 @@ def _counts(available: Index, most: int) -> tuple[Index, int]:
         every = np.array(list(product(*(range(count + 1) for count in available))))
         return every[every.sum(axis=1) > 0], int(available.sum())
     alone = [
-        np.eye(len(available), dtype=np.intp)[kind] * n for kind, own in enumerate(available) for n in range(1, own + 1)
+        np.eye(len(available), dtype=np.intp)[kind] * n
+        for kind, class_count in enumerate(available)
+        for n in range(1, class_count + 1)
     ]
     size, mixed = 1, np.zeros((0, len(available)), dtype=np.intp)
     while True:
@@ -143,15 +147,15 @@ def _counts(available: Index, most: int) -> tuple[Index, int]:
 def _of_size(available: Index, size: int) -> Index:
     """Groups of so many devices of several types."""
     rows = np.zeros((1, 0), dtype=np.intp)
-    for kind, own in enumerate(available.tolist()):
+    for kind, class_count in enumerate(available.tolist()):
         last = kind == len(available) - 1
         left = size - rows.sum(axis=1)
         rows = np.array(
             [
                 (*row, n)
                 for row, room in zip(rows.tolist(), left.tolist(), strict=True)
-                for n in (range(room, room + 1) if last else range(min(own, room) + 1))
-                if n <= own
+                for n in (range(room, room + 1) if last else range(min(class_count, room) + 1))
+                if n <= class_count
             ],
             dtype=np.intp,
         ).reshape(-1, kind + 1)

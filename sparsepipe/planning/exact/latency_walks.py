@@ -89,13 +89,13 @@ class CutSums:
         """
         order = np.flatnonzero(self.crossing <= most_bytes)
         order = order[np.argsort(self.low[0, order], kind="stable")]
-        place = np.arange(len(order))
+        class_of_cut = np.arange(len(order))
         if len(order) > count:
             units = np.floor(self.low[0, order] / max(self.whole[0], 1e-300) * UNITS)
-            _, place = np.unique(units, return_inverse=True)
-            place = place * min(count, place[-1] + 1) // (place[-1] + 1)
+            _, class_of_cut = np.unique(units, return_inverse=True)
+            class_of_cut = class_of_cut * min(count, class_of_cut[-1] + 1) // (class_of_cut[-1] + 1)
         free = self.crossing[order] == 0  # the ends of the network, which are the start and the end already
-        starts = np.flatnonzero(np.diff(2 * place + free, prepend=-1))
+        starts = np.flatnonzero(np.diff(2 * class_of_cut + free, prepend=-1))
         none, all_ = np.zeros((len(self.whole), 1)), self.whole[:, None]
         slack = _ROUNDING * all_
         low = np.minimum.reduceat(self.low[:, order], starts, axis=1) if len(order) else none[:, :0]
@@ -132,8 +132,8 @@ class _Stages:
 
     def spans(self, group: int, first: int | Index, last: int | Index) -> Array:
         """On each type of a group."""
-        own = np.flatnonzero(self.present[group])
-        spans: Array = np.maximum(self.low[own][:, last] - self.high[own][:, first], 0.0)
+        present_rows = np.flatnonzero(self.present[group])
+        spans: Array = np.maximum(self.low[present_rows][:, last] - self.high[present_rows][:, first], 0.0)
         return spans
 
 
@@ -212,7 +212,7 @@ class Walks:
     @property
     def is_limited(self) -> bool:
         """Return whether any device has so much memory and no more."""
-        return any(one.type.memory_bytes < inf for one in self.groups.classes)
+        return any(device_class.type.memory_bytes < inf for device_class in self.groups.classes)
 
     def sums(self, listed: ListedCuts | None, most_bytes: float) -> CutSums | None:
         """Those of all cuts that `most_bytes` cross at most; None if there are too many."""
@@ -239,7 +239,7 @@ class Walks:
 
     def _memory(self, sums: CutSums) -> MemoryRule:
         """What a stage needs at least: the weights once, what its layers put out, and nothing for what comes in."""
-        limits = np.array([one.type.memory_bytes for one in self.groups.classes])
+        limits = np.array([device_class.type.memory_bytes for device_class in self.groups.classes])
         limit = np.where(self.groups.counts > 0, limits, inf).min(axis=1)[self.moves.group]
         (weights, kept), (more, much) = sums.low[-2:], sums.high[-2:]
         none = np.zeros(len(self.moves.source))

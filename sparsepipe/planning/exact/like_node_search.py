@@ -24,26 +24,26 @@ def paths_on_like_nodes(space: Space, orders: Sequence[Index], *, low: float, hi
 
     `orders`: chains of the space's cuts. The bound is of these cuts alone, where the space has not all.
     """
-    model, moves, found = space.model, space.moves, list[Path]()
+    model, moves, paths = space.model, space.moves, list[Path]()
     until = time.process_time() + SECONDS
     for order in orders:
         chain, failed = model.along(order), low
-        own = useful_moves(chain, moves, high)
+        useful = useful_moves(chain, moves, high)
         while high - failed > WORTH * high and time.process_time() < until:
             tried = (failed + high) / 2
-            path = along_chain(chain, own, tried)
+            path = along_chain(chain, useful, tried)
             if not isinstance(path, list):
                 failed = tried
                 continue
-            found.append([(group, int(order[first]), int(order[last])) for group, first, last in path])
-            high = model.period(found[-1])
+            paths.append([(group, int(order[first]), int(order[last])) for group, first, last in path])
+            high = model.period(paths[-1])
     if len(moves.source) * len(model.cuts) * len(model.cuts.chains) > ASKED_BUDGET:
-        return found, low
+        return paths, low
     ends, until = StageEnds(model), time.process_time() + ASKED_SECONDS
     try:
         while path := over_sets(ends, moves, high, until=until):
-            found.append(path)
+            paths.append(path)
             high = model.period(path)
     except TimeoutError:
-        return found, low
-    return found, high
+        return paths, low
+    return paths, high

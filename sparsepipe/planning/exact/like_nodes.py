@@ -23,28 +23,28 @@ from .chain_search import Moves, Swaps
 def like_nodes(classes: Sequence[DeviceClass]) -> list[list[list[int]]]:
     """The nodes, those that are identical together: the classes of each node, in the same order for like nodes."""
     of_node: dict[str, list[int]] = {}
-    for k, one in enumerate(classes):
-        of_node.setdefault(one.node.name, []).append(k)
+    for k, device_class in enumerate(classes):
+        of_node.setdefault(device_class.node.name, []).append(k)
     alike: dict[object, list[list[int]]] = {}
-    for own in of_node.values():
-        own.sort(key=lambda k: classes[k].type.name)
-        key = (classes[own[0]].node.link, *((classes[k].type, len(classes[k].ranks)) for k in own))
-        alike.setdefault(key, []).append(own)
+    for node_counts in of_node.values():
+        node_counts.sort(key=lambda k: classes[k].type.name)
+        key = (classes[node_counts[0]].node.link, *((classes[k].type, len(classes[k].ranks)) for k in node_counts))
+        alike.setdefault(key, []).append(node_counts)
     return list(alike.values())
 
 
 def num_moves(classes: Sequence[DeviceClass]) -> int:
     """How many moves are left."""
-    found = 1
+    product = 1
     for nodes in like_nodes(classes):
         each = prod((len(classes[k].ranks) + 1) * (len(classes[k].ranks) + 2) // 2 for k in nodes[0])
-        found *= comb(each + len(nodes) - 1, len(nodes))
-    return found
+        product *= comb(each + len(nodes) - 1, len(nodes))
+    return product
 
 
 def symmetric_moves(classes: Sequence[DeviceClass], prices: Array) -> tuple[Index, Moves]:
     """Every way to use the devices, one for all that differ by like nodes: (group counts [G, classes], moves)."""
-    sizes = [len(one.ranks) for one in classes]
+    sizes = [len(device_class.ranks) for device_class in classes]
     radix = np.cumprod([1, *(n + 1 for n in sizes[:-1])])
     parts = [_of_alike(nodes, sizes) for nodes in like_nodes(classes)]
     before, after, order = parts[0]
@@ -61,18 +61,18 @@ def symmetric_moves(classes: Sequence[DeviceClass], prices: Array) -> tuple[Inde
     used = counts.sum(axis=1)
     by_use = np.argsort(used, kind="stable")
     states, counts, used = states[by_use], counts[by_use], used[by_use]
-    place = np.zeros(radix[-1] * (sizes[-1] + 1), dtype=np.intp)
-    place[states] = np.arange(len(states))
+    index_table = np.zeros(radix[-1] * (sizes[-1] + 1), dtype=np.intp)
+    index_table[states] = np.arange(len(states))
     left = _sorted(np.array(sizes) - counts, like_nodes(classes))
-    every = np.arange(1, len(place))
+    every = np.arange(1, len(index_table))
     groups: Index = every[:, None] // radix % (np.array(sizes) + 1)
     moves = Moves(
         used,
-        place[before @ radix],
+        index_table[before @ radix],
         adds @ radix - 1,
-        place[target @ radix],
+        index_table[target @ radix],
         left @ prices,
-        place[left @ radix],
+        index_table[left @ radix],
         swaps=Swaps(np.take_along_axis(adds, order, axis=1) @ radix - 1, order, radix, np.array(sizes)),
     )
     return groups, moves
@@ -80,8 +80,8 @@ def symmetric_moves(classes: Sequence[DeviceClass], prices: Array) -> tuple[Inde
 
 def _of_alike(nodes: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[Index, Index, Index]:
     """(what is used of each class before and after each move, the class that takes each one's place), of like nodes."""
-    own = [sizes[k] + 1 for k in nodes[0]]
-    states = np.stack(np.unravel_index(np.arange(prod(own)), own), axis=1)
+    node_sizes = [sizes[k] + 1 for k in nodes[0]]
+    states = np.stack(np.unravel_index(np.arange(prod(node_sizes)), node_sizes), axis=1)
     first, second = np.nonzero((states[:, None, :] <= states[None, :, :]).all(axis=2))  # sorted by the one before
     chosen = np.array(list(combinations_with_replacement(range(len(first)), len(nodes))), dtype=np.intp)
     into = np.argsort(second[chosen], axis=1, kind="stable")
@@ -97,13 +97,13 @@ def _of_alike(nodes: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[Ind
 
 def _sorted(counts: Index, alike: Sequence[Sequence[Sequence[int]]]) -> Index:
     """The same states with like nodes in the order in which moves have them."""
-    found = counts.copy()
+    sorted_counts = counts.copy()
     for nodes in alike:
-        own = np.stack([counts[:, node] for node in nodes], axis=1)  # [states, nodes, classes]
-        key = np.zeros(own.shape[:2], dtype=np.intp)
-        for column in range(own.shape[2]):
-            key = key * (int(own.max(initial=0)) + 1) + own[:, :, column]
-        rows = np.take_along_axis(own, np.argsort(key, axis=1, kind="stable")[:, :, None], axis=1)
+        node_columns = np.stack([counts[:, node] for node in nodes], axis=1)  # [states, nodes, classes]
+        key = np.zeros(node_columns.shape[:2], dtype=np.intp)
+        for column in range(node_columns.shape[2]):
+            key = key * (int(node_columns.max(initial=0)) + 1) + node_columns[:, :, column]
+        rows = np.take_along_axis(node_columns, np.argsort(key, axis=1, kind="stable")[:, :, None], axis=1)
         for k, node in enumerate(nodes):
-            found[:, node] = rows[:, k]
-    return found
+            sorted_counts[:, node] = rows[:, k]
+    return sorted_counts

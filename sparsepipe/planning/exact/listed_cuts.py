@@ -29,7 +29,7 @@ class ListedCuts:
     def of(cls, problem: Problem) -> "ListedCuts | None":
         """List them; None if there are more than MOST_CUTS."""
         table, layers = problem.table, problem.layers
-        place = {layer: k for k, layer in enumerate(layers)}
+        index_of = {layer: k for k, layer in enumerate(layers)}
         joined = _joined(problem)
         at = {layer: k for k, own in enumerate(joined) for layer in own}
         needs = [
@@ -39,17 +39,17 @@ class ListedCuts:
         few = down_sets(needs, MOST_CUTS)
         if few is None:
             return None
-        masks = _spread(few, [sum(1 << place[layer] for layer in own) for own in joined])
+        masks = _spread(few, [sum(1 << index_of[layer] for layer in own) for own in joined])
         width = (len(layers) + 7) // 8
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
         before = np.unpackbits(raw.reshape(len(masks), width).T.copy(), axis=0, bitorder="little").astype(bool)
         quantities = seconds_and_weights(problem)
         sums, crossing = np.zeros((len(quantities), len(masks))), np.zeros(len(masks))
         sent = problem.crossing_bytes
-        for layer, k in place.items():
+        for layer, k in index_of.items():
             for total, each in zip(sums, quantities[:, layer], strict=True):
                 np.add(total, each, out=total, where=before[k])
-            consumers = [place[c] for c in table.graph.consumers[layer]]
+            consumers = [index_of[c] for c in table.graph.consumers[layer]]
             if consumers and sent[layer]:
                 used = before[consumers[0]].copy()
                 for consumer in consumers[1:]:
@@ -114,11 +114,11 @@ def _spread(masks: list[int], parts: list[int]) -> list[int]:
     """Masks over layers, of masks over groups of them; `parts` are the masks of the groups."""
     if all(part == 1 << k for k, part in enumerate(parts)):
         return masks
-    found = {0: 0}
+    spread_by_mask = {0: 0}
     for mask in masks[1:]:  # each has a smaller one before it, with one group less
         top = mask.bit_length() - 1
         rest = mask & ~(1 << top)
-        if rest not in found:
-            found[rest] = sum(part for k, part in enumerate(parts) if rest >> k & 1)
-        found[mask] = found[rest] | parts[top]
-    return [found[mask] for mask in masks]
+        if rest not in spread_by_mask:
+            spread_by_mask[rest] = sum(part for k, part in enumerate(parts) if rest >> k & 1)
+        spread_by_mask[mask] = spread_by_mask[rest] | parts[top]
+    return [spread_by_mask[mask] for mask in masks]

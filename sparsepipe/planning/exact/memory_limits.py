@@ -43,8 +43,8 @@ class MemoryRule:
         return self._fixed(move, first, last) + self.waiting[move] * saved + least
 
     def _fixed(self, move: int | Index, first: int | Index, last: int | Index) -> Array:
-        kept: Array = self.copies[move] * (self.weights[last] - self.weights[first])
-        return kept + self.minibatches[move] * self.incoming[first]
+        values: Array = self.copies[move] * (self.weights[last] - self.weights[first])
+        return values + self.minibatches[move] * self.incoming[first]
 
     def path_need(self, moves: Moves, path: Path) -> float:
         """Bytes of the fullest replica of a path's stages."""

@@ -200,8 +200,8 @@ def _with_every_ratio(problem: Problem, space: Space, ratios: ShareRatios) -> Sp
 def _below(problem: Problem, space: Space, limit: float, ratios: ShareRatios | None = None) -> _Found | None:
     """The path of least latency whose period is below a limit; with `ratios` it may have none for all that it does."""
     model = LatencyModel.of(problem, space.model, limit, ratios)
-    found = LeastSum(model, space.moves, space.model.cuts.follows, space.memory).below(limit)
-    return _Found(space, found[0], sum_and_limit(model, found[0])[0]) if found else None
+    least_sums = LeastSum(model, space.moves, space.model.cuts.follows, space.memory).below(limit)
+    return _Found(space, least_sums[0], sum_and_limit(model, least_sums[0])[0]) if least_sums else None
 
 
 def _too_slow(space: Space, pace: float) -> str:
@@ -218,11 +218,11 @@ def _too_slow(space: Space, pace: float) -> str:
 
 def _plan(problem: Problem, found: _Found, bound: float, planner: str) -> Plan:
     groups, taken, stages = found.space.model.groups, set[int](), []
-    for place, (group, first, last) in enumerate(found.path):
+    for stage_index, (group, first, last) in enumerate(found.path):
         ranks, shares = groups.ranks(group, taken)
         if found.shares:
             kinds = [problem.cluster.devices[rank].type.name for rank in ranks]
-            shares = [int(found.shares[place][groups.types.index(kind)]) for kind in kinds]
+            shares = [int(found.shares[stage_index][groups.types.index(kind)]) for kind in kinds]
         taken.update(ranks)
         stages.append(problem.stage(found.space.model.cuts.between(first, last), ranks, shares))
     total = len(problem.cluster.devices)
@@ -258,9 +258,9 @@ def _prices(seconds: Array, counts: Array, pace: float) -> Array:
     work = np.zeros((num_types, num_types * num_layers))
     whole = np.zeros((num_layers, num_types * num_layers))
     for t in range(num_types):
-        own = slice(t * num_layers, (t + 1) * num_layers)
-        work[t, own] = seconds[t]
-        whole[:, own] = np.eye(num_layers)
+        column_slice = slice(t * num_layers, (t + 1) * num_layers)
+        work[t, column_slice] = seconds[t]
+        whole[:, column_slice] = np.eye(num_layers)
     answer = linprog(
         seconds.ravel(), A_ub=work, b_ub=pace * counts, A_eq=whole, b_eq=np.ones(num_layers), method="highs"
     )

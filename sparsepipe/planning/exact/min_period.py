@@ -61,8 +61,8 @@ def _along(model: StageModel, moves: Moves, *, until: float = 0.0, least: float 
     """The best paths along a chain of cuts; the search may stop where `until` is the gap."""
 
     def quick(moves: Moves, seconds: float) -> Path | None:
-        found = along_chain(model, moves, seconds)
-        return found if isinstance(found, list) else None
+        along_path = along_chain(model, moves, seconds)
+        return along_path if isinstance(along_path, list) else None
 
     def certain(moves: Moves, seconds: float) -> Path | None:
         doubtful = along_chain(model, moves, seconds, relaxed=True)
@@ -112,16 +112,16 @@ def bisect(
         ask = asked < MAX_ASKED and close or not lower < limit < value
         # Where few plans are left below the best, ask at once for any better one; else halve what is between the
         # bounds.
-        found = quick(moves, value if ask else limit)
-        if found is None and ask:
-            found = certain(moves, value) if certain else None
-            if found is None:
+        shorter_path = quick(moves, value if ask else limit)
+        if shorter_path is None and ask:
+            shorter_path = certain(moves, value) if certain else None
+            if shorter_path is None:
                 return paths
-        if found is None:
+        if shorter_path is None:
             lower, up, down, asked = limit, up * 2, 0.0, 0
             continue
-        paths.append(found)
-        value, up, down, asked = model.period(found), 0.0, down if ask else down * 2, asked + 1 if ask else 0
+        paths.append(shorter_path)
+        value, up, down, asked = model.period(shorter_path), 0.0, down if ask else down * 2, asked + 1 if ask else 0
         if prune and len(moves.source) > WORTH_PRUNING and value - lower < PRUNABLE * value:
             moves = prune(model, moves, value)
     return paths

@@ -169,10 +169,10 @@ class LeastSum:
         allowed = limit < seconds
         if self.memory is not None:
             allowed &= self._fits[case]
-        found = np.where(allowed, added, inf)
-        if (len(kept) + 1) * found.size <= MOST_KEPT // 2:
-            kept[group, case] = found
-        return found
+        stage_values = np.where(allowed, added, inf)
+        if (len(kept) + 1) * stage_values.size <= MOST_KEPT // 2:
+            kept[group, case] = stage_values
+        return stage_values
 
     def below(self, seconds: float) -> tuple[Path, float, float] | None:
         """(path, its sum, its largest limit) of the least sum among plans with every limit below `seconds`."""
@@ -186,13 +186,13 @@ class LeastSum:
         )  # [sender kind, receiver kind]
         least = np.full((len(moves.used), len(rows), len(self.follows)), inf)
         least[0, :, -1] = 0.0
-        best, last_move, kept = inf, -1, dict[tuple[int, int], Array]()
+        best, last_move, kept_values = inf, -1, dict[tuple[int, int], Array]()
         for state in range(len(moves.used)):
             if not np.isfinite(least[state]).any():
                 continue
             for move in moves.of_source(state).tolist():
                 group, receiver = int(moves.group[move]), kind[moves.receiver[move]]
-                reached = (least[state, kind[group]] + self._stage(move, seconds, kept)).min(axis=1)
+                reached = (least[state, kind[group]] + self._stage(move, seconds, kept_values)).min(axis=1)
                 whole = float(reached[0] * self.model.first_weight(group))
                 if self.all_devices and moves.used[moves.target[move]] != moves.used[-1]:
                     whole = inf
@@ -206,7 +206,7 @@ class LeastSum:
                     np.minimum(target, crossed, out=target)
         if last_move < 0:
             return None
-        path = self._walk(limit, least, last_move, seconds, kept)
+        path = self._walk(limit, least, last_move, seconds, kept_values)
         return path, *sum_and_limit(self.model, path)
 
     def _walk(self, limit: Limit, least: Array, move: int, seconds: float, kept: dict[tuple[int, int], Array]) -> Path:
@@ -237,10 +237,10 @@ class LeastSum:
 def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float] | None:
     """(paths of falling step time, a proven lower bound of it), where `search` is by `model`; None if no plan is."""
     total, order = model.total, count()
-    found = search.below(inf)
-    if found is None:
+    step_path = search.below(inf)
+    if step_path is None:
         return None
-    path, least, limit = found
+    path, least, limit = step_path
     paths, best = [path], total(least, limit)
     # (bound of the best plan inside, order, lowest and highest limit inside, least sum that a plan inside can have)
     open_ = [(total(least, 0.0), next(order), 0.0, limit, least)]
@@ -250,12 +250,12 @@ def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float
         _, _, low, high, least = heapq.heappop(open_)
         middle = (low + high) / 2
         middle = middle if low < middle < high and high - low > 1e-6 * high else high
-        found = search.below(middle)
+        step_path = search.below(middle)
         evaluations += 1
         if middle < high:
             heapq.heappush(open_, (total(least, middle), next(order), middle, high, least))
-        if found is not None:
-            path, added, limit = found
+        if step_path is not None:
+            path, added, limit = step_path
             if total(added, limit) < best:
                 paths.append(path)
                 best = total(added, limit)

@@ -44,8 +44,8 @@ def masks_nearby(problem: Problem, space: Space, path: Path, *, seconds: float =
         whole += change
         if (longest := max(stages.parts)) < least:
             least, best = longest, list(stages.stage)
-    place = {layer: k for k, layer in enumerate(layers)}
-    return [sum(1 << place[k] for k in layers if best[k] <= stage) for stage in range(len(path))]
+    index_of = {layer: k for k, layer in enumerate(layers)}
+    return [sum(1 << index_of[k] for k in layers if best[k] <= stage) for stage in range(len(path))]
 
 
 @dataclass(eq=False)
@@ -88,7 +88,7 @@ class _Stages:
             links.append((carried * link.latency, carried / link.bandwidth))
         several = problem.easier or len(problem.cluster.nodes) > 1
         sizes = table.between_hosts if several else table.within_host
-        found = cls(
+        moved_layers = cls(
             graph.inputs,
             graph.consumers,
             [list(own) for own in zip(*seconds, strict=True)],
@@ -106,8 +106,8 @@ class _Stages:
             [],
             model.period(path),
         )
-        found._add_up()
-        return found
+        moved_layers._add_up()
+        return moved_layers
 
     def _add_up(self) -> None:
         for layer, number in enumerate(self.stage):
@@ -122,8 +122,8 @@ class _Stages:
 
     def _give(self, layer: int, number: int, sign: int) -> None:
         times = self.times[number]
-        for kind, own in enumerate(self.seconds[layer]):
-            times[kind] += sign * own
+        for kind, type_seconds in enumerate(self.seconds[layer]):
+            times[kind] += sign * type_seconds
         self.bytes_of[number] += sign * self.weights[layer]
 
     def _of_stage(self, number: int) -> float:
@@ -147,7 +147,7 @@ class _Stages:
     def moved(self, layer: int, step: int) -> float:
         """Move a layer; return by how much the whole grows."""
         self._undo = layer, step, list(self.parts)
-        before, own = self.stage[layer], self.parts
+        before, own_parts = self.stage[layer], self.parts
         self._move(layer, step)
         boundary, first = min(before, before + step), len(self.count)
         change = 0.0
@@ -156,8 +156,8 @@ class _Stages:
             (before + step, self._of_stage(before + step)),
             (first + boundary, self._of_boundary(boundary)),
         ):
-            change += value - own[place]
-            own[place] = value
+            change += value - own_parts[place]
+            own_parts[place] = value
         return change
 
     def undo(self) -> None:

@@ -84,12 +84,12 @@ class CutClasses:
 
         The last class that fits has all that those before it have.
         """
-        found = np.zeros(self.sums.shape[1], dtype=bool)
+        within = np.zeros(self.sums.shape[1], dtype=bool)
         for first in firsts.tolist():
             lasts = np.flatnonzero(fits[first, first:])
             if len(lasts):
-                found |= ~self.before[first] & ~self.after[first + int(lasts[-1])]
-        return found
+                within |= ~self.before[first] & ~self.after[first + int(lasts[-1])]
+        return within
 
 
 def narrow_cut_bound(
@@ -109,8 +109,10 @@ def classes_of_cuts(
     All are by the places of the problem's layers. The classes are in a row: each holds what those before it hold.
     """
     layers = list(problem.layers)
-    place = {layer: k for k, layer in enumerate(layers)}
-    edges = [(place[p], k) for k, layer in enumerate(layers) for p in problem.table.graph.inputs[layer] if p in place]
+    index_of = {layer: k for k, layer in enumerate(layers)}
+    edges = [
+        (index_of[p], k) for k, layer in enumerate(layers) for p in problem.table.graph.inputs[layer] if p in index_of
+    ]
     ancestors = np.eye(len(layers), dtype=bool)
     for first, last in sorted(edges, key=lambda edge: edge[1]):
         ancestors[last] |= ancestors[first]
@@ -153,10 +155,10 @@ def _least_crossing(edges: NDArray[np.intp], sent: Array, before: NDArray[np.boo
     tails = node[np.concatenate([senders, count + edges[:, 0], edges[:, 1]])]
     heads = node[np.concatenate([count + senders, edges[:, 1], edges[:, 0]])]
     capacity = np.concatenate([np.floor(sent[senders] / unit), np.full(2 * len(edges), _ENOUGH)]).astype(np.int64)
-    kept = (tails != heads) & (heads != source) & (tails != sink)
-    _, numbers = np.unique(np.concatenate([[source, sink], tails[kept], heads[kept]]), return_inverse=True)
+    can_be_cut = (tails != heads) & (heads != source) & (tails != sink)
+    _, numbers = np.unique(np.concatenate([[source, sink], tails[can_be_cut], heads[can_be_cut]]), return_inverse=True)
     tails, heads = np.split(numbers[2:], 2)
     size = int(numbers.max()) + 1
-    graph = coo_array((capacity[kept], (tails, heads)), shape=(size, size)).tocsr()
+    graph = coo_array((capacity[can_be_cut], (tails, heads)), shape=(size, size)).tocsr()
     graph.data = np.minimum(graph.data, _ENOUGH)
     return float(maximum_flow(graph.astype(np.int32), int(numbers[0]), int(numbers[1])).flow_value) * unit

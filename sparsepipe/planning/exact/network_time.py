@@ -73,9 +73,11 @@ def space_near(problem: Problem, rules: Rules, plan: Plan, masks: Sequence[int])
 
 def _order(problem: Problem, plan: Plan) -> list[int]:
     """The devices by class in the order of a plan, from the end of the pipeline; those it leaves out come last."""
-    place = {rank: k for k, one in enumerate(device_classes(problem.cluster)) for rank in one.ranks}
+    class_of_rank = {
+        rank: k for k, device_class in enumerate(device_classes(problem.cluster)) for rank in device_class.ranks
+    }
     used = [rank for stage in reversed(plan.stages) for rank in stage.ranks]
-    return [place[rank] for rank in dict.fromkeys([*used, *place])]
+    return [class_of_rank[rank] for rank in dict.fromkeys([*used, *class_of_rank])]
 
 
 def _thinned(
@@ -95,12 +97,12 @@ def _space(
     problem: Problem, rules: Rules, cuts: Cuts, groups: DeviceGroups, moves: Moves, *, complete: bool
 ) -> Space | None:
     """The space with each group by its ends; None if that is too much to search."""
-    told, like = groups.with_ends()
-    count = len(moves.source) * (len(told) // len(groups))
+    groups_with_ends, like = groups.with_ends()
+    count = len(moves.source) * (len(groups_with_ends) // len(groups))
     enough = fits(problem, rules, cuts, count) if problem.forward_only else count * len(cuts) ** 2 <= STEP_BUDGET
     if not enough:
         return None
-    return Space.of(problem, rules, cuts, told, moves.doubled(like, len(groups)), complete=complete)
+    return Space.of(problem, rules, cuts, groups_with_ends, moves.doubled(like, len(groups)), complete=complete)
 
 
 def least_period(space: Space, *, all_devices: bool = False) -> list[Path]:
@@ -109,8 +111,8 @@ def least_period(space: Space, *, all_devices: bool = False) -> list[Path]:
     search = LeastSum(_Periods(model), space.moves, model.cuts.follows, space.memory, all_devices)
 
     def exact(moves: Moves, seconds: float) -> Path | None:
-        found = search.below(seconds)
-        return found[0] if found else None
+        fastest = search.below(seconds)
+        return fastest[0] if fastest else None
 
     return bisect(model, space.moves, exact, None)
 

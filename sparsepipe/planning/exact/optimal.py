@@ -148,12 +148,12 @@ class Optimal(Settings):
             return contiguous_plan(problem, self.name)
         if self.objective == LATENCY:
             return least_latency(problem, self.period_at_most, self.name)
-        found, bound = self._search(problem)
-        found.sort(key=lambda one: one.value)
+        candidates, bound = self._search(problem)
+        candidates.sort(key=lambda one: one.value)
         if self.cost_model == "default" and problem.table.is_read_again:
-            plans = self._with_reading(problem, found, bound)
+            plans = self._with_reading(problem, candidates, bound)
         else:
-            plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
+            plans = [self._plan(problem, one, bound) for one in candidates[: self.rescore]]
         return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
 
     def _with_reading(self, problem: Problem, found: list["Found"], bound: float) -> list[Plan]:
@@ -161,7 +161,7 @@ class Optimal(Settings):
 
         So a plan in one stage, which reads them once, may be better than all that the search found.
         """
-        plans = [self._plan(problem, one, bound) for one in found[:_JUDGED]]
+        plans = [self._plan(problem, candidate, bound) for candidate in found[:_JUDGED]]
         together = replace(baseline_data_parallel(problem), planner=self.name)
         expected = estimate(together, problem)
         kinds = [problem.cluster.devices[rank].type for rank in together.ranks]
@@ -180,8 +180,8 @@ class Optimal(Settings):
             if reason := self._refusal(space):
                 raise InputError("planner.too_large", reason)
             return self._minimise(problem, space)
-        found, low = self._search_stages(problem)
-        return self._with_network_time(problem, found, low), low
+        candidates, low = self._search_stages(problem)
+        return self._with_network_time(problem, candidates, low), low
 
     def _search_few_stages(self, problem: Problem, stages: int) -> tuple[list["Found"], float]:
         """`_search` for plans of at most so many stages; the time that devices take for sending counts at the end."""
@@ -230,7 +230,7 @@ class Optimal(Settings):
 
     def _search_stages(self, problem: Problem) -> tuple[list["Found"], float]:
         """`_search` by what stages compute and boundaries carry."""
-        found: list[Found] = []
+        candidates: list[Found] = []
         refused = ""
         for space in spaces(problem, self._rules):
             reason = self._refusal(space)
@@ -238,16 +238,16 @@ class Optimal(Settings):
                 refused = reason
                 continue
             paths, bound = self._minimise(problem, space)
-            found += paths
+            candidates += paths
             if space.complete:
-                return found, bound
-            if len(found) == len(paths) and (low := self._settled(problem, found)):
-                return found, low
-        if not found:
+                return candidates, bound
+            if len(candidates) == len(paths) and (low := self._settled(problem, candidates)):
+                return candidates, low
+        if not candidates:
             raise InputError(
                 "planner.no_plan", refused or "the network and the cluster are too large to plan; use fewer devices"
             )
-        return self._with_listed_cuts(problem, found)
+        return self._with_listed_cuts(problem, candidates)
 
     @property
     def _rules(self) -> Rules:
@@ -269,7 +269,7 @@ class Optimal(Settings):
         """
         if not problem.synchronous or self.quick or self.cost_model != "default" or len(problem.cluster.nodes) == 1:
             return None
-        listed, period = ListedCuts.of(problem), min(one.value for one in found)
+        listed, period = ListedCuts.of(problem), min(candidate.value for candidate in found)
         low = walk_bound(problem, CutProfile.of(listed), low=0.0, high=period) if listed else 0.0
         return low if is_close(low, period) else None
 
@@ -306,7 +306,7 @@ class Optimal(Settings):
         if cuts.complete and cuts.is_chain and not problem.synchronous:
             return self._with_guided_orders(problem, cuts, found, low)
         found, low = self._with_like_nodes(problem, cuts, found, low)
-        period = min(one.value for one in found)
+        period = min(candidate.value for candidate in found)
         several = cuts.complete and len(problem.cluster.nodes) > 1 and not problem.synchronous
         if several and not is_close(low, period) and (placed := Placements.of(problem, cuts)):
             low = placed_bound(placed, low=low, high=period)
@@ -314,13 +314,13 @@ class Optimal(Settings):
         connected = False
         if more and not listed and not is_close(low, period):
             connected, found, low = self._with_connected_stages(problem, found, low)
-            period = min(one.value for one in found)
+            period = min(candidate.value for candidate in found)
         space = branching_space(problem, self._rules, searched, listed) if listed and more else None
         if space and not self._refusal(space):
             found = [*found, *self._minimise(problem, space)[0]]
         elif not listed and more and not connected and not is_close(low, period):
             found = self._with_frontier_cuts(problem, searched, found)
-        period = min(one.value for one in found)
+        period = min(candidate.value for candidate in found)
         low = relaxed_bound(problem, relaxed, listed, low=low, period=period)
         return self._with_layers_moved(problem, found, low), low
 
@@ -333,8 +333,8 @@ class Optimal(Settings):
         masks = masks_nearby(problem, best.space, best.path)
         space = with_cuts(problem, self._rules, best.space, Cuts.chosen(cuts.layers, cuts.inputs, {0, *masks}))
         ends = zip([0, *masks], masks, strict=False)
-        place = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
-        path = [(group, place[a], place[b]) for (group, _, _), (a, b) in zip(best.path, ends, strict=True)]
+        cut_of = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
+        path = [(group, cut_of[a], cut_of[b]) for (group, _, _), (a, b) in zip(best.path, ends, strict=True)]
         return [*found, Found(space, path, space.model.period(path))]
 
     def _with_guided_orders(
@@ -347,7 +347,7 @@ class Optimal(Settings):
         if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
             problem = merged(problem)
         joined, classes = JoinedNodes.of(problem, cuts), device_classes(problem.cluster)
-        best = min(one.value for one in found)
+        best = min(candidate.value for candidate in found)
         low = lagrangian_bound(joined, low=low, high=best)
         seconds = _GUIDED_SECONDS if len(problem.cluster.nodes) <= _FEW_NODES else _GUIDED_ON_MANY
         failed, until = low, time.process_time() + seconds
@@ -358,7 +358,7 @@ class Optimal(Settings):
             order = devices_in_order(joined, path, classes) if path else ()
             space = order_space(problem, self._rules, cuts, order) if order else None
             more = self._minimise(problem, space)[0] if space and not self._refusal(space) else []
-            period = min((one.value for one in more), default=inf)
+            period = min((candidate.value for candidate in more), default=inf)
             if period >= best:
                 failed = tried
                 continue
@@ -393,7 +393,7 @@ class Optimal(Settings):
         self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
     ) -> tuple[list["Found"], float]:
         """More paths of a branching network on several nodes of which some are identical, and a bound."""
-        period = min(one.value for one in found)
+        period = min(candidate.value for candidate in found)
         if problem.synchronous or self.all_devices or is_close(low, period):
             return found, low
         if not (known := orders_on_like_nodes(problem, cuts)):
@@ -425,18 +425,18 @@ class Optimal(Settings):
         bandwidth = merged(problem).cluster.network.bandwidth
         most_bytes = inf if problem.synchronous else _DEVICES_AT_A_CUT * period * bandwidth
         frontier, around = FrontierCuts.of(problem, most_bytes=most_bytes), list[float]()
-        own = [one for one in found if one.space.model.groups is searched.model.groups]
+        same_groups = [one for one in found if one.space.model.groups is searched.model.groups]
         if not frontier:
             return found
         for _ in range(_ROUNDS):
-            best = min(own, key=lambda one: one.value)
+            best = min(same_groups, key=lambda one: one.value)
             masks = best.space.masks(best.path)
             space = frontier_space(problem, self._rules, best.space, frontier, masks, around)
             if not space or self._refusal(space):
                 break
             more = self._minimise(problem, space, known=best.path_on(space))[0][1:]
-            own, found = [*own, *more], [*found, *more]
-            best = min(own, key=lambda one: one.value)
+            same_groups, found = [*same_groups, *more], [*found, *more]
+            best = min(same_groups, key=lambda one: one.value)
             around = best.space.boundaries(best.path)
         return found
 
@@ -480,9 +480,9 @@ class Found:
 
     def path_on(self, space: Space) -> Path:
         """The path in another space of the same groups that has its cuts."""
-        place = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
+        cut_of = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
         masks = self.space.model.cuts.masks
-        return [(group, place[masks[first]], place[masks[last]]) for group, first, last in self.path]
+        return [(group, cut_of[masks[first]], cut_of[masks[last]]) for group, first, last in self.path]
 
 
 def _simulated_rate(plan: Plan, problem: Problem) -> float:
@@ -495,7 +495,7 @@ def _simulated_rate(plan: Plan, problem: Problem) -> float:
 def published_estimate(model: StageModel, path: Path, expected: Estimate) -> Estimate:
     """The estimate in the published cost model's terms."""
     stages = []
-    for stage, own in zip(expected.stages, path, strict=True):
-        seconds = float(model.seconds(*own))
+    for stage, published_stage in zip(expected.stages, path, strict=True):
+        seconds = float(model.seconds(*published_stage))
         stages.append(StageEstimate(seconds, stage.memory_bytes, sent_bytes=stage.sent_bytes))
     return replace(expected, period_seconds=model.period(path), stages=tuple(stages))

@@ -22,7 +22,7 @@ _MOVED = 0.3  # of the changes are devices that go elsewhere
 def order_of(space: Space, path: Path) -> list[int]:
     """The devices by class in the order of a path, from the end of the pipeline; those it leaves out come last."""
     groups = space.model.groups
-    left, order = [len(one.ranks) for one in groups.classes], list[int]()
+    left, order = [len(device_class.ranks) for device_class in groups.classes], list[int]()
     for group, _, _ in reversed(path):
         for kind, count in enumerate(groups.counts[group].tolist()):
             order += [kind] * count
@@ -57,10 +57,10 @@ def paths_nearby(
 
 
 def _changed(order: Sequence[int], rng: random.Random) -> list[int]:
-    found = list(order)
-    first, second = rng.randrange(len(found)), rng.randrange(len(found))
+    changed_order = list(order)
+    first, second = rng.randrange(len(changed_order)), rng.randrange(len(changed_order))
     if rng.random() < _MOVED:
-        found.insert(second, found.pop(first))
+        changed_order.insert(second, changed_order.pop(first))
     else:
-        found[first], found[second] = found[second], found[first]
-    return found
+        changed_order[first], changed_order[second] = changed_order[second], changed_order[first]
+    return changed_order

@@ -57,7 +57,7 @@ class Ways:
 
     @classmethod
     def of(cls, problem: Problem, types: tuple[str, ...]) -> "Ways":
-        nodes = [[one.name for one in node.device_types] for node in problem.cluster.nodes]
+        nodes = [[device_type.name for device_type in node.device_types] for node in problem.cluster.nodes]
         sizes = np.array([[own.count(name) for name in types] for own in nodes])
         hosts = numbers_of_nodes(len(nodes))
         held = np.cumsum(-np.sort(-sizes, axis=0), axis=0)[hosts[:, 1] - 1]
@@ -79,22 +79,22 @@ class Ways:
         fewest, most = self.hosts[:, :1].astype(float), self.hosts[:, 1:]
         too_few = crossing / most >= seconds
         every = []
-        for own in self.shares:
-            present, none = own > 0, int(self.held[-1] @ own) + 1
-            longest = (own[present, None] * work[present]).max(axis=0) + update[present].max() * weights
+        for share in self.shares:
+            present, none = share > 0, int(self.held[-1] @ share) + 1
+            longest = (share[present, None] * work[present]).max(axis=0) + update[present].max() * weights
             on_a_node: Array = np.ones((len(self.hosts), len(first)))
             for _ in range(2):  # the devices that are needed anyway tell how many of them a node has
                 each, once = averaging_line(on_a_node, fewest, link, outside)
                 needed = np.ceil((longest + each * weights + once) / seconds * (1 - _ROUNDING))
-                on_a_node = np.maximum(np.ceil(np.ceil(needed / own.max()) / most), 1.0)
+                on_a_node = np.maximum(np.ceil(np.ceil(needed / share.max()) / most), 1.0)
             needed = np.maximum(needed, np.ceil(port * np.ceil(needed / most) * (1 - _ROUNDING)))
-            needed = np.maximum(needed, fewest * own[present].min())  # each node has a device
+            needed = np.maximum(needed, fewest * share[present].min())  # each node has a device
             every.append(np.where(too_few, none, np.minimum(needed, none)).astype(np.int32))
         return np.stack(every)
 
     def covers(self, prices: Array) -> list["Cover"]:
         """The cheapest devices by each ratio."""
-        return [Cover.of(own, self.held, prices) for own in self.shares]
+        return [Cover.of(share, self.held, prices) for share in self.shares]
 
     @cached_property
     def _vectors(self) -> dict[tuple[int, int, int], Index]:
@@ -112,13 +112,13 @@ def _making_up(shares: Index, held: Index, needed: int) -> Index:
     kinds = np.flatnonzero(shares)
     *others, last = kinds.tolist()
     grids = np.meshgrid(*(np.arange(1, held[kind] + 1) for kind in others), indexing="ij")
-    found = np.zeros((grids[0].size if grids else 1, len(shares)), dtype=np.intp)
+    combinations = np.zeros((grids[0].size if grids else 1, len(shares)), dtype=np.intp)
     for kind, grid in zip(others, grids, strict=True):
-        found[:, kind] = grid.ravel()
-    found[:, last] = np.maximum(-(-(needed - found @ shares) // shares[last]), 1)
-    excess = found @ shares - needed
-    spare = ((found[:, kinds] > 1) & (excess[:, None] >= shares[kinds])).any(axis=1)
-    return found[(found[:, last] <= held[last]) & (held[kinds] > 0).all() & ~spare]
+        combinations[:, kind] = grid.ravel()
+    combinations[:, last] = np.maximum(-(-(needed - combinations @ shares) // shares[last]), 1)
+    excess = combinations @ shares - needed
+    spare = ((combinations[:, kinds] > 1) & (excess[:, None] >= shares[kinds])).any(axis=1)
+    return combinations[(combinations[:, last] <= held[last]) & (held[kinds] > 0).all() & ~spare]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,30 +136,30 @@ class Cover:
         exact[:, 0] = 0.0
         counts = list[tuple[int, int, Index]]()
         for kind in kinds.tolist():
-            own, share = np.full_like(exact, np.inf), int(shares[kind])
+            exact_values, share = np.full_like(exact, np.inf), int(shares[kind])
             taken = np.zeros(exact.shape, dtype=np.intp)
             for count in range(1, int(held[-1, kind]) + 1):
                 before = np.where(held[:, kind, None] >= count, exact[:, : most + 1 - count * share], np.inf)
                 price = before + count * prices[kind]
-                better = price < own[:, count * share : most + 1]
-                own[:, count * share : most + 1][better] = price[better]
+                better = price < exact_values[:, count * share : most + 1]
+                exact_values[:, count * share : most + 1][better] = price[better]
                 taken[:, count * share : most + 1][better] = count
-            exact = own
+            exact = exact_values
             counts.insert(0, (kind, share, taken))
         # Of rounds of R and more, the cheapest.
         back = exact[:, ::-1]
         price = np.minimum.accumulate(back, axis=1)
-        place = np.maximum.accumulate(np.where(back <= price, np.arange(most + 2), 0), axis=1)
-        return cls(price[:, ::-1], (most + 1 - place)[:, ::-1], counts)
+        best_share = np.maximum.accumulate(np.where(back <= price, np.arange(most + 2), 0), axis=1)
+        return cls(price[:, ::-1], (most + 1 - best_share)[:, ::-1], counts)
 
     def devices(self, bucket: int, needed: int, num_types: int) -> Array:
         """How many of each type the price is of, [T]."""
-        found = np.zeros(num_types)
+        counts_by_type = np.zeros(num_types)
         left = int(self._exactly[bucket, needed])
         for kind, share, taken in self._counts:
-            found[kind] = taken[bucket, left]
+            counts_by_type[kind] = taken[bucket, left]
             left -= share * int(taken[bucket, left])
-        return found
+        return counts_by_type
 
 
 def ratios(totals: Array) -> Index:
@@ -167,31 +167,33 @@ def ratios(totals: Array) -> Index:
 
     Others are slower whatever the numbers of devices (device_groups.py takes the best pace).
     """
-    found = []
+    share_ratios = []
     for mix in product((False, True), repeat=len(totals)):
         kinds = np.flatnonzero(mix)
-        options = [one for one in product(range(1, MAX_SHARE + 1), repeat=len(kinds)) if len(one) and gcd(*one) == 1]
+        options = [
+            ratio for ratio in product(range(1, MAX_SHARE + 1), repeat=len(kinds)) if len(ratio) and gcd(*ratio) == 1
+        ]
         if not options:
             continue
         shares = np.array(options)
         pace = shares / (shares * totals[kinds]).max(axis=1, keepdims=True)
         better = (pace[None] >= pace[:, None] * (1 - 1e-13)).all(axis=2)
         better &= (pace[None] > pace[:, None] * (1 + _SLOWER)).any(axis=2)
-        for own in shares[~better.any(axis=1)]:
+        for ratio_shares in shares[~better.any(axis=1)]:
             row = np.zeros(len(totals), dtype=np.intp)
-            row[kinds] = own
-            found.append(row)
-    return np.array(found)
+            row[kinds] = ratio_shares
+            share_ratios.append(row)
+    return np.array(share_ratios)
 
 
 def numbers_of_nodes(count: int) -> Index:
     """Return (least, most) of each: up to 8 alone, then some together, [B, 2]."""
-    found, least = list[tuple[int, int]](), 2
+    numbers, least = list[tuple[int, int]](), 2
     while least <= count:
         most = min(count, least + least // 8)
-        found.append((least, most))
+        numbers.append((least, most))
         least = most + 1
-    return np.array(found, dtype=np.intp).reshape(-1, 2)
+    return np.array(numbers, dtype=np.intp).reshape(-1, 2)
 
 
 MOST_ROWS = 20_000  # groups on a node × what is used of it before
@@ -212,9 +214,12 @@ class NodeRuns:
     @classmethod
     def of(cls, problem: Problem, cuts: Cuts, order: Index, types: Sequence[str]) -> "NodeRuns | None":
         """`cuts`, in an `order` in which they are a chain or taken for one; None with more than MOST_ROWS rows."""
-        kinds = {(node.link, *sorted(one.name for one in node.device_types)): node for node in problem.cluster.nodes}
-        counted = [Counter(one.name for one in node.device_types).values() for node in kinds.values()]
-        if sum(prod((n + 1) * (n + 2) // 2 for n in own) for own in counted) > MOST_ROWS:
+        kinds = {
+            (node.link, *sorted(device_type.name for device_type in node.device_types)): node
+            for node in problem.cluster.nodes
+        }
+        counted = [Counter(device_type.name for device_type in node.device_types).values() for node in kinds.values()]
+        if sum(prod((n + 1) * (n + 2) // 2 for n in node_counts) for node_counts in counted) > MOST_ROWS:
             return None
         models, rows, states = list[StageModel](), list[tuple[NDArray[Any], ...]](), list[Index]()
         for number, node in enumerate(kinds.values()):
@@ -236,30 +241,30 @@ class NodeRuns:
         """The last cut that each state gets to from each cut, [U, S], that cut itself if it does not get on."""
         size = len(self.models[0].cuts)
         cuts, last, allowed = np.arange(size), self._last(seconds), self._allowed_until(seconds)
-        found = np.tile(cuts, (len(self.used), 1))
+        reached_cuts = np.tile(cuts, (len(self.used), 1))
         fresh = self.used[self.source].sum(axis=1) == 0
         bounds = [*np.flatnonzero(np.diff(self.target, prepend=-1)).tolist(), len(self.target)]
         for start, stop in pairwise(bounds):
             rows = np.arange(start, stop)
-            ends = np.take_along_axis(allowed[rows], found[self.source[rows]], axis=1)
+            ends = np.take_along_axis(allowed[rows], reached_cuts[self.source[rows]], axis=1)
             begins = np.where(fresh[rows, None], cuts, ends)
             reached = np.take_along_axis(last[rows], np.maximum(begins, 0), axis=1)
             able = fresh[rows, None] | (begins > cuts)
-            own = self.target[start]
-            found[own] = np.maximum(found[own], np.where(able, reached, cuts).max(axis=0))
-        return found
+            targets = self.target[start]
+            reached_cuts[targets] = np.maximum(reached_cuts[targets], np.where(able, reached, cuts).max(axis=0))
+        return reached_cuts
 
     def _last(self, seconds: float) -> Index:
         """The last cut to which each row's group computes from each cut in time, [V, S]; that cut where it cannot."""
         size = len(self.models[0].cuts)
-        found = np.zeros((len(self.kind), size), dtype=np.intp)
+        last_cut = np.zeros((len(self.kind), size), dtype=np.intp)
         for number, model in enumerate(self.models):
             group, last = np.indices((len(model.groups), size - 1)).reshape(2, -1)
             first = _reach(model, group, last + 1, seconds).reshape(len(model.groups), size - 1)
             begun = np.bincount((np.arange(len(first))[:, None] * size + first).ravel(), minlength=len(first) * size)
-            own = self.kind == number
-            found[own] = begun.reshape(-1, size).cumsum(axis=1)[self.group[own]]
-        return found
+            of_kind = self.kind == number
+            last_cut[of_kind] = begun.reshape(-1, size).cumsum(axis=1)[self.group[of_kind]]
+        return last_cut
 
     def _allowed_until(self, seconds: float) -> Index:
         """The last cut up to each whose boundary the node's own link carries in time, [V, S]; −1: none."""
@@ -271,10 +276,10 @@ class NodeRuns:
 
 def _alone(problem: Problem, cuts: Cuts, node: Node) -> tuple[StageModel, Index, Moves]:
     """(the model of groups on one node, their devices of each of the model's types, moves by them)."""
-    one = replace(problem, cluster=Cluster((node,), problem.cluster.network))
-    classes = device_classes(one.cluster)
-    counts, moves = all_moves([len(own.ranks) for own in classes], np.ones(len(classes)))
-    return default_model(one, cuts, DeviceGroups.of(one, classes, counts)), counts, moves
+    alone_problem = replace(problem, cluster=Cluster((node,), problem.cluster.network))
+    classes = device_classes(alone_problem.cluster)
+    counts, moves = all_moves([len(device_class.ranks) for device_class in classes], np.ones(len(classes)))
+    return default_model(alone_problem, cuts, DeviceGroups.of(alone_problem, classes, counts)), counts, moves
 
 
 MOST_CELLS = 16_000_000  # ways to spread a stage × cuts²
@@ -324,7 +329,9 @@ class Placements:
     @property
     def available(self) -> Index:
         """Devices of each type, [T]."""
-        return np.array([sum(one.type.name == name for one in self.problem.cluster.devices) for name in self.types])
+        return np.array(
+            [sum(device.type.name == name for device in self.problem.cluster.devices) for name in self.types]
+        )
 
     def stages(self, seconds: float) -> "PlacedStages":
         """Those that stay below a limit."""
@@ -406,12 +413,12 @@ class PlacedStages:
     def options(self, span: int) -> tuple[Index, Index]:
         """(devices of each type that are enough for a span, [N, T], over how many nodes at most, [N])."""
         alone, ways = self._on_a_node(span), self.placements.ways
-        found, hosts = [alone], [np.ones(len(alone), dtype=np.intp)]
+        option_groups, hosts = [alone], [np.ones(len(alone), dtype=np.intp)]
         for ratio, needed in enumerate(self.rounds[:, :, span].tolist()):
             fewest = np.inf
             for bucket in reversed(range(len(needed))):  # more nodes hold what fewer do
                 if needed[bucket] < fewest:
                     fewest = needed[bucket]
-                    found.append(ways.vectors(ratio, bucket, fewest))
-                    hosts.append(np.full(len(found[-1]), ways.hosts[bucket, 1]))
-        return np.concatenate(found), np.concatenate(hosts)
+                    option_groups.append(ways.vectors(ratio, bucket, fewest))
+                    hosts.append(np.full(len(option_groups[-1]), ways.hosts[bucket, 1]))
+        return np.concatenate(option_groups), np.concatenate(hosts)

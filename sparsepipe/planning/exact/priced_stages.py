@@ -28,7 +28,7 @@ _MORE = 1e-9  # than all devices cost, beyond rounding
 
 
 class Priced(NamedTuple):
-    """The cheapest stages at some prices. A stage's group is −1 where it stands for unlisted ones."""
+    """The cheapest stages at some prices. A stage's group is −1 if it stands for unlisted ones."""
 
     prices: Array  # [T]: of a device
     value: float  # infinity where there are none, at any prices
@@ -141,8 +141,8 @@ class PricedStages:
         for least, needed in self._fluids:
             if np.isnan(needed[0, first, last]):
                 continue
-            own = prices * needed[:, first, last]
-            kind, enough = int(own.argmin()), least * prices.min() >= own.min()
+            priced_counts = prices * needed[:, first, last]
+            kind, enough = int(priced_counts.argmin()), least * prices.min() >= priced_counts.min()
             kind = int(prices.argmin()) if enough else kind
             count = float(least) if enough else float(needed[kind, first, last])
             options.append((prices[kind] * count, kind, count))
@@ -185,12 +185,12 @@ def ever_dearer(cheapest: Callable[[Array], Found], available: Index, prices: Ar
     prices = 1 / (len(available) * available) if prices is None else prices
     rows = list[Array]()
     for _ in range(_ROUNDS):
-        found = cheapest(prices)
-        yield found
-        if too_dear(found):
+        cheapest_cuts = cheapest(prices)
+        yield cheapest_cuts
+        if too_dear(cheapest_cuts):
             return
-        rows.append(found.counts)
-        if (found.counts <= available).all():
+        rows.append(cheapest_cuts.counts)
+        if (cheapest_cuts.counts <= available).all():
             return
         best, prices = _best_prices(np.array(rows), available.astype(float))
         if best <= 1 + _MORE:

@@ -1,4 +1,4 @@
-"""The search space: all cuts and device groups where they are few enough, else some of them."""
+"""The search space: all cuts and device groups if they are few enough, else some of them."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ class Space:
 
 
 def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
-    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget."""
+    """The complete space if it can be searched in seconds; else several restricted ones, each within the budget."""
     classes = device_classes(problem.cluster)
     prices = class_prices(problem, classes)
     cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
@@ -179,11 +179,15 @@ def _swapped_moves(
     problem: Problem, rules: Rules, classes: Sequence[DeviceClass], *, most: int = SWAPPED_MOVES
 ) -> tuple[Index, Moves] | None:
     """`symmetric_moves`; None if no nodes are identical, there are too many, or what is asked knows no swaps."""
-    limited = any(one.type.memory_bytes < float("inf") for one in classes)
+    limited = any(device_class.type.memory_bytes < float("inf") for device_class in classes)
     if limited or rules.published or rules.all_devices or problem.forward_only:
         return None
     alike = any(len(nodes) > 1 for nodes in like_nodes(classes))
-    if not alike or prod(len(one.ranks) + 1 for one in classes) > SWAPPED_GROUPS or num_moves(classes) > most:
+    if (
+        not alike
+        or prod(len(device_class.ranks) + 1 for device_class in classes) > SWAPPED_GROUPS
+        or num_moves(classes) > most
+    ):
         return None
     return symmetric_moves(classes, class_prices(problem, classes))
 
@@ -194,8 +198,8 @@ def orders_on_like_nodes(problem: Problem, cuts: Cuts) -> tuple[Space, list[Inde
     every = cuts if cuts.complete else Cuts.chosen(cuts.layers, cuts.inputs, {mask for one in along for mask in one})
     if not (space := symmetric_space(problem, every)):
         return None
-    place = {mask: cut for cut, mask in enumerate(every.masks)}
-    return space, [np.array([place[mask] for mask in one]) for one in along]
+    cut_of = {mask: cut for cut, mask in enumerate(every.masks)}
+    return space, [np.array([cut_of[mask] for mask in one]) for one in along]
 
 
 def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]) -> Space | None:
@@ -261,11 +265,11 @@ def _orders(problem: Problem) -> list[tuple[int, ...]]:
 
 def _device_orders(problem: Problem, classes: Sequence[DeviceClass]) -> list[tuple[int, ...]]:
     """Orders of all devices by class, from the end of the pipeline: node by node and type by type, either way round."""
-    place = range(len(classes))
+    class_order = range(len(classes))
     nodes = list(dict.fromkeys(c.node.name for c in classes))
     speed = [problem.total_seconds(c.type.name) for c in classes]
-    by_node = sorted(place, key=lambda k: (nodes.index(classes[k].node.name), speed[k]))
-    by_speed = sorted(place, key=lambda k: (speed[k], nodes.index(classes[k].node.name)))
+    by_node = sorted(class_order, key=lambda k: (nodes.index(classes[k].node.name), speed[k]))
+    by_speed = sorted(class_order, key=lambda k: (speed[k], nodes.index(classes[k].node.name)))
     orders = {_shape(classes, order): order for order in (by_speed[::-1], by_speed, by_node[::-1], by_node)}
     return [tuple(k for k in order for _ in classes[k].ranks) for order in reversed(orders.values())]
 

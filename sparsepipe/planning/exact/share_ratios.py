@@ -61,8 +61,8 @@ class ShareRatios:
         spans = np.stack([model.every_span(group, kind) for kind in range(len(model.times))])
         work = np.zeros(least.shape)
         with np.errstate(divide="ignore", invalid="ignore"):
-            for count, own in zip(self.model.groups.of_type[group], spans, strict=True):
-                work += count / own if count else 0.0  # inputs a second
+            for count, span in zip(self.model.groups.of_type[group], spans, strict=True):
+                work += count / span if count else 0.0  # inputs a second
             first, last = np.nonzero((least >= seconds) & (1 / work < seconds))
         asked = spans[:, first, last]
         for row in self._of_group[group] if len(first) else ():
@@ -72,20 +72,20 @@ class ShareRatios:
 
     def fitting(self, path: Path, seconds: float) -> list[Index] | None:
         """Return shares of the types for each stage of a path, with which all is below a limit; None without such."""
-        found = []
-        for place, (group, first, last) in enumerate(path):
+        fitting_ratios = []
+        for stage_index, (group, first, last) in enumerate(path):
             rows = self._of_group[group]
             spans = self.rates[rows] * self.model.spans(group, first, last)
             good = spans.max(axis=1) < seconds
-            for neighbour, cut in _beside(path, place):
+            for neighbour, cut in _beside(path, stage_index):
                 link = self.model.link(group, neighbour)
                 network = link == len(self.model.ports) - 1
                 share = (self.rows.network_port if network else self.rows.device_port)[rows]
                 good &= self.model.ports[link, cut] * share < seconds
             if not good.any():
                 return None
-            found.append(self.rows.shares[rows[good.argmax()]])
-        return found
+            fitting_ratios.append(self.rows.shares[rows[good.argmax()]])
+        return fitting_ratios
 
 
 def _beside(path: Sequence[tuple[int, int, int]], place: int) -> list[tuple[int, int]]:

@@ -167,7 +167,7 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
 
 def _network(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> Array:
     """Seconds of each type's own time for what crosses each cut between hosts, both ways, [T, S]; none at both ends."""
-    of_type = {one.type.name: one.type.network_seconds_per_byte for one in groups.classes}
+    of_type = {device_class.type.name: device_class.type.network_seconds_per_byte for device_class in groups.classes}
     forward, backward = cuts.payloads(problem.table, between_hosts=True)
     crossing = forward[:, 0] if problem.forward_only else forward[:, 0] + backward[:, 0]
     inner = np.arange(len(cuts)) % (len(cuts) - 1) > 0
@@ -203,10 +203,10 @@ def published_model(problem: Problem, cuts: Cuts, groups: DeviceGroups, ratio: f
     out = 2 * published_output(problem, cuts, of_first)
     links = [*(node.link for node in groups.nodes), problem.cluster.network]
     ports = np.stack([out / link.bandwidth / ratio if ratio else np.zeros(len(cuts)) for link in links])
-    one = np.ones(len(groups))
+    ones = np.ones(len(groups))
     none = np.zeros(len(groups))
     work = _work(cuts, seconds)
-    return StageModel(cuts, groups, times, rates, weights, weight_rates, none, ports, one, one, *work)
+    return StageModel(cuts, groups, times, rates, weights, weight_rates, none, ports, ones, ones, *work)
 
 
 def _by_server(
@@ -245,7 +245,7 @@ def published_output(problem: Problem, cuts: Cuts, output: Sequence[float]) -> A
     for layer in layers:
         direct = [p for p in graph.inputs[layer] if p not in cuts.inputs]
         ancestors[layer] = set(direct).union(*(ancestors[p] for p in direct))
-    found = []
+    output_bytes = []
     for cut in range(len(cuts)):
         members = cuts.between(0, cut)
         below = set().union(*(ancestors[k] for k in members))
@@ -254,8 +254,8 @@ def published_output(problem: Problem, cuts: Cuts, output: Sequence[float]) -> A
             inside = ancestors[top] | {top}
             counted.add(top)
             counted.update(p for p in ancestors[top] if not inside.issuperset(graph.consumers[p]))
-        found.append(sum(output[k] for k in counted))
-    return np.array(found)
+        output_bytes.append(sum(output[k] for k in counted))
+    return np.array(output_bytes)
 
 
 def _work(cuts: Cuts, seconds: Array) -> tuple[Array, Array]:

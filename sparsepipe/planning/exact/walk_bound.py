@@ -78,7 +78,10 @@ class Walks:
         each = minibatches if problem.synchronous else 1
         sent = minibatches - 1 if problem.synchronous else 1
         ends = np.stack([np.zeros(len(profile.whole)), profile.whole], axis=1)
-        low, high = (np.concatenate([ends[:, :1], own.T, ends[:, 1:]], axis=1) for own in (profile.low, profile.high))
+        low, high = (
+            np.concatenate([ends[:, :1], profile_bound.T, ends[:, 1:]], axis=1)
+            for profile_bound in (profile.low, profile.high)
+        )
         crossing = np.concatenate([[0.0], profile.crossing, [0.0]])
         links = [*(node.link for node in groups.nodes), problem.cluster.network]
         model = replace(
@@ -89,8 +92,8 @@ class Walks:
             network_port=_some(model.network_port, _MOST_PORTS),
         )
         ratio = np.where(rate > _NONE, model.weight_rates * each / np.maximum(rate, _NONE), 0.0)
-        for one in np.unique(row):
-            ratio[row == one] = _some(ratio[row == one], max(_MOST_RATIOS // len(rows), _FEWEST_RATIOS))
+        for row_value in np.unique(row):
+            ratio[row == row_value] = _some(ratio[row == row_value], max(_MOST_RATIOS // len(rows), _FEWEST_RATIOS))
         return cls(model, moves, np.maximum(rate, _NONE), row, ratio, low, high)
 
     @classmethod
@@ -98,8 +101,13 @@ class Walks:
         """By all ways to use the devices: on their nodes, else by their types alone; None if these are too many."""
         classes, ends = device_classes(problem.cluster), Cuts.along(problem.table, problem.layers)
         ends = Cuts.chosen(ends.layers, ends.inputs, (0, ends.masks[-1]))
-        if prod(len(one.ranks) + 1 for one in classes) <= _MOST_GROUPS and num_moves(classes) <= _MOST_MOVES:
-            counts, moves = symmetric_moves(classes, _speeds(problem, [one.type.name for one in classes]))
+        if (
+            prod(len(device_class.ranks) + 1 for device_class in classes) <= _MOST_GROUPS
+            and num_moves(classes) <= _MOST_MOVES
+        ):
+            counts, moves = symmetric_moves(
+                classes, _speeds(problem, [device_class.type.name for device_class in classes])
+            )
             return cls.of(
                 problem, default_model(problem, ends, DeviceGroups.of(problem, classes, counts)), moves, profile
             )
@@ -107,8 +115,8 @@ class Walks:
         if joined.fluids or prod(int(n + 1) * int(n + 2) // 2 for n in joined.available) > _MOST_MOVES:
             return None
         counts, moves = all_moves(joined.available.tolist(), _speeds(problem, joined.model.groups.types))
-        place = {tuple(row): k for k, row in enumerate(counts.tolist())}
-        parts = [np.flatnonzero(moves.group == place[tuple(row)]) for row in joined.counts.tolist()]
+        row_of = {tuple(row): k for k, row in enumerate(counts.tolist())}
+        parts = [np.flatnonzero(moves.group == row_of[tuple(row)]) for row in joined.counts.tolist()]
         group = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         moves = replace(moves.only(np.concatenate(parts)), group=group, whole=None)
         return cls.of(problem, joined.model, moves, profile)
@@ -123,14 +131,14 @@ class Walks:
     @cached_property
     def measures(self) -> tuple[Array, Index]:
         """(the rows and ratios that there are, [M, 2], the measure of each group)."""
-        found, which = np.unique(np.stack([self.row, self.ratio], axis=1), axis=0, return_inverse=True)
-        return found, which.ravel()
+        distinct, which = np.unique(np.stack([self.row, self.ratio], axis=1), axis=0, return_inverse=True)
+        return distinct, which.ravel()
 
     @cached_property
     def sums(self) -> tuple[Array, NDArray[np.float32], Index]:
         """Work + ratio × weights at each cut: (at least, at most, the cuts sorted by the least), [M, K] each."""
         rows, ratios = self.measures[0][:, 0].astype(int), self.measures[0][:, 1:]
-        low, high = (own[rows] + ratios * own[1] for own in (self.low, self.high))
+        low, high = (sum_bound[rows] + ratios * sum_bound[1] for sum_bound in (self.low, self.high))
         return low, np.nextafter(high.astype(np.float32), np.float32(np.inf)), np.argsort(low, axis=1, kind="stable")
 
     @property
@@ -139,13 +147,13 @@ class Walks:
 
     def _done(self, by: Index, reach: Array) -> Array:
         """The most work before any cut that ends before a sum by a measure, [N]; below 0 if there is none."""
-        found, (low, _, order) = np.full(len(by), -np.inf), self.sums
-        for one in np.unique(by):
-            rows, own = np.flatnonzero(by == one), order[one]
-            place = np.searchsorted(low[one, own], reach[rows], side="left") - 1
-            most = np.maximum.accumulate(self.high[0, own])
-            found[rows] = np.where(place >= 0, most[np.maximum(place, 0)], -np.inf)
-        return found
+        best_sums, (low, _, order) = np.full(len(by), -np.inf), self.sums
+        for group_value in np.unique(by):
+            rows, own_rows = np.flatnonzero(by == group_value), order[group_value]
+            last_reached = np.searchsorted(low[group_value, own_rows], reach[rows], side="left") - 1
+            most = np.maximum.accumulate(self.high[0, own_rows])
+            best_sums[rows] = np.where(last_reached >= 0, most[np.maximum(last_reached, 0)], -np.inf)
+        return best_sums
 
     def exist(self, seconds: float) -> bool:
         """Return whether stages and boundaries that each take less than `seconds` lead from the start to the end."""
@@ -186,17 +194,17 @@ class _Step:
 
     def following(self, sender: Index, reach: Array) -> Array:
         """Of stages on these parts that end before a sum, the most that is done before any next part, [N, parts]."""
-        found = np.full((len(sender), len(self.parts)), -np.inf)
-        for one in np.unique(sender):
-            rows = np.flatnonzero(sender == one)
-            by, own_kind = self.parts[one]
+        best_values = np.full((len(sender), len(self.parts)), -np.inf)
+        for sender_value in np.unique(sender):
+            rows = np.flatnonzero(sender == sender_value)
+            by, own_kind = self.parts[sender_value]
             allowed = self._number[own_kind][self.parts[:, 1]]
             for which in np.unique(allowed):
                 ends, most = self._table(int(by), int(which))
-                place = np.searchsorted(ends, reach[rows], side="left") - 1
-                others, able = np.flatnonzero(allowed == which), np.flatnonzero(place >= 0)
-                found[np.ix_(rows[able], others)] = most[np.ix_(self.parts[others, 0], place[able])].T
-        return found
+                last_reached = np.searchsorted(ends, reach[rows], side="left") - 1
+                others, able = np.flatnonzero(allowed == which), np.flatnonzero(last_reached >= 0)
+                best_values[np.ix_(rows[able], others)] = most[np.ix_(self.parts[others, 0], last_reached[able])].T
+        return best_values
 
     def _table(self, by: int, which: int) -> tuple[Array, NDArray[np.float32]]:
         """(sums by a measure of the cuts in a set, in order; of those up to each the most by every measure)."""
@@ -239,14 +247,14 @@ def _least_ratio(problem: Problem, types: tuple[str, ...]) -> Array:
     works = first > 0
     if not works.any():
         return np.zeros(len(types))
-    own = [layer_seconds(problem, problem.layers, kind) for kind in types]
-    return np.array([float((seconds[works] / first[works]).min()) for seconds in own])
+    type_seconds = [layer_seconds(problem, problem.layers, kind) for kind in types]
+    return np.array([float((seconds[works] / first[works]).min()) for seconds in type_seconds])
 
 
 def _some(values: Array, most: int) -> Array:
     """Values of which there are no more than so many, each rounded down to the next that is kept."""
-    kept = np.unique(values)
-    if len(kept) > most:
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, most).astype(int))]
-    rounded: Array = kept[np.searchsorted(kept, values, side="right") - 1]
+    chosen_values = np.unique(values)
+    if len(chosen_values) > most:
+        chosen_values = chosen_values[np.unique(np.linspace(0, len(chosen_values) - 1, most).astype(int))]
+    rounded: Array = chosen_values[np.searchsorted(chosen_values, values, side="right") - 1]
     return rounded

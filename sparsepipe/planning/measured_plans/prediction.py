@@ -89,15 +89,15 @@ def peak_bytes(measured: MeasuredPlan) -> float:
     """Bytes of the fullest GPU: weights and all that is kept for each, microbatches in flight, what libraries hold."""
     plan, index = measured.plan, measured.profile.graph.index
     program = compile(plan, plan.num_microbatches)
-    found = []
+    bytes_by_stage = []
     for s, stage in enumerate(plan.stages):
         before = index[stage.layers[0]] - 1
         for rank, kind in zip(stage.ranks, stage.device_types, strict=True):
-            weights, kept = measured.held(s, kind)
+            weights, held_bytes = measured.held(s, kind)
             incoming = measured.profile.cost(before, kind, measured.samples).output_bytes if s else 0.0
             in_flight = program.in_flight(s, rank)
-            found.append(WEIGHT_COPIES * weights + in_flight * (kept + incoming) + context_bytes(kind))
-    return max(found)
+            bytes_by_stage.append(WEIGHT_COPIES * weights + in_flight * (held_bytes + incoming) + context_bytes(kind))
+    return max(bytes_by_stage)
 
 
 def context_bytes(kind: str) -> float:
@@ -124,14 +124,16 @@ class DeepSpeedSimulation(Simulation):
     def _with_gathering(self, measured: MeasuredPlan, rank: RankState, stage: int, passes: Passes) -> Passes:
         """Seconds of each operation, with those of gathering what the forward or the backward receives."""
         kind = measured.cluster.devices[rank.rank].type.name
-        found = list(passes)
+        gathered_passes = list(passes)
         for operation, comes in ((FORWARD, stage > 0), (BACKWARD, stage < len(self.plan.stages) - 1)):
             if comes:
                 sender = stage - 1 if operation == FORWARD else stage + 1
                 sizes = self.transfers.bytes[operation, sender, False].tolist()
                 gathering = {size: gathering_seconds(measured, kind, size) for size in set(sizes)}
-                found[operation] = [a + gathering[size] for a, size in zip(found[operation], sizes, strict=True)]
-        return tuple(found)
+                gathered_passes[operation] = [
+                    a + gathering[size] for a, size in zip(gathered_passes[operation], sizes, strict=True)
+                ]
+        return tuple(gathered_passes)
 
     def send(self, rank: RankState, operation: int, stage: int, minibatch: int, now: float) -> None:
         """Send a result on at once, but a forward's only with the backward that comes next.
@@ -139,8 +141,8 @@ class DeepSpeedSimulation(Simulation):
         While the pipeline fills, the step after a forward has no backward: that of as many microbatches ago as stages
         follow.
         """
-        own = self.plan.stages[stage]
-        ago = (len(self.plan.stages) - 1 - stage) * len(own.ranks)
+        own_stage = self.plan.stages[stage]
+        ago = (len(self.plan.stages) - 1 - stage) * len(own_stage.ranks)
         if operation == FORWARD and rank.todo[rank.place] == (BACKWARD, stage, minibatch - ago):
             self.held[rank.rank] = (operation, stage, minibatch)
         else:
@@ -182,12 +184,12 @@ def averaging_seconds(measured: MeasuredPlan, stage: int) -> float:
 
     All GPUs of a replica send alongside each other over their node's network.
     """
-    own = measured.plan.stages[stage]
-    count = len(own.ranks)
+    own_stage = measured.plan.stages[stage]
+    count = len(own_stage.ranks)
     if count == 1:
         return 0.0
     graph = measured.profile.graph
-    num_bytes = sum(graph.layers[graph.index[id]].parameter_bytes for id in own.layers)
-    kinds = own.device_types
+    num_bytes = sum(graph.layers[graph.index[id]].parameter_bytes for id in own_stage.layers)
+    kinds = own_stage.device_types
     pairs = set(zip(kinds, (*kinds[1:], kinds[0]), strict=True))
     return 2 * (count - 1) * max(measured.links[pair].transfer_time(num_bytes / count) for pair in pairs)

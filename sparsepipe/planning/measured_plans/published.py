@@ -33,9 +33,9 @@ def _work(measured: MeasuredPlan, stage: int, kind: str) -> float:
 
 def _update(measured: MeasuredPlan, stage: int) -> float:
     """Its simulator takes what the profile has for a stage's first layer for the whole stage."""
-    rates, own = measured.profile.update_rates, measured.plan.stages[stage]
+    rates, own_stage = measured.profile.update_rates, measured.plan.stages[stage]
     profiled = profiled_bytes([layer.parameter_bytes for layer in measured.profile.graph.layers])
-    return max(rates[kind] for kind in own.device_types) * profiled
+    return max(rates[kind] for kind in own_stage.device_types) * profiled
 
 
 def _transfers(measured: MeasuredPlan, stage: int) -> float:
@@ -62,13 +62,13 @@ def _crossing(measured: MeasuredPlan, stage: int, other: int, layer: int) -> flo
 
 
 def _averaging(measured: MeasuredPlan, stage: int) -> float:
-    own, graph = measured.plan.stages[stage], measured.profile.graph
-    count = len(own.ranks)
+    own_stage, graph = measured.plan.stages[stage], measured.profile.graph
+    count = len(own_stage.ranks)
     if count == 1:
         return 0.0
-    degree = min(_SHARDS, *(int(kind.rpartition(" x")[2]) for kind in own.device_types))
-    num_bytes = sum(graph.layers[graph.index[id]].parameter_bytes for id in own.layers) / degree
-    pairs = set(zip(own.device_types, own.device_types[1:], strict=False))
+    degree = min(_SHARDS, *(int(kind.rpartition(" x")[2]) for kind in own_stage.device_types))
+    num_bytes = sum(graph.layers[graph.index[id]].parameter_bytes for id in own_stage.layers) / degree
+    pairs = set(zip(own_stage.device_types, own_stage.device_types[1:], strict=False))
     full, rest = divmod(num_bytes, _BUCKET)
     links = [_whole(measured.links[pair]) for pair in pairs]
     seconds = (full * link.transfer_time(_BUCKET / count) + link.transfer_time(rest / count) for link in links)
@@ -76,10 +76,13 @@ def _averaging(measured: MeasuredPlan, stage: int) -> float:
 
 
 def _memory(measured: MeasuredPlan, stage: int) -> float:
-    own = measured.plan.stages[stage]
+    own_stage = measured.plan.stages[stage]
     in_flight = len(measured.plan.stages) - stage
-    held = [measured.held(stage, kind) for kind in own.device_types]
-    return max(WEIGHT_COPIES * weights + in_flight * kept for weights, kept in held) + CONTEXT_BYTES_OF["GH-96"]
+    held = [measured.held(stage, kind) for kind in own_stage.device_types]
+    return (
+        max(WEIGHT_COPIES * weights + in_flight * held_bytes for weights, held_bytes in held)
+        + CONTEXT_BYTES_OF["GH-96"]
+    )
 
 
 def _whole(link: SizedLink) -> SizedLink:

@@ -62,19 +62,19 @@ class Graph:
         together = _colocated(problem)
         _join_idle(together, graph.edges, work)
         groups = _ordered(together, graph.edges)
-        place = {layer: k for k, own in enumerate(groups) for layer in own}
+        group_of_layer = {layer: k for k, group_nodes in enumerate(groups) for layer in group_nodes}
         bandwidth = problem.cluster.nodes[0].link.bandwidth
         tensors = []
         needs = [0] * len(groups)
         for layer, consumers in enumerate(graph.consumers):
-            others = sorted({place[c] for c in consumers} - {place[layer]})
+            others = sorted({group_of_layer[c] for c in consumers} - {group_of_layer[layer]})
             if others:
-                tensors.append((float(table.output_bytes[layer, 0]) / bandwidth, place[layer], tuple(others)))
+                tensors.append((float(table.output_bytes[layer, 0]) / bandwidth, group_of_layer[layer], tuple(others)))
             for other in others:
-                needs[other] |= 1 << place[layer]
+                needs[other] |= 1 << group_of_layer[layer]
 
         def total(of_layers: Array) -> Array:
-            return np.array([fsum(of_layers[list(own)].tolist()) for own in groups])
+            return np.array([fsum(of_layers[list(group_nodes)].tolist()) for group_nodes in groups])
 
         never = np.full(len(groups), FAR)
         return cls(
@@ -90,23 +90,23 @@ class Graph:
 def _colocated(problem: Problem) -> list[set[int]]:
     index = problem.graph.index
     groups: list[set[int]] = []
-    for own in problem.profile.origin.get("colocated", ()):
-        if not all(id in index for id in own):
+    for colocated_ids in problem.profile.origin.get("colocated", ()):
+        if not all(id in index for id in colocated_ids):
             raise InputError("planner.colocated_unknown", "the profile's colocated layers are not all in its graph")
-        groups.append({index[id] for id in own})
+        groups.append({index[id] for id in colocated_ids})
     inside = set().union(*groups) if groups else set()
     return [*groups, *({k} for k in range(len(problem.graph.layers)) if k not in inside)]
 
 
 def _join_idle(groups: list[set[int]], edges: Iterable[tuple[int, int]], work: Array) -> None:
     """Join groups without work that touch one other group alone: apart they would only cost a transfer."""
-    at = {layer: k for k, own in enumerate(groups) for layer in own}
+    at = {layer: k for k, group_nodes in enumerate(groups) for layer in group_nodes}
     beside: list[set[int]] = [set() for _ in groups]
     for a, b in edges:
         if at[a] != at[b]:
             beside[at[a]].add(at[b])
             beside[at[b]].add(at[a])
-    todo = [k for k, own in enumerate(groups) if not work[list(own)].any()]
+    todo = [k for k, group_nodes in enumerate(groups) if not work[list(group_nodes)].any()]
     while todo:
         idle = todo.pop()
         if len(beside[idle]) != 1 or work[list(groups[idle])].any():
@@ -116,14 +116,14 @@ def _join_idle(groups: list[set[int]], edges: Iterable[tuple[int, int]], work: A
         groups[other] |= groups[idle]
         groups[idle] = set()
         todo.append(other)
-    groups[:] = [own for own in groups if own]
+    groups[:] = [group_nodes for group_nodes in groups if group_nodes]
 
 
 def _ordered(groups: Sequence[set[int]], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
     """The groups in topological order; those that need each other are joined."""
-    groups = [set(own) for own in groups]
+    groups = [set(group_nodes) for group_nodes in groups]
     while True:
-        at = {layer: k for k, own in enumerate(groups) for layer in own}
+        at = {layer: k for k, group_nodes in enumerate(groups) for layer in group_nodes}
         inputs: list[set[int]] = [set() for _ in groups]
         for a, b in edges:
             if at[a] != at[b]:
@@ -139,7 +139,7 @@ def _ordered(groups: Sequence[set[int]], edges: Iterable[tuple[int, int]]) -> li
             return [sorted(groups[k]) for k in order]
         circle = _circle(left, inputs)
         joined = set().union(*(groups[k] for k in circle))
-        groups = [*(own for k, own in enumerate(groups) if k not in circle), joined]
+        groups = [*(group_nodes for k, group_nodes in enumerate(groups) if k not in circle), joined]
 
 
 def _circle(nodes: Sequence[int], inputs: Sequence[set[int]]) -> set[int]:
@@ -264,8 +264,8 @@ def contiguous_plan(problem: Problem, planner: str) -> Plan:
         StageEstimate(load, stage.memory_bytes, sent_bytes=stage.sent_bytes)
         for load, stage in zip(split.loads, expected.stages, strict=True)
     ]
-    told = replace(expected, stages=tuple(loads), period_seconds=split.load, lower_bound_seconds=split.load)
-    return replace(plan, estimate=told)
+    with_loads = replace(expected, stages=tuple(loads), period_seconds=split.load, lower_bound_seconds=split.load)
+    return replace(plan, estimate=with_loads)
 
 
 def best_split(problem: Problem) -> Split:
@@ -288,8 +288,10 @@ def best_split(problem: Problem) -> Split:
         limit = min(search.bound * (1 + growth), most) if growth < 1e3 else most
         if stages := search.below(limit):
             loads = tuple(_load(graph, host, nodes) for host, nodes in stages)
-            own = ((host, tuple(layer for node in nodes for layer in graph.members[node])) for host, nodes in stages)
-            return Split(tuple(own), loads)
+            host_layers = (
+                (host, tuple(layer for node in nodes for layer in graph.members[node])) for host, nodes in stages
+            )
+            return Split(tuple(host_layers), loads)
         if limit == most:
             size = max(kind.memory_bytes for kind in kinds) if kinds else 0
             raise InputError(
@@ -302,11 +304,15 @@ def _load(graph: Graph, host: bool, nodes: Sequence[int]) -> float:
     """A stage's load, added up term by term."""
     if host:
         return fsum(graph.cpu[list(nodes)].tolist())
-    own = set(nodes)
+    node_set = set(nodes)
     sent = [
         cost
         for cost, node, others in graph.tensors
-        if (any(other not in own for other in others) if node in own else any(other in own for other in others))
+        if (
+            any(other not in node_set for other in others)
+            if node in node_set
+            else any(other in node_set for other in others)
+        )
     ]
     return fsum([*graph.accelerator[list(nodes)].tolist(), *sent])
 
@@ -402,17 +408,17 @@ class _Search:
             return
         step = max(1, _PAIRS // len(targets))
         for start in range(0, len(reached), step):
-            own = reached[start : start + step]
-            high = self.work[own[-1]] + limit * (self.ratio if host else 1.0)
-            near = targets[(targets > own[0]) & (self.work[targets] <= high * (1 + 1e-12))]
+            reached_part = reached[start : start + step]
+            high = self.work[reached_part[-1]] + limit * (self.ratio if host else 1.0)
+            near = targets[(targets > reached_part[0]) & (self.work[targets] <= high * (1 + 1e-12))]
             if not len(near):
                 continue
-            loads = np.maximum(load(self.order[own], self.order[near]), source[own][:, None])
+            loads = np.maximum(load(self.order[reached_part], self.order[near]), source[reached_part][:, None])
             chosen = loads.argmin(axis=0)
             value = loads[chosen, np.arange(len(near))]
             better = (value < values[near]) & (value <= limit) & (value < FAR / 2)
             values[near[better]] = value[better]
-            back[0][near[better]], back[1][near[better]] = own[chosen[better]], host
+            back[0][near[better]], back[1][near[better]] = reached_part[chosen[better]], host
 
     def _on_accelerator(self, first: Index, last: Index) -> Array:
         cuts = self.cuts

@@ -93,7 +93,7 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     if plan.stages_per_rank > 1:
         raise InputError("planner.one_stage_per_device", "dynpipe: several stages per device; it cuts one per device")
     first = max((k + 1 for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1), default=0)
-    kept, straight = plan.stages[:first], plan.stages[first:]
+    fixed_stages, straight = plan.stages[:first], plan.stages[first:]
     if len(straight) > MOST_STAGES:
         raise InputError(
             "planner.too_many_stages",
@@ -101,14 +101,14 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
         )
     period, stages = None, straight
     if len(straight) > 1:
-        costs = StraightCosts.of(problem, kept, straight)
+        costs = StraightCosts.of(problem, fixed_stages, straight)
         period, cuts = _fastest(costs, top_k)
         order = [id for stage in straight for id in stage.layers]
         bounds = [0, *cuts, len(order)]
         stages = tuple(
             replace(stage, layers=tuple(order[a:b])) for stage, (a, b) in zip(straight, pairwise(bounds), strict=True)
         )
-    new = replace(plan, stages=(*kept, *stages), planner=DynPipe.name, estimate=None)
+    new = replace(plan, stages=(*fixed_stages, *stages), planner=DynPipe.name, estimate=None)
     expected = estimate(new, problem)
     return replace(new, estimate=expected if period is None else replace(expected, period_seconds=period))
 
@@ -157,12 +157,12 @@ class StraightCosts:
 
     def candidates(self, top_k: int) -> list[int]:
         """Cuts to choose from: after the heaviest layers of each stage, but for the last of all of them."""
-        weights, first, found = self.weights, 0, list[int]()
+        weights, first, candidate_cuts = self.weights, 0, list[int]()
         for size in self.sizes:
-            own = sorted(range(first, first + size), key=lambda k: -weights[k])[:top_k]
-            found += sorted(k + 1 for k in own)
+            largest_first = sorted(range(first, first + size), key=lambda k: -weights[k])[:top_k]
+            candidate_cuts += sorted(k + 1 for k in largest_first)
             first += size
-        return found[:-1]
+        return candidate_cuts[:-1]
 
     def periods(self, cuts: np.ndarray) -> Array:
         """Seconds a minibatch for each row of `cuts` [C, S - 1]."""
@@ -232,11 +232,17 @@ def _filled(forward: Array, transfer: Array) -> list[list[Array]]:
     num_stages, num_pipelines = forward.shape
     ended: list[list[Array]] = []
     for s in range(num_stages):
-        own: list[Array] = []
+        seconds_by_range: list[Array] = []
         for minibatch in range(num_stages - 1 - s):
-            begin = own[-1] if own else np.zeros(num_pipelines) if s == 0 else forward[s] + _NOT_YET
+            begin = (
+                seconds_by_range[-1]
+                if seconds_by_range
+                else np.zeros(num_pipelines)
+                if s == 0
+                else forward[s] + _NOT_YET
+            )
             if s:
                 begin = np.maximum(begin, ended[s - 1][minibatch] + transfer[s - 1])
-            own.append(begin + forward[s])
-        ended.append(own)
+            seconds_by_range.append(begin + forward[s])
+        ended.append(seconds_by_range)
     return ended

@@ -96,9 +96,9 @@ class Level:
         n = self.num_devices
         answer = np.full((num_starts, len(self.states), n), np.inf)
         for m in range(1, 2 if self.settings.straight_pipeline else n + 1):
-            one = self.replicated(m, share=self.below)[:num_starts]
+            replicated_seconds = self.replicated(m, share=self.below)[:num_starts]
             answer[:, :, m - 1] = np.where(
-                np.broadcast_to(self.fits(n - m, m), self.seconds.shape)[:num_starts], one, np.inf
+                np.broadcast_to(self.fits(n - m, m), self.seconds.shape)[:num_starts], replicated_seconds, np.inf
             )
         for m in range(2, n + 1):
             best = answer[:, :, m - 1]
@@ -129,16 +129,16 @@ class Level:
         stages = []
         while True:
             value = answer[i, j, m - 1]
-            one = np.broadcast_to(self.fits(self.num_devices - m, m), self.seconds.shape)[i, j]
-            if (m == 1 or not self.settings.straight_pipeline) and one:
+            fits_row = np.broadcast_to(self.fits(self.num_devices - m, m), self.seconds.shape)[i, j]
+            if (m == 1 or not self.settings.straight_pipeline) and fits_row:
                 if self.replicated(m, share=self.below)[i, j] <= value:
                     break
             if m > 1 and self.settings.use_fewer_machines and answer[i, j, m - 2] <= value:
                 m -= 1
                 continue
-            found = self._find(i, j, m, answer)
-            stages.append((found[0] + 1, j, found[1]))
-            j, m = found[0], m - found[1]
+            path = self._find(i, j, m, answer)
+            stages.append((path[0] + 1, j, path[1]))
+            j, m = path[0], m - path[1]
         return [(i, j, m), *reversed(stages)]
 
     def _find(self, i: int, j: int, m: int, answer: Array) -> tuple[int, int]:

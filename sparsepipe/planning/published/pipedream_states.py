@@ -40,10 +40,14 @@ class States:
             if not graph.consumers[k] and graph.layers[k].description.startswith("__getitem__")
         }
         layers = tuple(k for k in problem.layers if k not in dropped)
-        kept = set(layers)
-        inputs = [[p for p in graph.inputs[k] if p in kept] if k in kept else [] for k in range(len(graph.layers))]
+        kept_layers = set(layers)
+        inputs = [
+            [p for p in graph.inputs[k] if p in kept_layers] if k in kept_layers else []
+            for k in range(len(graph.layers))
+        ]
         consumers = [
-            [c for c in graph.consumers[k] if c in kept] if k in kept else [] for k in range(len(graph.layers))
+            [c for c in graph.consumers[k] if c in kept_layers] if k in kept_layers else []
+            for k in range(len(graph.layers))
         ]
         ancestors = [0] * len(graph.layers)
         for k in layers:
@@ -135,12 +139,12 @@ def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]],
 
 def _frontier(state: int, consumers: list[list[int]]) -> list[int]:
     """Layers outside `state` that one of its layers feeds."""
-    found: dict[int, None] = {}
+    frontier_order: dict[int, None] = {}
     for k in _bits(state):
         for c in consumers[k]:
             if not state >> c & 1:
-                found[c] = None
-    return list(found)
+                frontier_order[c] = None
+    return list(frontier_order)
 
 
 def _bits(mask: int) -> list[int]:

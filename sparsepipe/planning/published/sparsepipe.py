@@ -217,15 +217,15 @@ class SparsePipe(Settings):
         free = [(device.node.name, device.type.name, device.rank) for device in cluster.devices]
         layers = states.stages([b for _, _, b, _ in used])
         stages, estimates = [], []
-        for own, (server, _, _, names) in zip(layers, used, strict=True):
+        for stage_layers, (server, _, _, names) in zip(layers, used, strict=True):
             ranks = []
             for name in names:
-                place = next(entry for entry in free if entry[:2] == (server, name))
-                free.remove(place)
-                ranks.append(place[2])
-            stages.append(problem.stage(own, ranks))
+                free_slot = next(entry for entry in free if entry[:2] == (server, name))
+                free.remove(free_slot)
+                ranks.append(free_slot[2])
+            stages.append(problem.stage(stage_layers, ranks))
             slowest = max(set(names), key=problem.total_seconds)
-            estimates.append(StageEstimate(sum(sum(_times(problem, k, slowest)) for k in own) / len(names)))
+            estimates.append(StageEstimate(sum(sum(_times(problem, k, slowest)) for k in stage_layers) / len(names)))
         idle = sorted({node.name for node in cluster.nodes} - {server for server, *_ in used})
         warnings = [
             f"the published planner leaves {', '.join(idle)} without layers but counts on them for the period that it "

@@ -117,40 +117,40 @@ def what_if(trace: Trace) -> WhatIf:
     seconds = known.seconds
     mixes = [(part, np.where(mask, seconds, even), np.where(mask, even, seconds)) for part, mask in parts.items()]
     mixes.append((Part("size"), even * sizes, seconds / sizes))
-    only = _means(known, (one for _, one, _ in mixes))
-    left = _means(known, (one for _, _, one in mixes))
+    only = _means(known, (mix for _, mix, _ in mixes))
+    left = _means(known, (mix for _, _, mix in mixes))
     by |= {part: value / ideal for (part, *_), value in zip(mixes, only, strict=True)}
     without |= {part: value for (part, *_), value in zip(mixes, left, strict=True)}
-    found = WhatIf(measured, launched, ideal, by, without, "")
-    return WhatIf(measured, launched, ideal, by, without, _culprit(found, known, copies))
+    result = WhatIf(measured, launched, ideal, by, without, "")
+    return WhatIf(measured, launched, ideal, by, without, _culprit(result, known, copies))
 
 
 def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
     """The mean step of each variant of the nodes' seconds."""
-    found: list[float] = []
+    mean_seconds: list[float] = []
     batch: list[Floats] = []
     for variant in [*variants, None]:
         if variant is not None:
             batch.append(variant)
         if batch and (variant is None or len(batch) == _AT_ONCE):
-            found += known.step_seconds(np.stack(batch, axis=1)).mean(axis=0).tolist()
+            mean_seconds += known.step_seconds(np.stack(batch, axis=1)).mean(axis=0).tolist()
             batch = []
-    return found
+    return mean_seconds
 
 
 def _even(known: Dependencies, copies: Copies) -> Floats:
     """Each node's seconds if all of its kind took the same."""
     even = known.seconds.copy()
     places: dict[tuple[str, int], list[int]] = {}
-    for place, node in enumerate(known.nodes):
+    for node_index, node in enumerate(known.nodes):
         if node.operation:
-            places.setdefault(copies.kind(node), []).append(place)
-    for own in places.values():
-        seconds, nodes = known.seconds[own], [known.nodes[place] for place in own]
+            places.setdefault(copies.kind(node), []).append(node_index)
+    for place_nodes in places.values():
+        seconds, nodes = known.seconds[place_nodes], [known.nodes[node_index] for node_index in place_nodes]
         if any(node.kind in _COMMUNICATION for node in nodes):
-            even[own] = np.median(seconds)
+            even[place_nodes] = np.median(seconds)
         else:
-            even[own] = _middle_rank(nodes, seconds) if copies.several else np.mean(seconds)
+            even[place_nodes] = _middle_rank(nodes, seconds) if copies.several else np.mean(seconds)
     return even
 
 
@@ -159,7 +159,7 @@ def _middle_rank(nodes: Iterable[Node], seconds: Floats) -> float:
     ranks: dict[int, list[float]] = {}
     for node, one in zip(nodes, seconds.tolist(), strict=True):
         ranks.setdefault(node.rank, []).append(one)
-    return median_low(float(np.mean(own)) for own in ranks.values())
+    return median_low(float(np.mean(ranks_of_node)) for ranks_of_node in ranks.values())
 
 
 def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
@@ -173,11 +173,11 @@ def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[
     }
     excess = known.seconds - even
     for category in (one for one in CATEGORIES if one in keys):
-        names, place = np.unique(keys[category], return_inverse=True)
-        most = np.argsort(-np.bincount(place, excess), kind="stable")[:_MOST_PARTS]
+        names, key_index = np.unique(keys[category], return_inverse=True)
+        most = np.argsort(-np.bincount(key_index, excess), kind="stable")[:_MOST_PARTS]
         for k in sorted(most.tolist()):
             if (key := names[k].item()) != "":
-                yield Part(category, key), place == k
+                yield Part(category, key), key_index == k
     yield Part("transfer"), np.array([node.kind in _TRANSFERS for node in known.nodes])
 
 
@@ -195,8 +195,8 @@ def _sizes(known: Dependencies) -> Floats:
     of = np.array([minibatches[node.minibatch] for node in known.nodes])
     seconds = np.where(computes, known.seconds, 0.0)
     usual = np.bincount(which, seconds) / np.maximum(np.bincount(which, computes.astype(float)), 1)
-    own = np.where(computes, usual[which], 0.0)
-    taken, expected = np.bincount(of, seconds), np.bincount(of, own)
+    computed_seconds = np.where(computes, usual[which], 0.0)
+    taken, expected = np.bincount(of, seconds), np.bincount(of, computed_seconds)
     factor = np.where(expected > 0, taken / np.where(expected > 0, expected, 1.0), 1.0)
     return np.where(computes, np.maximum(factor[of], 1e-9), 1.0)
 
@@ -216,13 +216,13 @@ def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> str:
 def _slowest(known: Dependencies, copies: Copies) -> str:
     """Return which rank takes longest for its layers, beside others that have the same."""
     places: dict[tuple[str, int], list[int]] = {}
-    for place, node in enumerate(known.nodes):
+    for node_index, node in enumerate(known.nodes):
         if node.kind in COMPUTE:
-            places.setdefault(copies.kind(node), []).append(place)
+            places.setdefault(copies.kind(node), []).append(node_index)
     taken: defaultdict[int, float] = defaultdict(float)
     expected: defaultdict[int, float] = defaultdict(float)
-    for own in places.values():
-        seconds, nodes = known.seconds[own], [known.nodes[place] for place in own]
+    for place_nodes in places.values():
+        seconds, nodes = known.seconds[place_nodes], [known.nodes[node_index] for node_index in place_nodes]
         if len({node.rank for node in nodes}) > 1:
             middle = _middle_rank(nodes, seconds)
             for node, one in zip(nodes, seconds.tolist(), strict=True):
@@ -260,13 +260,13 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
     counts = Counter(part.category for part in parts)  # the only rank, stage or replica is no slower than any other
     parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
     for category in ("rank", "stage", copies.word, "launch", "transfer", "size", "operation"):
-        own = [part for part in parts if part.category == category]
-        if own and found.share(worst := max(own, key=found.share)) >= _EXPLAINS:
-            if told := _sentence(worst, found, known, copies):
-                return told
+        matching_parts = [part for part in parts if part.category == category]
+        if matching_parts and found.share(worst := max(matching_parts, key=found.share)) >= _EXPLAINS:
+            if causes := _sentence(worst, found, known, copies):
+                return causes
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
-    told = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
-    return f"no single cause: of the time lost against an even step, {told or 'no part accounts for any'}"
+    causes = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
+    return f"no single cause: of the time lost against an even step, {causes or 'no part accounts for any'}"
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
@@ -306,9 +306,9 @@ def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
     ratios = []
     for step in range(len(known.steps)):
         kinds = [key for key in inside if key[0] == step and key in outside]
-        own = sum(float(np.mean(inside[key])) for key in kinds)
+        usual_seconds = sum(float(np.mean(inside[key])) for key in kinds)
         others = sum(float(np.median(outside[key])) for key in kinds)
-        ratios.append(own / others if others > 0 else 1.0)
+        ratios.append(usual_seconds / others if others > 0 else 1.0)
     return ratios
 
 
@@ -321,10 +321,10 @@ def _name(part: Part) -> str:
 
 def _grouped(values: Mapping[Part, float]) -> dict[str, Any]:
     """`{"stage": {"0": …}, …, "launch": …}`, of each category the largest first."""
-    found: dict[str, Any] = {}
+    grouped: dict[str, Any] = {}
     for part, value in sorted(values.items(), key=lambda item: -item[1]):
         if part.category in CATEGORIES:
-            found.setdefault(part.category, {})[str(part.key)] = value
+            grouped.setdefault(part.category, {})[str(part.key)] = value
         else:
-            found[part.category] = value
-    return found
+            grouped[part.category] = value
+    return grouped

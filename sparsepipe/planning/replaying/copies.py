@@ -37,7 +37,7 @@ class Copies:
         for node in nodes:
             stages[of_rank.get(node.rank, 0)].add(node.stage)
         first: dict[int, int] = {}
-        if all(0 in own for own in stages.values()):  # each numbers its own, as in a simulation
+        if all(0 in own_stage for own_stage in stages.values()):  # each numbers its own, as in a simulation
             counts = [1 + max(stages.get(k, {-1})) for k in range(len(pipelines))]
             first = {k: sum(counts[:k]) for k in range(len(pipelines))}
         return cls("pipeline", of_rank, first, dict(enumerate(trace.facts.get("like_stages", ()))))

@@ -69,13 +69,13 @@ def steps_of(trace: Trace) -> list[Step]:
     begins = [first for _, first, _ in ranges]
     spans: list[list[Span]] = [[] for _ in ranges]
     for span in _of_training(trace.spans):
-        place = bisect_right(begins, span.minibatch) - 1
-        if span.kind in _REPLAYED and place >= 0 and span.minibatch < ranges[place][2]:
-            spans[place].append(span)
+        range_index = bisect_right(begins, span.minibatch) - 1
+        if span.kind in _REPLAYED and range_index >= 0 and span.minibatch < ranges[range_index][2]:
+            spans[range_index].append(span)
     return [
-        Step(number, tuple(sorted(own, key=lambda span: (span.start, span.end))))
-        for (number, *_), own in zip(ranges, spans, strict=True)
-        if own
+        Step(number, tuple(sorted(rank_span, key=lambda span: (span.start, span.end))))
+        for (number, *_), rank_span in zip(ranges, spans, strict=True)
+        if rank_span
     ]
 
 
@@ -87,12 +87,12 @@ def _of_training(spans: Sequence[Span]) -> Iterator[Span]:
     ranks: defaultdict[int, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
         ranks[span.rank].append(span)
-    for own in ranks.values():
+    for rank_ranges in ranks.values():
         behind = [False]  # for each span, the last first, whether a rank evaluates next
-        for span in reversed(own):
+        for span in reversed(rank_ranges):
             behind.append(span.kind == "evaluate" if span.kind in _WORK else behind[-1])
         evaluates = False
-        for span, next_evaluates in zip(own, behind[-2::-1], strict=True):
+        for span, next_evaluates in zip(rank_ranges, behind[-2::-1], strict=True):
             if span.kind in _WORK:
                 evaluates = span.kind == "evaluate"
             if not (evaluates if span.kind == "send" else next_evaluates and span.kind in ("load", "wait")):
@@ -167,8 +167,8 @@ class Dependencies:
             )
         steps = tuple(steps_of(trace))
         builder = _Builder(trace)
-        for place, step in enumerate(steps):
-            builder.add(place, step)
+        for step_index, step in enumerate(steps):
+            builder.add(step_index, step)
         timing = Timing(len(builder.nodes), builder.edges)
         begins, ends = (np.array([node[k] for node in builder.nodes]) for k in (-2, -1))
         launch = np.maximum(begins - timing.latest_inputs(ends), 0.0)
@@ -181,9 +181,9 @@ class Dependencies:
         ends = self.timing.ends(seconds)
         if ends.ndim == 1:
             ends = ends[:, None]
-        found = np.zeros((len(self.steps), ends.shape[1]))
-        np.maximum.at(found, np.array([node.step for node in self.nodes]), ends)
-        return found
+        seconds_of_steps = np.zeros((len(self.steps), ends.shape[1]))
+        np.maximum.at(seconds_of_steps, np.array([node.step for node in self.nodes]), ends)
+        return seconds_of_steps
 
 
 class _Builder:
@@ -292,7 +292,7 @@ class _Builder:
         stage, minibatch = span.stage, span.minibatch
         waiting = Node(maker.step, span.rank, stage, minibatch, own_name, "transfer", span.name, maker.rank, begin, end)
         transfer = self._add(waiting)
-        self.edges += [*((one, transfer) for one in inputs), (transfer, node)]
+        self.edges += [*((input_node, transfer) for input_node in inputs), (transfer, node)]
 
     def _carried(
         self, span: Span, source: int, done: int, send: Span | None, wait: Span | None, step: Step, last: int | None

@@ -32,8 +32,8 @@ def last_lives(trace: Trace) -> Trace:
     if not begins:
         return trace
     never = float("-inf")
-    kept = (s for s in trace.spans if s.start >= begins.get((of_rank.get(s.rank, -1), s.minibatch), never))
-    return replace(trace, spans=tuple(kept))
+    surviving_spans = (s for s in trace.spans if s.start >= begins.get((of_rank.get(s.rank, -1), s.minibatch), never))
+    return replace(trace, spans=tuple(surviving_spans))
 
 
 def _trained_again(spans: Sequence[Span]) -> dict[int, float]:
@@ -52,4 +52,4 @@ def _trained_again(spans: Sequence[Span]) -> dict[int, float]:
             computed.add(forward)
             lives[span.minibatch].add(len(begins) - 1)
         latest = max(latest, span.end)
-    return {minibatch: begins[max(own)] for minibatch, own in lives.items() if len(own) > 1}
+    return {minibatch: begins[max(life)] for minibatch, life in lives.items() if len(life) > 1}

@@ -104,16 +104,16 @@ def replay(trace: Trace) -> Replay:
 def _pipelines(known: Dependencies, copies: Copies, ends: Floats | None = None) -> Floats:
     """Seconds from the first forward to the last backward of each step's slowest copy: measured, or until `ends`."""
     spans: dict[tuple[int, int], tuple[float, float]] = {}
-    for place, node in enumerate(known.nodes):
+    for node_index, node in enumerate(known.nodes):
         if node.kind in COMPUTE:
-            begin, end = (node.begin, node.end) if ends is None else (0.0, float(ends[place]))
+            begin, end = (node.begin, node.end) if ends is None else (0.0, float(ends[node_index]))
             of = node.step, copies.copy(node.rank)
             low, high = spans.get(of, (begin, end))
             spans[of] = min(low, begin), max(high, end)
-    found = np.zeros(len(known.steps))
+    step_values = np.zeros(len(known.steps))
     for (step, _), (low, high) in spans.items():
-        found[step] = max(found[step], high - low)
-    return found
+        step_values[step] = max(step_values[step], high - low)
+    return step_values
 
 
 def _as_trace(known: Dependencies, trace: Trace) -> Trace:

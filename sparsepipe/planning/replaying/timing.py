@@ -18,9 +18,9 @@ class Timing:
         """`edges` are (node, another that waits for it). Raises InputError if they wait in a circle."""
         pairs: Ints = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
         order, depths = _by_depth(num_nodes, pairs)
-        self._order, place = order, np.empty(num_nodes, np.int64)
-        place[order] = np.arange(num_nodes)
-        sources, targets = place[pairs[:, 0]], place[pairs[:, 1]]
+        self._order, order_index = order, np.empty(num_nodes, np.int64)
+        order_index[order] = np.arange(num_nodes)
+        sources, targets = order_index[pairs[:, 0]], order_index[pairs[:, 1]]
         by_target = np.argsort(targets, kind="stable")
         self._sources, targets = sources[by_target], targets[by_target]
         bounds = np.concatenate([[0], np.cumsum(depths)])
@@ -30,23 +30,27 @@ class Timing:
 
     def ends(self, seconds: Floats) -> Floats:
         """Return when each node ends, of `seconds` [nodes] or [nodes, variants]; what waits for none begins at 0."""
-        found = seconds[self._order].astype(float)
+        end_seconds = seconds[self._order].astype(float)
         for first, past in self._levels[1:]:
             low, high = self._first_edge[first], self._first_edge[past]
-            begins = np.maximum.reduceat(found[self._sources[low:high]], self._first_edge[first:past] - low, axis=0)
-            found[first:past] += begins
-        ends = np.empty_like(found)
-        ends[self._order] = found
+            begins = np.maximum.reduceat(
+                end_seconds[self._sources[low:high]], self._first_edge[first:past] - low, axis=0
+            )
+            end_seconds[first:past] += begins
+        ends = np.empty_like(end_seconds)
+        ends[self._order] = end_seconds
         return ends
 
     def latest_inputs(self, ends: Floats) -> Floats:
         """Return when the last of what each node waits for ends, by `ends` [nodes]; 0 for those that wait for none."""
-        found, own = np.zeros(len(ends)), ends[self._order]
+        latest, sorted_ends = np.zeros(len(ends)), ends[self._order]
         for first, past in self._levels[1:]:
             low, high = self._first_edge[first], self._first_edge[past]
-            found[first:past] = np.maximum.reduceat(own[self._sources[low:high]], self._first_edge[first:past] - low)
-        inputs = np.empty_like(found)
-        inputs[self._order] = found
+            latest[first:past] = np.maximum.reduceat(
+                sorted_ends[self._sources[low:high]], self._first_edge[first:past] - low
+            )
+        inputs = np.empty_like(latest)
+        inputs[self._order] = latest
         return inputs
 
 

@@ -199,7 +199,7 @@ def simulate_pipelines(
     held_up = Stragglers.of(stragglers)
     held_up.check(max(pipelines.ranks) + 1)
     with collector_paused():
-        found = Together(
+        together = Together(
             pipelines.pipelines,
             profile,
             cluster,
@@ -209,10 +209,10 @@ def simulate_pipelines(
             seed=seed,
             restart_seconds=restart_seconds,
         )
-        found.run(begins)
-        lives = [[*pipeline.past, last] for pipeline, last in zip(found.pipelines, found.members, strict=True)]
+        together.run(begins)
+        lives = [[*pipeline.past, last] for pipeline, last in zip(together.pipelines, together.members, strict=True)]
         paces = tuple(
-            _pace(found, own, profile, cluster, sizes, samples=pipelines.samples or 1.0, start=start)
+            _pace(together, own, profile, cluster, sizes, samples=pipelines.samples or 1.0, start=start)
             for own, start in zip(lives, begins, strict=True)
         )
         spans = [span for own in lives for life in own for span in _numbered(life)]
@@ -220,10 +220,10 @@ def simulate_pipelines(
         Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(held_up)),
         pipelines.rule,
         paces,
-        dict(found.averages.group_sizes),
-        dict(found.averages.staleness),
-        found.averages.forced,
-        found.averages.bytes,
+        dict(together.averages.group_sizes),
+        dict(together.averages.staleness),
+        together.averages.forced,
+        together.averages.bytes,
         tuple(tuple(_taken(own)) for own in lives),
         pipelines.samples,
         _done(lives),

@@ -61,7 +61,7 @@ def lower_bound(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[
     plan.check(profile.graph, cluster)
     if not len(sizes):
         return 0.0
-    each = [_Times.of(own, profile, cluster, sizes) for own in plan.pipelines]
+    each = [_Times.of(pipeline, profile, cluster, sizes) for pipeline in plan.pipelines]
     shared = _shared(np.array([times.slowest_work for times in each]))
     return max(shared, max(each[0].bounds()) if len(each) == 1 else 0.0)
 
@@ -100,7 +100,10 @@ class _Times:
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> "_Times":
         seconds, averaging, updates, sending = durations(plan, profile, cluster, sizes)
-        arrays = {rank: {s: np.array(passes) for s, passes in own.items()} for rank, own in seconds.items()}
+        arrays = {
+            rank: {s: np.array(passes) for s, passes in stage_seconds.items()}
+            for rank, stage_seconds in seconds.items()
+        }
         back = INPUT if plan.rules.splits_backward else BACKWARD
         none = np.zeros(len(sizes))
         forward, backward, transfers, once, fill, drain = [], [], [], [], [none], [none]
@@ -118,7 +121,10 @@ class _Times:
             transfers.append(pair)
             fill.append(fill[-1] + forward[-1] + pair[0])
             drain.append(drain[-1] + backward[-1] + pair[1])
-        work = {rank: {s: own[FORWARD] + own[BACKWARD] for s, own in of.items()} for rank, of in arrays.items()}
+        work = {
+            rank: {s: stage_seconds[FORWARD] + stage_seconds[BACKWARD] for s, stage_seconds in of.items()}
+            for rank, of in arrays.items()
+        }
         return cls(plan, program, work, forward, backward, transfers, once, fill, drain)
 
     @property

@@ -15,10 +15,12 @@ class Routes:
     """
 
     def __init__(self, sizes: MergeCosts, members: Sequence[int]) -> None:
-        places = [place for k in members for place in sizes.stages(k)]
-        self.order = {place: number for number, place in enumerate(places)}
-        self.around = {place: (place, *sizes.peers(place, members)) for place in places}  # itself first
-        self.seconds = {place: sizes.seconds(place, members) for place in places}
+        places = [other_place for k in members for other_place in sizes.stages(k)]
+        self.order = {other_place: number for number, other_place in enumerate(places)}
+        self.around = {
+            other_place: (other_place, *sizes.peers(other_place, members)) for other_place in places
+        }  # itself first
+        self.seconds = {other_place: sizes.seconds(other_place, members) for other_place in places}
         pairs = ((one, other) for one, around in self.around.items() for other in around[1:])
         self.bytes = 2 * sum(sizes.shared(*pair) / len(members) for pair in pairs)  # all that is sent
 
@@ -44,11 +46,13 @@ class Exchange:
         partner = self.merge.partner
         self.members = members_of(self.merge)
         self._reduced = dict.fromkeys(self.routes.around, 0.0)  # when a stage has reduced the parts that are there
-        self._parts = {place: len(around) for place, around in self.routes.around.items()}  # that it still waits for
+        self._parts = {
+            partner_place: len(around) for partner_place, around in self.routes.around.items()
+        }  # that it still waits for
         self._sums = dict(self._parts)  # of which a stage's result is put together, that are still missing
         if partner is not None:  # gives what it has
-            for place in [place for place in self.routes.around if place[0] == partner]:
-                self.come(place, self.decided)
+            for partner_place in [partner_place for partner_place in self.routes.around if partner_place[0] == partner]:
+                self.come(partner_place, self.decided)
 
     @property
     def bytes(self) -> float:
@@ -64,23 +68,25 @@ class Exchange:
         """A stage's part is ready; return the stages whose result is known by that."""
         around, seconds = self.routes.around, self.routes.seconds
         self.ready[place] = max(now, self.decided)
-        sent, found = self.ready[place] + seconds[place], []
+        sent, results = self.ready[place] + seconds[place], []
         for other in around[place]:
             self._reduced[other] = max(self._reduced[other], sent)
             self._parts[other] -= 1
             if not self._parts[other]:
-                for one in around[other]:
-                    self._sums[one] -= 1
-                    found += [] if self._sums[one] else [one]
-        for one in found:
-            self.results[one] = max(self._reduced[other] for other in around[one]) + seconds[one]
-        return sorted(found, key=self.routes.order.__getitem__)
+                for sender_place in around[other]:
+                    self._sums[sender_place] -= 1
+                    results += [] if self._sums[sender_place] else [sender_place]
+        for sender_place in results:
+            self.results[sender_place] = (
+                max(self._reduced[other] for other in around[sender_place]) + seconds[sender_place]
+            )
+        return sorted(results, key=self.routes.order.__getitem__)
 
     def call_off(self, now: float) -> list[Place]:
         """A member is gone: those stages whose result is not known yet get none; return them."""
-        missing = [place for place in self.routes.around if place not in self.results]
+        missing = [neighbour_place for neighbour_place in self.routes.around if neighbour_place not in self.results]
         self.results |= dict.fromkeys(missing, now)
-        self.ready = {place: self.ready.get(place, now) for place in self.routes.around}
+        self.ready = {neighbour_place: self.ready.get(neighbour_place, now) for neighbour_place in self.routes.around}
         return missing
 
     def last_ready(self, place: Place) -> Place:

@@ -142,7 +142,7 @@ class Member(Simulation):
     def _places_of(self, rank: int) -> list[int]:
         """The places whose minibatches a rank of the first stage reads."""
         todo = self.ranks[rank].todo
-        return [place for operation, stage, place in todo if (operation, stage) == (FORWARD, self.first)]
+        return [position for operation, stage, position in todo if (operation, stage) == (FORWARD, self.first)]
 
     @property
     def units_taken(self) -> int:
@@ -152,18 +152,18 @@ class Member(Simulation):
     def hand(self, numbers: Sequence[int]) -> None:
         """Take minibatches, in this order."""
         for number in numbers:
-            place = len(self.numbers)
+            message_count = len(self.numbers)
             self.numbers.append(number)
             if self._by_place:
-                self._place(place, number)
-            self.arrivals[FORWARD][self.first][place] = self.others.now
+                self._place(message_count, number)
+            self.arrivals[FORWARD][self.first][message_count] = self.others.now
 
     def _place(self, place: int, number: int) -> None:
         """Set what a minibatch takes at the place that it has got."""
         for s, replicas in enumerate(self.replicas):
             state = replicas[place]
-            for own, table in zip(state.seconds[s], self._table[state.rank][s], strict=True):
-                own[place] = table[number]
+            for stage_seconds, table in zip(state.seconds[s], self._table[state.rank][s], strict=True):
+                stage_seconds[place] = table[number]
         for key, by_number in self._bytes.items():
             self.transfers.bytes[key][place] = by_number[number]
         for (operation, stage, rank, peer), (seconds, _, _) in self.transfers.items():
@@ -179,7 +179,7 @@ class Member(Simulation):
         for s, replicas in enumerate(self.replicas):
             state = replicas[place]
             passes = zip(state.seconds[s][:WEIGHT], self._table[state.rank][s][:WEIGHT], strict=True)
-            more = [own[place] - table[number] for own, table in passes]
+            more = [own_passes[place] - table[number] for own_passes, table in passes]
             self.extra[state.rank] += more[FORWARD] + more[BACKWARD]
 
     def close(self) -> None:
@@ -188,7 +188,9 @@ class Member(Simulation):
         if len(self.numbers) < self.program.num_minibatches:
             self.program = compile(self.plan, len(self.numbers))
             updates = (range(self.program.num_updates(s)) for s in range(len(self.plan.stages)))
-            self.last_of_round = [[self.program.members(s, k)[-1] for k in own] for s, own in enumerate(updates)]
+            self.last_of_round = [
+                [self.program.members(s, k)[-1] for k in unit_update] for s, unit_update in enumerate(updates)
+            ]
             for rank, actions in self.program.actions.items():
                 self._shorten(self.ranks[rank], actions)
         self.left = sum(len(state.todo) - state.place for state in self.ranks.values())

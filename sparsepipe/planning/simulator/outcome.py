@@ -70,7 +70,7 @@ class PipelinesForecast:
 
         All minibatches (`counted`) if no one knows how many samples one has; likewise the pipelines' paces.
         """
-        count, (first, last) = sum(one.minibatches for one in self.pipelines), self.done
+        count, (first, last) = sum(pipeline.minibatches for pipeline in self.pipelines), self.done
         return pace((self.samples or 1.0) * (count - 1), last - first)
 
     @property
@@ -81,7 +81,7 @@ class PipelinesForecast:
     @property
     def sum_of_paces(self) -> float:
         """The sum of the pipelines' samples per second, each over its own seconds: it may be through before others."""
-        return sum(one.samples_per_second for one in self.pipelines)
+        return sum(pipeline.samples_per_second for pipeline in self.pipelines)
 
     @property
     def minibatches_per_second(self) -> float:
@@ -91,7 +91,7 @@ class PipelinesForecast:
     @property
     def own_pace(self) -> float:
         """What the sum of paces would be if no one ever waited."""
-        return sum(one.own_pace for one in self.pipelines)
+        return sum(pipeline.own_pace for pipeline in self.pipelines)
 
     @property
     def mean_group_size(self) -> float:
@@ -123,7 +123,7 @@ class PipelinesForecast:
                 "mean_staleness": self.mean_staleness,
                 "forced_merges": self.forced_merges,
                 "bytes": self.bytes,
-                "pipelines": [one.to_json() for one in self.pipelines],
+                "pipelines": [pipeline.to_json() for pipeline in self.pipelines],
             },
         }
 

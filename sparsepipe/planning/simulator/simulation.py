@@ -78,8 +78,8 @@ class Simulation:
         alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}
         idle = {s for s in alone if not self.updates[s, plan.stages[s].ranks[0]]}
         self.ranks = {}
-        for rank, own in program.actions.items():
-            todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in idle]
+        for rank, rank_actions in program.actions.items():
+            todo = [(CODES[op], s, m) for s, op, m in rank_actions if op is not Op.UPDATE or s not in idle]
             self.ranks[rank] = RankState(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(sizes))] for s in plan.stages]
         # An update's span names the last minibatch of its round, as a run's does: rounds of stages differ in length.
@@ -116,12 +116,15 @@ class Simulation:
             forwards, last_first = [(s, FORWARD) for s in stages], stages[::-1]
             whole = [(s, BACKWARD) for s in last_first]
             split = [(s, operation) for operation in (INPUT, WEIGHT) for s in last_first]
-            before = {place: seconds[place[0]][place[1]][minibatch] for place in (*forwards, *whole, *split)}
+            before = {
+                delay_start: seconds[delay_start[0]][delay_start[1]][minibatch]
+                for delay_start in (*forwards, *whole, *split)
+            }
             for backwards in (whole, split):
-                own = delayed = 0.0
+                own_seconds = delayed = 0.0
                 for s, operation in (*forwards, *backwards):
-                    own += before[s, operation]
-                    delay = stragglers.extra_seconds(rank, number, own)
+                    own_seconds += before[s, operation]
+                    delay = stragglers.extra_seconds(rank, number, own_seconds)
                     seconds[s][operation][minibatch] = before[s, operation] + delay - delayed
                     delayed = delay
 
@@ -198,8 +201,8 @@ class Simulation:
         self.arrivals[operation][target][minibatch] = end
         free = peer.free
         if free is not None and peer.place < len(peer.todo):
-            waits, own, due = peer.todo[peer.place]
-            if own == target and due == minibatch and waits != UPDATE:
+            waits, peer_action, due = peer.todo[peer.place]
+            if peer_action == target and due == minibatch and waits != UPDATE:
                 self.start(peer, free)
 
 
@@ -262,16 +265,19 @@ def durations(
     steady = compile_until_steady(plan)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):
-        own = [index[id] for id in stage.layers]
-        before |= set(own)
+        layer_indices = [index[id] for id in stage.layers]
+        before |= set(layer_indices)
         for elsewhere in (False, True):
             forward_bytes, backward_bytes = table.payload(before, between_hosts=elsewhere)
             transfers.bytes[FORWARD, s, elsewhere] = forward_bytes[which]
             transfers.bytes[BACKWARD, s + 1, elsewhere] = backward_bytes[which]
-        averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[own].sum())))
+        averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[layer_indices].sum())))
         of_kind = {}
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:
-            forward, backward = table.stage_forward(own, kind), table.backward[kind][own].sum(axis=0)
+            forward, backward = (
+                table.stage_forward(layer_indices, kind),
+                table.backward[kind][layer_indices].sum(axis=0),
+            )
             again = forward if stage.recompute else 0.0
             forward = forward + table.reading_again(plan, s, kind)
             late = weights_share(plan, s) * backward
@@ -284,6 +290,6 @@ def durations(
                 forward, backward = network_time(cluster, plan, s, rank, transfers.between_hosts)
                 more = (forward, backward, backward, np.zeros(1))  # weights' gradients are sent to nobody
                 passes = zip(of_kind[kind], more, strict=True)
-                seconds[rank][s] = tuple((np.asarray(own) + sent).tolist() for own, sent in passes)
-            updates[s, rank] = table.update_time(own, [kind], kept=steady.num_versions(s, rank) > 1)
+                seconds[rank][s] = tuple((np.asarray(layer_indices) + sent).tolist() for layer_indices, sent in passes)
+            updates[s, rank] = table.update_time(layer_indices, [kind], kept=steady.num_versions(s, rank) > 1)
     return seconds, averaging, updates, transfers

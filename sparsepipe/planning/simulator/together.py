@@ -192,12 +192,12 @@ class Together:
 
     def _read(self, member: Member, loader: Loader) -> None:
         """Give a loader the minibatch that it asks for, or keep it waiting."""
-        place = loader.wanted
-        if place is None or member.dead or loader in self.pipelines[member.number].blocked:
+        wanted = loader.wanted
+        if wanted is None or member.dead or loader in self.pipelines[member.number].blocked:
             return
-        if self._has(member, place):
+        if self._has(member, wanted):
             loader.read += 1
-            if loader.is_awaited(member.first, place):
+            if loader.is_awaited(member.first, wanted):
                 member.start(loader.rank, self.now)
             self.read_on(member, loader)
         elif not member.closed:
@@ -381,11 +381,11 @@ class Together:
         contribution.come[update.stage] = self.now
         if waits:
             contribution.waiting[update.stage] = update
-        exchange, place = contribution.exchange, (member.number, update.stage)
-        if exchange is not None and place in exchange.results:  # it was called off
-            self.at(self.now, FIRST, self._arrive, exchange, place)
+        exchange, unit = contribution.exchange, (member.number, update.stage)
+        if exchange is not None and unit in exchange.results:  # it was called off
+            self.at(self.now, FIRST, self._arrive, exchange, unit)
         elif exchange is not None:
-            self._exchange(exchange, place)
+            self._exchange(exchange, unit)
 
     def _decide(self, merges: Sequence[Merge], *, by: int | None) -> None:
         for merge in merges:
@@ -437,9 +437,9 @@ class Together:
         self, exchange: Exchange | Push, contribution: Contribution, member: Member, update: Update
     ) -> None:
         """Draw and count what a stage waited: until the merge was decided, for other stages, and for the exchange."""
-        place, since = (member.number, update.stage), contribution.come[update.stage]
+        unit, since = (member.number, update.stage), contribution.come[update.stage]
         decided = max(since, exchange.decided)
-        other = exchange.last_ready(place)
+        other = exchange.last_ready(unit)
         begun = max(decided, exchange.ready[other]) if isinstance(exchange, Exchange) else decided
         whom = exchange.decided_by
         peer = -1 if whom is None else self.members[whom].plan.stages[-1].ranks[0]

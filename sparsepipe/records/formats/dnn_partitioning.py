@@ -67,7 +67,7 @@ class PartitioningFile:
         origin = {
             "source": "dnn-partitioning",
             "name": name,
-            "colocated": [own for own in classes.values() if len(own) > 1],
+            "colocated": [class_costs for class_costs in classes.values() if len(class_costs) > 1],
         }
         costs = {
             kind: tuple(LayerCost((CostSample(1, nodes[id][kind], 0.0, output.get(id, 0.0)),)) for id in order)
@@ -80,7 +80,11 @@ class PartitioningFile:
             raise InputError("dnn_graph.no_devices", "maxFPGAs and maxCPUs are both 0, expected a device")
         used = {kind.name for kind in kinds}
         profile = Profile(
-            graph, {kind: own for kind, own in costs.items() if kind in used}, (1.0,), origin, size_unit="samples"
+            graph,
+            {kind: class_costs for kind, class_costs in costs.items() if kind in used},
+            (1.0,),
+            origin,
+            size_unit="samples",
         )
         return cls(profile, Cluster((Node("machine", kinds, Link(1.0)),), Link(1.0)))
 
@@ -94,8 +98,8 @@ def _nodes(found: object) -> dict[int, dict[str, Any]]:
     if not isinstance(found, list) or not 0 < len(found) <= _MOST_NODES:
         raise InputError("dnn_graph.nodes_malformed", f"nodes: expected a list of 1 to {_MOST_NODES}")
     nodes: dict[int, dict[str, Any]] = {}
-    for place, node in enumerate(found):
-        what = f"nodes[{place}]"
+    for node_index, node in enumerate(found):
+        what = f"nodes[{node_index}]"
         if not isinstance(node, dict) or not {"id", "fpgaLatency", "cpuLatency"} <= node.keys():
             raise InputError(
                 "dnn_graph.node_malformed", f"{what} = {shown(node)}: expected id, fpgaLatency and cpuLatency"
@@ -127,8 +131,8 @@ def _edges(found: object, nodes: Mapping[int, Any]) -> dict[tuple[int, int], flo
         raise InputError("dnn_graph.edges_malformed", "edges: expected a list")
     costs: dict[int, float] = {}
     sent: dict[tuple[int, int], float] = {}
-    for place, edge in enumerate(found):
-        what = f"edges[{place}]"
+    for edge_index, edge in enumerate(found):
+        what = f"edges[{edge_index}]"
         if not isinstance(edge, dict) or not {"sourceId", "destId", "cost"} <= edge.keys():
             raise InputError("dnn_graph.edge_malformed", f"{what} = {shown(edge)}: expected sourceId, destId and cost")
         ends = [integer(edge[key], f"{what}: {key}", most=2**53) for key in ("sourceId", "destId")]

@@ -73,16 +73,16 @@ def _ranks_of(path: Path) -> list[tuple[int, ...]]:
     stages = content.get(KEYS[1]) if isinstance(content, Mapping) else None
     if not isinstance(stages, Mapping) or sorted(stages) != sorted(str(k) for k in range(len(stages))):
         raise InputError("partition.no_ranks", f'{path}: expected stage_to_rank_map, such as {{"0": [0, 1], "1": [2]}}')
-    found = []
+    ranks_of_stage = []
     for k in range(len(stages)):
-        own = stages[str(k)]
-        if not isinstance(own, list) or not own:
+        stage = stages[str(k)]
+        if not isinstance(stage, list) or not stage:
             raise InputError(
-                "partition.ranks_malformed", f"{path}: ranks of stage {k} are {shown(own)}: expected a list of them"
+                "partition.ranks_malformed", f"{path}: ranks of stage {k} are {shown(stage)}: expected a list of them"
             )
         where = f"{path}: rank of stage {k}"
-        found.append(tuple(integer(rank, where, most=MOST_DEVICES - 1) for rank in own))
-    return found
+        ranks_of_stage.append(tuple(integer(rank, where, most=MOST_DEVICES - 1) for rank in stage))
+    return ranks_of_stage
 
 
 def _plan_of(
@@ -94,7 +94,7 @@ def _plan_of(
     given: bool,
 ) -> Plan:
     ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
-    counts = [integer(one, "partition", least=1, most=len(ids)) for one in _list(content, "partition")]
+    counts = [integer(count, "partition", least=1, most=len(ids)) for count in _list(content, "partition")]
     if sum(counts) != len(ids):
         raise InputError(
             "partition.layer_count",
@@ -103,51 +103,51 @@ def _plan_of(
     ratios, warnings = _ratios(content, len(counts)), list[str]()
     replicas = _replicas(content, len(counts))
     if ranks is not None and len(ranks) != len(counts):
-        told = f"{conf} has {number_of(len(ranks), 'stage')}, the partition {len(counts)}"
+        reason = f"{conf} has {number_of(len(ranks), 'stage')}, the partition {len(counts)}"
         if given:
-            raise InputError("partition.ranks_not_whole", told)
-        warnings.append(f"{told}: ranks are numbered stage by stage")
+            raise InputError("partition.ranks_not_whole", reason)
+        warnings.append(f"{reason}: ranks are numbered stage by stage")
         ranks = None
     if ranks is None:
         bounds = [sum(replicas[:k]) for k in range(len(replicas) + 1)]
         ranks = [tuple(range(a, b)) for a, b in pairwise(bounds)]
-    elif replicas != [len(own) for own in ranks] and "batch_size" in content:
+    elif replicas != [len(rank) for rank in ranks] and "batch_size" in content:
         raise InputError(
             "partition.replica_count",
             f"batch_size {shown(content['batch_size'])} of {shown(content['batch_size_all'])} is for {replicas} "
-            f"replicas, {conf} has {[len(own) for own in ranks]}",
+            f"replicas, {conf} has {[len(rank) for rank in ranks]}",
         )
-    if any(len(own) > 1 for own in ranks):
+    if any(len(rank) > 1 for rank in ranks):
         warnings.append("replicas that split each minibatch's rows take whole minibatches in turn here")
     if partly := [k for k, ratio in enumerate(ratios) if 0 < ratio < 1]:
         warnings.append(
             f"stage {partly[0]} recomputes {ratios[partly[0]]:g} of its layers, here all or none: all of them"
         )
     stages = tuple(
-        Stage(tuple(ids[sum(counts[:k]) : sum(counts[: k + 1])]), own, recompute=ratios[k] > 0)
-        for k, own in enumerate(ranks)
+        Stage(tuple(ids[sum(counts[:k]) : sum(counts[: k + 1])]), rank, recompute=ratios[k] > 0)
+        for k, rank in enumerate(ranks)
     )
     return Plan(stages, planner="imported", warnings=tuple(warnings)).check(graph)
 
 
 def _list(content: Mapping[str, Any], key: str, length: int | None = None) -> Sequence[Any]:
-    found = content[key]
-    if not isinstance(found, list) or not found or (length is not None and len(found) != length):
+    values = content[key]
+    if not isinstance(values, list) or not values or (length is not None and len(values) != length):
         expected = "a list" if length is None else f"{length} of them, one a stage"
-        raise InputError("partition.value_malformed", f"{key} = {shown(found)}: expected {expected}")
-    return found
+        raise InputError("partition.value_malformed", f"{key} = {shown(values)}: expected {expected}")
+    return values
 
 
 def _ratios(content: Mapping[str, Any], num_stages: int) -> list[float]:
     if "recompute_ratio" not in content:
         return [0.0] * num_stages
-    found = [number(one, "recompute_ratio") for one in _list(content, "recompute_ratio", num_stages)]
-    if max(found) > 1:
+    ratios = [number(ratio, "recompute_ratio") for ratio in _list(content, "recompute_ratio", num_stages)]
+    if max(ratios) > 1:
         raise InputError(
             "partition.recompute_out_of_range",
-            f"recompute_ratio = {max(found):g}: expected a share of a stage's layers, 0 to 1",
+            f"recompute_ratio = {max(ratios):g}: expected a share of a stage's layers, 0 to 1",
         )
-    return found
+    return ratios
 
 
 def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
@@ -213,11 +213,11 @@ def _milliseconds(path: Path) -> list[float]:
         raise InputError(
             "layer_times.line_count", f"{path}: {len(lines)} lines, expected one a layer, {_MOST_LAYERS} at most"
         )
-    found = []
-    for place, line in enumerate(lines, 1):
+    durations = []
+    for line_number, line in enumerate(lines, 1):
         try:
             value: float | str = float(line)
         except ValueError:
             value = line
-        found.append(number(value, f"{path}:{place}: milliseconds"))
-    return found
+        durations.append(number(value, f"{path}:{line_number}: milliseconds"))
+    return durations

@@ -46,22 +46,22 @@ def read_log(path: Path | str) -> DynPipeLog:
     validation: list[tuple[float, float]] = []
     before, last, partition = 0, 0, ""  # iterations of the epochs before; of this one, at the line before
     for line in read_text(path, what="log").splitlines():
-        if found := _ITERATION.match(line):
-            epoch, at = int(found["epoch"]), int(found["at"])
+        if match := _ITERATION.match(line):
+            epoch, at = int(match["epoch"]), int(match["at"])
             if iterations and (epoch != iterations[-1].epoch or at < last):
                 before = iterations[-1].iteration + _EVERY
             last = at
-            seconds, running = (_number(found[name], path) for name in ("seconds", "running"))
+            seconds, running = (_number(match[name], path) for name in ("seconds", "running"))
             iterations.append(LoggedIteration(epoch, before + at, seconds, running))
-        elif found := _PARTITION.match(line):
-            told = ", ".join(found[1].replace(" ", "").split(","))
-            if told != partition and iterations:
-                marks.append((iterations[-1].iteration, told))
-            partition = told
+        elif match := _PARTITION.match(line):
+            ranks_text = ", ".join(match[1].replace(" ", "").split(","))
+            if ranks_text != partition and iterations:
+                marks.append((iterations[-1].iteration, ranks_text))
+            partition = ranks_text
         elif line.strip() == "restart" and iterations:
             marks.append((iterations[-1].iteration, "restart"))
-        elif (found := _VALIDATION.match(line)) and iterations:
-            validation.append((iterations[-1].running_seconds / 3600, _number(found["top1"], path)))
+        elif (match := _VALIDATION.match(line)) and iterations:
+            validation.append((iterations[-1].running_seconds / 3600, _number(match["top1"], path)))
     if not iterations:
         raise InputError(
             "dynpipe_log.no_iterations", f"{path}: no line of an iteration in it, expected a log of DynPipe"
@@ -71,7 +71,7 @@ def read_log(path: Path | str) -> DynPipeLog:
 
 def read_curve(path: Path | str) -> list[tuple[float, float]]:
     """Read a file of (hours, accuracy or loss), a pair a line. Raises InputError, naming the line, for another."""
-    found = []
+    curve = []
     for number, line in enumerate(read_text(path, what="curve").splitlines(), start=1):
         words = line.split()
         if words and len(words) != 2:
@@ -79,10 +79,10 @@ def read_curve(path: Path | str) -> list[tuple[float, float]]:
                 "dynpipe_log.line_malformed", f"{path}:{number}: {shown(line)}, expected hours and a value"
             )
         if words:
-            found.append((_number(words[0], f"{path}:{number}"), _number(words[1], f"{path}:{number}")))
-    if not found:
+            curve.append((_number(words[0], f"{path}:{number}"), _number(words[1], f"{path}:{number}")))
+    if not curve:
         raise InputError("dynpipe_log.empty", f"{path}: empty, expected lines of hours and a value")
-    return found
+    return curve
 
 
 def _number(text: str, where: Path | str) -> float:

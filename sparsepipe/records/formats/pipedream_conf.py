@@ -100,14 +100,22 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
 
 def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
     """The gpus=N.txt that goes with a conf, None if there is none."""
-    found = sorted(path.parent.glob("gpus=*.txt"))
-    if len(found) <= 1:
-        return found[0] if found else None
+    lists_found = sorted(path.parent.glob("gpus=*.txt"))
+    if len(lists_found) <= 1:
+        return lists_found[0] if lists_found else None
     ranks = conf.get(KEYS[1])
     lists = ranks.values() if isinstance(ranks, Mapping) else ()
-    count = len({rank for own in lists if isinstance(own, list) for rank in own if isinstance(rank, int)})
+    count = len(
+        {
+            rank
+            for module_list in lists
+            if isinstance(module_list, list)
+            for rank in module_list
+            if isinstance(rank, int)
+        }
+    )
     name = f"gpus={count}.txt"
-    if path.parent / name not in found:
+    if path.parent / name not in lists_found:
         raise InputError(
             "conf.graph_missing",
             f"{path}: is for {number_of(count, 'rank')}, but {name} is not in its folder: add it",
@@ -135,8 +143,8 @@ def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -
 def _shape(graph: LayerGraph) -> tuple[list[str], set[tuple[int, int]]]:
     """Ids of the layers that compute, and the edges between them by their places."""
     ids = [layer.id for layer in _computing(graph)]
-    place = {graph.index[id]: k for k, id in enumerate(ids)}
-    return ids, {(place[i], place[j]) for i, j in graph.edges if i in place}
+    stage_of_layer = {graph.index[id]: k for k, id in enumerate(ids)}
+    return ids, {(stage_of_layer[i], stage_of_layer[j]) for i, j in graph.edges if i in stage_of_layer}
 
 
 def _plan_of(conf: object, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan:

@@ -56,8 +56,8 @@ class DriverFile:
         name = parts[1] if len(parts) > 1 and parts[0] == "models" else parts[0]
         of_kind = MODEL_TYPES[kind]
         for pattern in of_kind.names:
-            if (found := pattern.format(name)) in of_kind.networks:
-                return found
+            if (model_name := pattern.format(name)) in of_kind.networks:
+                return model_name
         raise InputError(
             "driver.model_unknown",
             f"{self.path}: module {shown(module)} of model_type {kind} names no network of ours: add --model M "
@@ -67,8 +67,8 @@ class DriverFile:
     @property
     def config_file(self) -> Path:
         """The conf json. Raises InputError if it is not near."""
-        if found := self._near("config_file"):
-            return found
+        if path := self._near("config_file"):
+            return path
         raise InputError(
             "driver.conf_missing",
             f"{self.path}: config_file {shown(self._value('config_file'))} is not in its folder, the "
@@ -77,36 +77,36 @@ class DriverFile:
 
     @property
     def data(self) -> str:
-        """The data's folder where it is near, else what `data_dir` says, which may be a manifest's name.
+        """The data's folder if it is near, else what `data_dir` says, which may be a manifest's name.
 
         Raises InputError for a function: a file that somebody sent must not name code that is run.
         """
-        found = str(self._near("data_dir") or self._value("data_dir"))
-        if is_function(found):
+        data_name = str(self._near("data_dir") or self._value("data_dir"))
+        if is_function(data_name):
             raise InputError(
                 "driver.data_is_function",
-                f"{self.path}: data_dir {shown(found)} names a function, expected a folder or a data set: read its "
+                f"{self.path}: data_dir {shown(data_name)} names a function, expected a folder or a data set: read its "
                 "code, and give it as --data if it is to be run",
             )
-        return found
+        return data_name
 
     @property
     def folder(self) -> Path | None:
-        """Where its runs are recorded, each in a folder of its own."""
+        """The folder of its runs, each in a folder of its own."""
         return expanded(self.values["log_directory"]) if "log_directory" in self.values else None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the run by the names that RunConfig has for them."""
         same = ("batch_size", "learning_rate", "weight_decay", "epochs", "voxel_size")
-        found = {key: self.values[key] for key in same if key in self.values}
+        settings_found = {key: self.values[key] for key in same if key in self.values}
         if kind := self.values.get("model_type"):
-            found |= MODEL_TYPES[kind].settings
+            settings_found |= MODEL_TYPES[kind].settings
         if policy := self.values.get("learning_rate_policy"):
-            found |= {"decay_epochs": float(found.get("epochs", 1)), **POLICIES[policy]}
+            settings_found |= {"decay_epochs": float(settings_found.get("epochs", 1)), **POLICIES[policy]}
         if "sample_ratio" in self.values:
-            found["num_points"] = max(1, round(POINTS * self.values["sample_ratio"]))
-        return found
+            settings_found["num_points"] = max(1, round(POINTS * self.values["sample_ratio"]))
+        return settings_found
 
     @property
     def without_meaning(self) -> tuple[str, ...]:
@@ -137,8 +137,8 @@ class DriverFile:
         """
         for folder in (self.path.parent, self.path.parent / "..", Path()):
             try:
-                if (found := Path(folder, self._value(key))).exists():
-                    return found
+                if (path := Path(folder, self._value(key))).exists():
+                    return path
             except (OSError, ValueError):  # a name that no file can have
                 continue
         return None

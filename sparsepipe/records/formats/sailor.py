@@ -93,8 +93,8 @@ class MeasuredPlan:
         alone = all(len(stage.ranks) == 1 for stage in self.plan.stages)
         if not alone or self.reduction_seconds <= max(_BARRIER, 0.02 * self.seconds):
             return ""
-        told = f"{self.reduction_seconds:.2f} s for averaging gradients though each stage has one replica"
-        return f"its record has {told}: the times of another plan"
+        text = f"{self.reduction_seconds:.2f} s for averaging gradients though each stage has one replica"
+        return f"its record has {text}: the times of another plan"
 
     @property
     def memory_doubt(self) -> str:
@@ -102,12 +102,14 @@ class MeasuredPlan:
         least = max(self._least_bytes(s) for s in range(len(self.plan.stages)))
         if self.peak_bytes >= least:
             return ""
-        told = f"weights, gradients, Adam's two numbers and one microbatch take {least / 1e9:.2f} GB of a GPU"
-        return f"its record has {self.peak_bytes / 1e9:.2f} GB at the peak, but {told}"
+        text = f"weights, gradients, Adam's two numbers and one microbatch take {least / 1e9:.2f} GB of a GPU"
+        return f"its record has {self.peak_bytes / 1e9:.2f} GB at the peak, but {text}"
 
     def _least_bytes(self, stage: int) -> float:
-        own = self.plan.stages[stage]
-        return min(4 * weights + saved for weights, saved in (self.held(stage, kind) for kind in own.device_types))
+        own_stage = self.plan.stages[stage]
+        return min(
+            4 * weights + saved for weights, saved in (self.held(stage, kind) for kind in own_stage.device_types)
+        )
 
     def held(self, stage: int, kind: str) -> tuple[float, float]:
         """Bytes on one GPU of this type of device: a stage's weights, and what one microbatch keeps in it."""
@@ -222,7 +224,7 @@ class SailorFiles:
         batch = integer(_at(content, "", "gbs"), "gbs", least=1)
         if batch % samples:
             raise InputError("sailor.batch_size_uneven", f"gbs = {batch}: expected a multiple of mbs = {samples}")
-        kinds = {kind: parts for own in types for kind, parts in own}
+        kinds = {kind: parts for gpu_type in types for kind, parts in gpu_type}
         profile, shards = self._profile(model, stages, kinds, samples)
         plan, ranks = _plan_of(stages, types, batch // samples, profile.graph)
         nodes = tuple(Node(f"node{k}", (DeviceType(kind),)) for k, kind in enumerate(ranks))
@@ -258,7 +260,7 @@ class SailorFiles:
         for kind, (gpu, degree) in kinds.items():
             sizes = _at(self.sizes, "llm_info.json", model, str(degree))
             held = [_at(sizes, "llm_info.json", str(k)) for k in range(count)]
-            shards[kind] = tuple(number(_at(one, "", "params_bytes"), "params_bytes") for one in held)
+            shards[kind] = tuple(number(_at(held_profile, "", "params_bytes"), "params_bytes") for held_profile in held)
             tables = self._times(model, gpu, degree)
             if samples not in tables:
                 raise InputError(
@@ -277,52 +279,52 @@ class SailorFiles:
     def _times(self, model: str, gpu: str, degree: int) -> dict[int, Any]:
         """Samples of a microbatch → layer → seconds, of one GPU and tensor degree."""
         measured = _at(self.times, "profiles_tmp.json", model, gpu)
-        found = {}
-        for count, own in measured.items() if isinstance(measured, Mapping) else ():
-            if re.fullmatch("[1-9][0-9]{0,8}", count) and _find(own, str(degree)) is not None:
-                found[int(count)] = own[str(degree)]
-        return found
+        times = {}
+        for count, measured_time in measured.items() if isinstance(measured, Mapping) else ():
+            if re.fullmatch("[1-9][0-9]{0,8}", count) and _find(measured_time, str(degree)) is not None:
+                times[int(count)] = measured_time[str(degree)]
+        return times
 
     def _link(self, zone: str, a: tuple[str, int], b: tuple[str, int]) -> SizedLink:
         """Between two nodes; if their numbers of GPUs were not measured together, with the fewer."""
         for senders in (min(a[1], b[1]), 1):
-            own = str(senders)
-            found = _find(self.between, zone, a[0], own, zone, b[0], own)
-            if found is None and a[0] == b[0]:
-                found = _find(self.alike, "inter", a[0], own)
-            if found is not None:
-                return SizedLink(_coefficients(found, f"link from {a[0]} to {b[0]}"), senders)
+            sender_text = str(senders)
+            bandwidth = _find(self.between, zone, a[0], sender_text, zone, b[0], sender_text)
+            if bandwidth is None and a[0] == b[0]:
+                bandwidth = _find(self.alike, "inter", a[0], sender_text)
+            if bandwidth is not None:
+                return SizedLink(_coefficients(bandwidth, f"link from {a[0]} to {b[0]}"), senders)
         raise InputError("sailor.no_link", f"no link from {a[0]} to {b[0]} in {zone}")
 
     def _inner_link(self, gpu: str, degree: int) -> SizedLink | None:
         """Within a node, where half of its GPUs were measured sending to the other half; None if they were not."""
-        found = _find(self.alike, "intra", gpu, str(degree))
-        if found is None:
+        bandwidth = _find(self.alike, "intra", gpu, str(degree))
+        if bandwidth is None:
             return None
-        return SizedLink(_coefficients(found, f"link within a node of {gpu}"), max(1, degree // 2))
+        return SizedLink(_coefficients(bandwidth, f"link within a node of {gpu}"), max(1, degree // 2))
 
 
 def _coefficients(found: object, what: str) -> tuple[float, ...]:
     numbers = found[0] if isinstance(found, list) and found else None
     if not isinstance(numbers, list) or not numbers:
         raise InputError("sailor.coefficients_malformed", f"{what}: {shown(found)}, expected coefficients")
-    return tuple(real(one, f"coefficient of a {what}") for one in numbers)
+    return tuple(real(coefficient, f"coefficient of a {what}") for coefficient in numbers)
 
 
 def _plan_of(
     stages: Sequence[Sequence[int]], types: Sequence[Sequence[tuple[str, Any]]], count: int, graph: LayerGraph
 ) -> tuple[Plan, list[str]]:
     """The plan, and the device type of each rank. DeepSpeed's stages hold as many microbatches as stages follow."""
-    found: list[Stage] = []
+    plan_stages: list[Stage] = []
     ranks: list[str] = []
-    for s, (layers, own) in enumerate(zip(stages, types, strict=True)):
-        kinds = tuple(kind for kind, _ in own)
+    for s, (layers, stage_number) in enumerate(zip(stages, types, strict=True)):
+        kinds = tuple(kind for kind, _ in stage_number)
         first = len(ranks)
         ranks += kinds
         places, names = tuple(range(first, len(ranks))), tuple(graph.layers[k].id for k in layers)
         nodes = tuple(f"node{k}" for k in places)
-        found.append(Stage(names, places, device_types=kinds, nodes=nodes, warmup=len(stages) - 1 - s))
-    return Plan(tuple(found), "1f1b-flush", num_microbatches=count, planner="sailor"), ranks
+        plan_stages.append(Stage(names, places, device_types=kinds, nodes=nodes, warmup=len(stages) - 1 - s))
+    return Plan(tuple(plan_stages), "1f1b-flush", num_microbatches=count, planner="sailor"), ranks
 
 
 def _stages(content: Mapping[str, Any]) -> tuple[list[list[int]], list[list[tuple[str, tuple[str, int]]]]]:
@@ -330,8 +332,8 @@ def _stages(content: Mapping[str, Any]) -> tuple[list[list[int]], list[list[tupl
     pipelines = _at(content, "", "pipeline_list")
     if not isinstance(pipelines, list) or len(pipelines) != 1:
         raise InputError("sailor.several_pipelines", f"pipeline_list = {shown(pipelines)}: expected one pipeline")
-    own = pipelines[0]
-    layers, replicas = _at(own, "pipeline", "layers_per_stage"), _at(own, "pipeline", "tmp_per_stage")
+    pipeline = pipelines[0]
+    layers, replicas = _at(pipeline, "pipeline", "layers_per_stage"), _at(pipeline, "pipeline", "tmp_per_stage")
     if not isinstance(layers, list) or not isinstance(replicas, list) or len(layers) != len(replicas) or not layers:
         raise InputError(
             "sailor.lists_differ", "layers_per_stage and tmp_per_stage: expected lists with an entry for each stage"
@@ -363,19 +365,20 @@ def _replicas(part: object) -> Iterator[tuple[str, tuple[str, int]]]:
 
 def _cost(table: Mapping[str, Any], samples: int, held: Mapping[str, Any], layer: int) -> LayerCost:
     sent = number(_at(held, "llm_info.json", "act_output_floats"), "act_output_floats") * _FLOAT
-    kept = number(_at(held, "llm_info.json", "act_mem_bytes"), "act_mem_bytes")
+    activation_bytes = number(_at(held, "llm_info.json", "act_mem_bytes"), "act_mem_bytes")
     forward, backward, _ = _seconds(table, layer)
-    return LayerCost((CostSample(samples, forward, backward, sent * samples, saved_bytes=kept * samples),))
+    return LayerCost((CostSample(samples, forward, backward, sent * samples, saved_bytes=activation_bytes * samples),))
 
 
 def _seconds(table: Mapping[str, Any], layer: int) -> list[float]:
     """Seconds of a layer's forward, its backward, and the optimizer."""
-    found = _at(table, "profiles_tmp.json", str(layer))
-    if not isinstance(found, list) or len(found) != 3:
+    layer_times = _at(table, "profiles_tmp.json", str(layer))
+    if not isinstance(layer_times, list) or len(layer_times) != 3:
         raise InputError(
-            "sailor.profile_malformed", f"profiles_tmp.json: layer {layer} is {shown(found)}, expected three numbers"
+            "sailor.profile_malformed",
+            f"profiles_tmp.json: layer {layer} is {shown(layer_times)}, expected three numbers",
         )
-    return [number(one, f"profiles_tmp.json: layer {layer}") for one in found]
+    return [number(layer_time, f"profiles_tmp.json: layer {layer}") for layer_time in layer_times]
 
 
 def _table(path: Path) -> Mapping[str, Any]:
@@ -403,7 +406,7 @@ def _find(content: object, *keys: str) -> Any:
 
 def _positive(content: Mapping[str, Any], key: str) -> float:
     """A number above 0 of a plan's file."""
-    found = number(_at(content, "", key), key)
-    if not found > 0:
-        raise InputError("sailor.not_positive", f"{key} = {found:g}: expected more than 0")
-    return found
+    value = number(_at(content, "", key), key)
+    if not value > 0:
+        raise InputError("sailor.not_positive", f"{key} = {value:g}: expected more than 0")
+    return value

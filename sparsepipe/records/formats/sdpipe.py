@@ -58,7 +58,7 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     if len(set(hosts)) < len(hosts):
         raise InputError(
             "hostfile.host_twice",
-            f"{path}: host {shown(max(hosts, key=hosts.count))} is there twice: expected an entry a host",
+            f"{path}: host {shown(max(hosts, key=hosts.count))} is listed twice: expected one entry per host",
         )
     if (chiefs := sum(node.chief for node in nodes)) != 1:
         raise InputError("sdpipe.several_chiefs", f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
@@ -82,8 +82,8 @@ def cluster_of(
     Ranks are as mpirun numbers them: host by host.
     """
     kind = DeviceType(device_type, memory_bytes)
-    own = link or Link()
-    made = [Node(one.host, (kind,) * one.workers, own, address=one.host) for one in nodes if one.workers]
+    link_used = link or Link()
+    made = [Node(node.host, (kind,) * node.workers, link_used, address=node.host) for node in nodes if node.workers]
     if not made:
         raise InputError("sdpipe.no_workers", "no host has workers: expected workers: 1 or more at least once")
     return Cluster(tuple(made), network or Link())
@@ -198,14 +198,14 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             )
         return names[node.id]
     if isinstance(node, ast.List):
-        return _bounded([_value(one, names) for one in node.elts])
+        return _bounded([_value(argument, names) for argument in node.elts])
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = _value(node.left, names), _value(node.right, names)
         if isinstance(left, list) and type(right) is int and right >= 1 and len(left) * right <= MOST_DEVICES:
             return _bounded(left * right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        arguments = [_value(one, names) for one in node.args]
-        kinds = [type(one) for one in arguments]
+        arguments = [_value(argument, names) for argument in node.args]
+        kinds = [type(argument) for argument in arguments]
         if (node.func.id, kinds) == ("gpu", [int]):
             return None, arguments[0]
         if (node.func.id, kinds) == ("rgpu", [str, int]):
@@ -225,7 +225,7 @@ def _bounded(values: list[Any]) -> list[Any]:
             raise InputError(
                 "sdpipe.too_many_devices", f"a list of more than {MOST_DEVICES} GPUs, expected as many at most"
             )
-        left += [one for one in inner if isinstance(one, list)]
+        left += [inner_value for inner_value in inner if isinstance(inner_value, list)]
     return values
 
 
@@ -236,7 +236,7 @@ def _layout(where: str, name: str, rows: list[Any]) -> Layout:
             f"{where}: {name} is no list of lists, expected a list for each stage with a GPU a pipeline",
         )
     for row in rows:
-        if unknown := [one for one in row if not isinstance(one, tuple)]:
+        if unknown := [entry for entry in row if not isinstance(entry, tuple)]:
             raise InputError(
                 "sdpipe.device_malformed",
                 f"{where}: {name} has {shown(unknown[0])}, expected gpu(number) or rgpu(host, number)",
@@ -308,8 +308,8 @@ def _plan(layout: Layout, k: int, cluster: Cluster, ids: Sequence[str], bounds: 
     for rank, rows in groupby(ranks):
         last = first + len(list(rows))
         device = cluster.devices[rank]
-        own = tuple(ids[bounds[first] : bounds[last]])
-        stages.append(Stage(own, (rank,), (), (device.type.name,), (device.node.name,)))
+        stage_ids = tuple(ids[bounds[first] : bounds[last]])
+        stages.append(Stage(stage_ids, (rank,), (), (device.type.name,), (device.node.name,)))
         first = last
     return Plan(tuple(stages), schedule, planner="imported")
 

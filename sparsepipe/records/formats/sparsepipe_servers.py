@@ -78,12 +78,12 @@ class ServerFile:
         for name, path in self.profiles:
             if name in given:
                 continue
-            found = self._find(path)
-            one = Profile.load(found, device_type=name)
+            path_found = self._find(path)
+            one = Profile.load(path_found, device_type=name)
             try:
                 joined = one if joined is None else joined | one
             except InputError as error:
-                raise error.within(f"{found}: ") from None
+                raise error.within(f"{path_found}: ") from None
         assert joined is not None
         return joined
 

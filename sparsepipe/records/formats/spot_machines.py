@@ -46,12 +46,12 @@ class SpotMachines:
 
     def absences(self, least: int) -> list[tuple[float, float]]:
         """Return when fewer than `least` machines exist: (begin, seconds), each as long as it lasts."""
-        found: list[tuple[float, float]] = []  # (begin, end)
+        absences_found: list[tuple[float, float]] = []  # (begin, end)
         for begin, end, count in self.spans:
             if count < least:
-                joined = bool(found) and found[-1][1] == begin
-                found.append((found.pop()[0] if joined else begin, end))
-        return [(begin, end - begin) for begin, end in found]
+                joined = bool(absences_found) and absences_found[-1][1] == begin
+                absences_found.append((absences_found.pop()[0] if joined else begin, end))
+        return [(begin, end - begin) for begin, end in absences_found]
 
 
 def read_spot_machines(path: Path | str) -> SpotMachines:
@@ -72,7 +72,7 @@ def read_spot_machines(path: Path | str) -> SpotMachines:
 
 def _from_events(rows: Sequence[Row]) -> dict[float, int]:
     there: set[str] = set()
-    found: dict[float, int] = {}
+    counts_by_time: dict[float, int] = {}
     for where, fields in rows:
         if len(fields) != 3 or fields[1] not in _EVENTS or not fields[2]:
             raise InputError("spot.event_malformed", f"{where}: {shown(','.join(fields))}, expected such as {_EVENT!r}")
@@ -81,12 +81,12 @@ def _from_events(rows: Sequence[Row]) -> dict[float, int]:
             was = "was there" if machine in there else "was not there"
             raise InputError("spot.event_impossible", f"{where}: {fields[1]} {shown(machine)}, which {was}")
         there ^= {machine}
-        _put(found, at, len(there), where)
-    return found
+        _put(counts_by_time, at, len(there), where)
+    return counts_by_time
 
 
 def _from_readings(rows: Sequence[Row]) -> dict[float, int]:
-    found: dict[float, int] = {}
+    counts_by_time: dict[float, int] = {}
     for where, fields in rows:
         try:
             at = datetime.strptime(" ".join(fields[:-1]), "%Y-%m-%d %H:%M:%S")
@@ -94,8 +94,8 @@ def _from_readings(rows: Sequence[Row]) -> dict[float, int]:
             raise InputError(
                 "spot.reading_malformed", f"{where}: {shown(','.join(fields))}, expected such as {_READING!r}"
             ) from None
-        _put(found, (at - datetime.min).total_seconds(), _whole(fields[-1], f"{where}: machines"), where)
-    return found
+        _put(counts_by_time, (at - datetime.min).total_seconds(), _whole(fields[-1], f"{where}: machines"), where)
+    return counts_by_time
 
 
 def _put(found: dict[float, int], at: float, count: int, where: str) -> None:

@@ -32,14 +32,14 @@ def write_stage_modules(plan: Plan, network: Network, folder: Path | str) -> lis
 def stage_source(plan: Plan, network: Network, stage: int) -> str:
     """The module of one stage. Its forward takes and returns what is alive across its boundaries, each tensor once."""
     rows = {row.id: row for row in network.rows}
-    own = [rows[id] for id in plan.stages[stage].layers]
+    stage_rows = [rows[id] for id in plan.stages[stage].layers]
     received, sent = _alive(plan, network, stage), _alive(plan, network, stage + 1)
-    if not own:
+    if not stage_rows:
         raise InputError("export.stage_empty", f"stage {stage} has no layers: nothing to write")
     ranks = ", ".join(map(str, plan.stages[stage].ranks))
-    returned = ", ".join(sent) if sent else own[-1].id
+    returned = ", ".join(sent) if sent else stage_rows[-1].id
     lines = [
-        f'"""Stage {stage} of {network.name}: {own[0].id} … {own[-1].id}, on rank {ranks}."""',
+        f'"""Stage {stage} of {network.name}: {stage_rows[0].id} … {stage_rows[-1].id}, on rank {ranks}."""',
         "",
         "from torch import nn",
         "",
@@ -50,10 +50,10 @@ def stage_source(plan: Plan, network: Network, stage: int) -> str:
         f"class Stage{stage}(nn.Module):",
         "    def __init__(self, engine: Engine) -> None:",
         "        super().__init__()",
-        *(f"        self.{row.id} = engine.layer({_row_source(row)})" for row in own),
+        *(f"        self.{row.id} = engine.layer({_row_source(row)})" for row in stage_rows),
         "",
-        f"    def forward(self, {', '.join(received)}{', *, seed=0' if _drops(own) else ''}):",
-        *(f"        {row.id} = self.{row.id}({_call_source(row)})" for row in own),
+        f"    def forward(self, {', '.join(received)}{', *, seed=0' if _drops(stage_rows) else ''}):",
+        *(f"        {row.id} = self.{row.id}({_call_source(row)})" for row in stage_rows),
         f"        return {returned}",
     ]
     return "\n".join(lines) + "\n"

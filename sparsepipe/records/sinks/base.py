@@ -65,12 +65,12 @@ def scalars(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
         return None
     behind = f" of pipeline {row['pipeline']}" if isinstance(row.get("pipeline"), int) else ""
     left = {key: value for key, value in row.items() if key not in _COUNTS}
-    found = {f"{name}{behind}": value for name, value in _numbers(left, str(event))}
+    numbers = {f"{name}{behind}": value for name, value in _numbers(left, str(event))}
     for stage in row.get("stages") or () if event == "epoch" else ():
         if isinstance(stage, Mapping) and "stage" in stage:
-            own = {key: value for key, value in stage.items() if key not in ("stage", "ranks")}
-            found |= {f"{name}{behind}": value for name, value in _numbers(own, f"stage {stage['stage']}")}
-    return (done, found) if found else None
+            stage_numbers = {key: value for key, value in stage.items() if key not in ("stage", "ranks")}
+            numbers |= {f"{name}{behind}": value for name, value in _numbers(stage_numbers, f"stage {stage['stage']}")}
+    return (done, numbers) if numbers else None
 
 
 _COUNTS = ("event", "seconds", "epoch", "minibatch", "minibatches", "pipeline", "stages")

@@ -22,15 +22,15 @@ class TensorBoard:
         try:
             self._writer = SummaryWriter(str(folder))
         except OSError as error:
-            told = error.strerror or error
+            reason = error.strerror or error
             raise InputError(
-                "out.unwritable", f"{folder}: cannot be written to ({told}); choose another folder"
+                "out.unwritable", f"{folder}: cannot be written to ({reason}); choose another folder"
             ) from None
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Write the numbers of a row at the minibatch that it is of."""
-        if found := scalars(row):
-            minibatch, numbers = found
+        if values := scalars(row):
+            minibatch, numbers = values
             for name, number in numbers.items():
                 self._writer.add_scalar(name, number, minibatch)
             if row.get("event") == "epoch":

@@ -33,7 +33,7 @@ def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
 
 
 def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
-    """Return whether the metrics tell of each minibatch that is done.
+    """Return whether the metrics have each minibatch that is done.
 
     Of a host that was lost a checkpoint may have come here, and not the newest rows before it.
     """

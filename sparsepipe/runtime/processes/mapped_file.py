@@ -9,7 +9,7 @@ from ...util.host.limits import limit_met
 
 
 def mapped_file(path: Path, size: int) -> mmap.mmap:
-    """Map the file, made with zeros where it was not there.
+    """Map the file, filled with zeros if it is new.
 
     Raises OSError if its disk has no room for it, and InputError if it cannot be shared in memory there.
     """

@@ -87,7 +87,7 @@ class Checkpoint:
         if missing := [layer for layer in layers if layer not in held]:
             raise InputError(
                 "checkpoint.layer_missing",
-                f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model",
+                f"{self.folder}: holds no layer {missing[0]!r} of {model}; it belongs to another model",
                 model=model,
             )
 
@@ -160,7 +160,7 @@ class Checkpoint:
         wanted, places = set(layers), self.manifest["layers"]
         if missing := [layer for layer in layers if layer not in places]:
             raise InputError(
-                "checkpoint.layer_missing", f"{self.folder}: holds no layer {missing[0]!r}; it is of another model"
+                "checkpoint.layer_missing", f"{self.folder}: holds no layer {missing[0]!r}; it belongs to another model"
             )
         tensors: dict[str, Tensor] = {}
         for name in sorted({places[layer] for layer in layers} & self.manifest["files"].keys()):

@@ -57,7 +57,7 @@ class Encryption:
         except OSError as error:  # ssl.SSLError is one
             raise InputError(
                 "encryption.no_certificate",
-                f"{self.path}: no certificate that can be used ({error}); launch the run again",
+                f"{self.path}: no usable certificate ({error}); launch the run again",
             ) from None
         return context
 

@@ -45,7 +45,7 @@ def meet(context: WorkerContext, values: Tensor, *, look: Callable[[], None]) ->
     """Sum `values` over all ranks, in place, where the plan leaves any out: those `look` until the others are
     available.
 
-    No one meets where it leaves out none. Raises DeadlinePassed, on ranks at work alone, or PeerLost.
+    No one meets if it leaves out none. Raises DeadlinePassed, on ranks at work alone, or PeerLost.
     """
     process, what = context.process, "the ranks that are left out"
     if not context.leaves_out:

@@ -147,8 +147,8 @@ def _check_data(process: Process, workload: Workload) -> None:
     if found[process.rank] != found[0]:
         raise InputError(
             "pipelines.data_differ",
-            f"the data here ({workload.num_samples} training samples) are not those of rank 0's host; bring the same "
-            "data to both, or name a manifest, which checks them",
+            f"the data on this host ({workload.num_samples} training samples) differ from those of rank 0's host; "
+            "bring the same data to both, or name a manifest, which checks them",
         )
     if (found != found[0]).any():
         process.barrier("start")  # a rank that has other data tells

@@ -477,7 +477,7 @@ class Worker:
         of_plan = self.epochs.of_plan(len(self.plan.stages))
         if not of_plan:
             path = self.run_dir / "metrics.jsonl"
-            raise InputError("run.no_epoch", f"{path}: has no epoch of this plan, so nothing to sum up")
+            raise InputError("run.no_epoch", f"{path}: has no epoch of this plan yet")
         epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
         return run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)

@@ -80,7 +80,7 @@ def _check_replay(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster
     if profile is None or cluster is None:
         raise InputError(
             "engine.no_profile",
-            f"engine {config.engine!r} needs the profile and the cluster that the plan was made for",
+            f"engine {config.engine!r} needs the plan's profile and cluster",
             engine=config.engine,
         )
     plan.check(profile.graph, cluster)

@@ -3,7 +3,7 @@
 Everything else is the real runtime: processes, action lists, packets, recorder. So a cluster no one here owns, of
 devices profiled elsewhere, runs on a laptop; and with layers that cost nothing, what is left is the runtime's overhead.
 On several hosts packets cross their network, too, as many bytes as sockets would carry between the cluster's nodes: a
-transfer takes as long as its link says, or as the network does where that is slower.
+transfer takes as long as its link says, or as the network does if that is slower.
 
 Links slower than those that are available: when a packet that leaves now would be there, as the simulator has it.
 

@@ -88,7 +88,7 @@ class RunData:
 
             options = json_object(config.data_args, "data_args")
             if taken := sorted(options.keys() & set(_OF_RUNS)):
-                text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
+                text = f"{{data_args}} has {taken[0]!r}, which a run sets itself; rename it"
                 raise InputError("setting.data_args_reserved", text, setting="data_args")
             opened = open_examples(
                 config.data,

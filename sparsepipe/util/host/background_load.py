@@ -27,7 +27,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundLoad:
-    """Shares of time, from 0 to 1; None if the system does not tell, or the time was too short to."""
+    """Shares of time, from 0 to 1; None if the system does not say, or the time was too short to."""
 
     run_queue_wait_share: float | None = None  # of the time in which our threads could work: without a processor
     other_cpu_share: float | None = None  # of the processors that we may use: used by processes not ours
@@ -95,7 +95,7 @@ class Usage:
 def load_between(start: Usage, end: Usage, *, ours: float | None = None) -> BackgroundLoad:
     """Return the load from one moment to another.
 
-    `ours`: the seconds that our processes were on processors meanwhile; this one's own where it is not given.
+    `ours`: the seconds that our processes were on processors meanwhile; this one's own if not given.
     """
     wall = end.at - start.at
     processors = num_processors() * wall

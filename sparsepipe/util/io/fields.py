@@ -105,7 +105,7 @@ Check = Callable[[Any, str], Any]  # (value, what it is called) → the value; r
 
 
 class Fields(dict[str, Any]):
-    """A JSON object out of a file, whose fields are of the right types. One that is missing is reported where it is
+    """A JSON object out of a file, whose fields are of the right types. One that is missing is reported when it is
     used.
 
     So files written before a field was invented, or by hand, are read for what they have.
@@ -190,5 +190,5 @@ def shown_key(key: str) -> str:
 
 
 def complaint(error: object, most: int = 200) -> str:
-    """Return what a library complained of, fit for one line; its name where it says nothing."""
+    """Return what a library complained of, fit for one line; its name if it says nothing."""
     return " ".join(str(error).split())[:most] or type(error).__name__

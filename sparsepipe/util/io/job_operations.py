@@ -188,7 +188,7 @@ def _checked(table: Any, path: Path) -> Any:
             "operations.rank_twice", f"{path}: a rank is in two places, expected one dp_rank and stage each"
         )
     if int(checked["mb_id"].max() + 1) * int(checked["dp_rank"].max() + 1) > _MOST_ROWS:
-        raise InputError("operations.number_too_large", f"{path}: microbatch or dp_rank numbers beyond any job's")
+        raise InputError("operations.number_too_large", f"{path}: microbatch or dp_rank numbers out of range")
     return checked
 
 

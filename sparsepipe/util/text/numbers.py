@@ -14,7 +14,7 @@ _NO_GAP = 1e-9  # a share: what plans and bounds differ by where they are the sa
 
 
 def as_given(value: float) -> str:
-    """Return a number as somebody wrote it, "0.0078125"; with three digits where it has more than people write."""
+    """Return a number as somebody wrote it, "0.0078125"; with three digits if it has more than people write."""
     short = f"{value:g}"
     written = abs(value) < 1e6 and isclose(float(short), value, rel_tol=1e-12)  # 7e-5 s are 69.99999999999999 µs
     return short if written else as_measured(value)
@@ -91,7 +91,7 @@ def rate_text(rate: float, what: str = "samples") -> str:
 
 
 def pace_text(row: Mapping[str, Any]) -> str:
-    """The throughput that a row of a run's metrics tells, in the unit that it has; empty if it tells none."""
+    """The throughput in a row of a run's metrics, with its unit; empty if there is none."""
     rates = ((row.get(f"{what}_per_second"), what) for what in ("samples", "minibatches"))
     return next((rate_text(rate, what) for rate, what in rates if rate is not None), "")
 
@@ -119,7 +119,7 @@ def duration(seconds: float, unit: str | None = None) -> str:
 
 
 def duration_or_none(seconds: float | None) -> str:
-    """A time for a table: "–" where it is not known, or nothing is done, as by one replica that averages with none."""
+    """A time for a table: "–" if it is not known, or nothing is done, as by one replica that averages with none."""
     return duration(seconds) if seconds else "–"
 
 

@@ -197,7 +197,8 @@ class LayerLaws:
         `densities`: seconds are those of sizes so many times as large, as far as these were measured: [layers].
         """
         factors, denser = (
-            None if all(factor == 1 for factor in one) else np.array(one) for one in (stretches, densities)
+            None if all(factor == 1 for factor in stretches_or_densities) else np.array(stretches_or_densities)
+            for stretches_or_densities in (stretches, densities)
         )
         return replace(self, stretches=factors, densities=denser)
 
@@ -213,35 +214,37 @@ class LayerLaws:
 
     def at(self, sizes: Array) -> dict[str, Array]:
         """Evaluate seconds and bytes of the layers at each of `sizes`: field of a cost sample → [layers, sizes]."""
-        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *KEPT_FIELDS, *_COUNTS)}
+        values_by_name = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *KEPT_FIELDS, *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
                 densities = self.densities if part is group.parts[0] else None
                 values = part.laws.at(part.own(sizes, self.stretches, densities))
                 for name, (layers, rows) in part.rows.items():
-                    found[name][layers] = values[rows]
-        found["kernel_map_seconds"] = np.minimum(found["kernel_map_seconds"], found["forward"])
-        return found
+                    values_by_name[name][layers] = values[rows]
+        values_by_name["kernel_map_seconds"] = np.minimum(
+            values_by_name["kernel_map_seconds"], values_by_name["forward"]
+        )
+        return values_by_name
 
     def samples(self, size: float, layers: slice = slice(None)) -> tuple[CostSample, ...]:
         """These layers' costs at one size; their spreads are what their seconds may be off there, to both sides."""
         sizes = np.array([size])
-        found = {name: values[layers, 0] for name, values in self.at(sizes).items()}
+        values_by_name = {name: values[layers, 0] for name, values in self.at(sizes).items()}
         for (name, spread), share in zip(_SPREADS.items(), self.uncertainty(sizes), strict=True):
-            found[spread] = 2 * found[name] * share[layers, 0]
-        columns = [found[name].tolist() for name in COST_FIELDS[1:]]
+            values_by_name[spread] = 2 * values_by_name[name] * share[layers, 0]
+        columns = [values_by_name[name].tolist() for name in COST_FIELDS[1:]]
         return tuple(CostSample(size, *values) for values in zip(*columns, strict=True))
 
     def uncertainty(self, sizes: Array) -> tuple[Array, Array]:
         """Shares by which the layers' forwards and backwards may be off at each of `sizes`: [layers, sizes] each."""
-        found = {name: np.zeros((self.num_layers, len(sizes))) for name in _SPREADS}
+        spreads = {name: np.zeros((self.num_layers, len(sizes))) for name in _SPREADS}
         for group in self.groups:
             seconds = group.parts[0]
             shares = seconds.laws.uncertainty(seconds.own(sizes, self.stretches, self.densities))
             for name in _SPREADS:
                 layers, rows = seconds.rows[name]
-                found[name][layers] = shares[rows]
-        return found["forward"], found["backward"]
+                spreads[name][layers] = shares[rows]
+        return spreads["forward"], spreads["backward"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,12 +266,12 @@ class _Part:
             first += len(some)
             used.append(some)
         spreads = [values[_SPREADS.get(name, "no_spread")][some] for name, some in zip(names, used, strict=True)]
-        own = [values[name][some] for name, some in zip(names, used, strict=True)]
+        columns = [values[name][some] for name, some in zip(names, used, strict=True)]
         if drivers := options.get("drivers"):
             options["drivers"] = [
                 tuple(np.concatenate([part[some] for some in used]) for part in driver) for driver in drivers
             ]
-        return cls(SizeLaws.fit(sizes, np.concatenate(own), np.concatenate(spreads), **options), rows)
+        return cls(SizeLaws.fit(sizes, np.concatenate(columns), np.concatenate(spreads), **options), rows)
 
     def own(self, sizes: Array, stretches: Array | None, densities: Array | None) -> Array:
         """The sizes at which the laws say what minibatches of `sizes` cost: [sizes], or of each row [rows, sizes].
@@ -278,18 +281,22 @@ class _Part:
         if stretches is None and densities is None:
             return sizes
         layers = np.concatenate([layers for layers, _ in self.rows.values()])
-        found = sizes if stretches is None else sizes / stretches[layers, None]
+        effective_sizes = sizes if stretches is None else sizes / stretches[layers, None]
         if densities is None:
-            return found
+            return effective_sizes
         low, high = self.laws.measured
-        return np.clip(found * densities[layers, None], np.minimum(found, low), np.maximum(found, high))
+        return np.clip(
+            effective_sizes * densities[layers, None],
+            np.minimum(effective_sizes, low),
+            np.maximum(effective_sizes, high),
+        )
 
     def lines(self, name: str, layers: NDArray[np.intp]) -> tuple[Array, Array]:
         """Constants and slopes of one field's laws, for `layers`; 0 of those that are not fitted."""
         known, rows = self.rows[name]
-        found = np.zeros((2, int(layers.max()) + 1))
-        found[:, known] = self.laws.constants[rows], self.laws.slopes[rows]
-        constants, slopes = found[:, layers]
+        coefficients = np.zeros((2, int(layers.max()) + 1))
+        coefficients[:, known] = self.laws.constants[rows], self.laws.slopes[rows]
+        constants, slopes = coefficients[:, layers]
         return constants, slopes
 
 
@@ -325,5 +332,5 @@ class _Group:
             drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
             samples=samples,
         )
-        kept = [_Part.of(layers, sizes, values, KEPT_FIELDS, power=ATTENTION, samples=samples)] if attention else []
-        return cls(layers, sizes, (seconds, counts, *kept))
+        parts = [_Part.of(layers, sizes, values, KEPT_FIELDS, power=ATTENTION, samples=samples)] if attention else []
+        return cls(layers, sizes, (seconds, counts, *parts))

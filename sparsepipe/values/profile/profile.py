@@ -165,7 +165,7 @@ class Profile(Printed):
         return remembered(self.kept, "warnings", types, lambda: self._warnings_of(types))
 
     def _warnings_of(self, device_types: tuple[str, ...]) -> tuple[str, ...]:
-        told = [
+        warnings = [
             text
             for part in self.measured_parts(device_types)
             for text in (*_told_of_layers(part), *_told_of_load(part))
@@ -175,22 +175,24 @@ class Profile(Printed):
         narrow: dict[str, list[str]] = {}
         for kind in kinds:
             narrow.setdefault(self._narrow_range(kind), []).append(kind)
-        told += [
-            f"profile of {', '.join(own)}: measured at {span} {self.size_unit} alone; other sizes are extrapolated in "
+        warnings += [
+            f"profile of {', '.join(names)}: measured only at {span} {self.size_unit}; other sizes are extrapolated in "
             "proportion, profile again"
-            for span, own in narrow.items()
+            for span, names in narrow.items()
             if span
         ]
         factors = {kind: factor for kind in kinds if (factor := self._contradictions[kind]) > 1 + _POINT_AGREEMENT}
         if factors:
-            told.append(
+            warnings.append(
                 f"profile of {', '.join(factors)}: its layers' times contradict each other between sizes by up to "
                 f"{max(factors.values()):.1f} x; profile again with nothing else at work"
             )
         unknown = [kind for kind in kinds if kind not in self.update_rates]
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
-            told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
-        return tuple(told)
+            warnings.append(
+                f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again"
+            )
+        return tuple(warnings)
 
     def measured_parts(self, device_types: Iterable[str]) -> list[dict[str, Any]]:
         """The parts of the origin that say how some of `device_types` were measured."""
@@ -259,14 +261,14 @@ class Profile(Printed):
     @cached_property
     def digest(self) -> str:
         """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
-        kept = self.graph.kept
-        graph = remembered(kept, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
+        cached = self.graph.kept
+        graph = remembered(cached, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
         # With the values, so that no others have their ids.
-        _, costs = remembered(kept, "costs' text", id(self.costs), lambda: (self.costs, self._costs_text()))
+        _, costs = remembered(cached, "costs' text", id(self.costs), lambda: (self.costs, self._costs_text()))
         besides, texts, rows = self._besides(), {**graph, "costs": costs}, self.voxels_by_stride
         if besides.pop("voxels_by_stride", None):
             _, texts["voxels_by_stride"] = remembered(
-                kept, "strides' text", id(rows), lambda: (rows, canonical_text(rows))
+                cached, "strides' text", id(rows), lambda: (rows, canonical_text(rows))
             )
         return digest_with(besides, texts)
 
@@ -300,9 +302,9 @@ class Profile(Printed):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a minibatch; None if its origin does not tell, as of most that others published."""
-        told = self.origin.get("batch_size")
-        return told if isinstance(told, int) and told > 0 else None
+        """Samples of a minibatch; None if its origin does not say, as of most that others published."""
+        given_size = self.origin.get("batch_size")
+        return given_size if isinstance(given_size, int) and given_size > 0 else None
 
     @property
     def typical_sizes(self) -> tuple[float, ...]:
@@ -314,10 +316,10 @@ class Profile(Printed):
         if quantile is None:
             return self._mean_size
         counts = self._sorted_sizes
-        place = quantile * (len(counts) - 1)
-        low = min(int(place), len(counts) - 1)
+        position = quantile * (len(counts) - 1)
+        low = min(int(position), len(counts) - 1)
         high = min(low + 1, len(counts) - 1)
-        return counts[low] + (place - low) * (counts[high] - counts[low])
+        return counts[low] + (position - low) * (counts[high] - counts[low])
 
     @cached_property
     def _sorted_sizes(self) -> list[float]:
@@ -369,7 +371,7 @@ class Profile(Printed):
         """
         every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
         samples = [self.samples_measured(name) for name, costs in self.costs.items() for _ in costs]
-        key = (attention, *(tuple(one.items()) for one in samples), *(id(cost.samples) for cost in every))
+        key = (attention, *(tuple(sample.items()) for sample in samples), *(id(cost.samples) for cost in every))
 
         def fitted() -> tuple[list[LayerCost], LayerLaws]:  # with the costs, so that no others have their ids
             return every, LayerLaws.of(every, attention=attention, samples=samples if any(samples) else ())
@@ -383,11 +385,13 @@ class Profile(Printed):
         """
         if self.size_unit != "tokens" or self.batch_size is None:
             return {}
-        found = dict[float, float]()
+        samples_by_size = dict[float, float]()
         for part in self.measured_parts([device_type]):
             sizes, samples = part.get(f"measured_{self.size_unit}", ()), part.get("measured_samples", ())
-            found |= {size: count / self.batch_size for size, count in zip(sizes, samples, strict=False) if count > 0}
-        return found
+            samples_by_size |= {
+                size: count / self.batch_size for size, count in zip(sizes, samples, strict=False) if count > 0
+            }
+        return samples_by_size
 
     def _layers(self, device_type: str) -> slice:
         """The rows of one device type's layers among all laws."""
@@ -433,15 +437,15 @@ class Profile(Printed):
 
         Fields of such minibatches' outputs are there besides: "large_output_bytes" and "large_coordinate_bytes".
         """
-        found, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
-        found |= {f"large_{name}": found[name] for name in ("output_bytes", "coordinate_bytes")}
+        costs, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
+        costs |= {f"large_{name}": costs[name] for name in ("output_bytes", "coordinate_bytes")}
         if laws is None:
-            return found
-        for kept, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
-            name = kept if kept in KEPT_FIELDS else f"large_{kept}"
-            found[name] = found[name].copy()
-            found[name][laws.rows] = values
-        return found
+            return costs
+        for cost_name, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
+            name = cost_name if cost_name in KEPT_FIELDS else f"large_{cost_name}"
+            costs[name] = costs[name].copy()
+            costs[name][laws.rows] = values
+        return costs
 
     def averaged(self, sizes: Sequence[float]) -> "Profile":
         """The profile by which every minibatch costs what those of `sizes` cost on average, whatever its size.
@@ -535,7 +539,7 @@ class Profile(Printed):
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The fields of a cost that a file tells: those that no one measured are left out, as in files from before."""
+        """The fields of a cost in a file: those that no one measured are left out, as in files from before."""
         return self._of_samples("columns", self._columns_told)
 
     def _columns_told(self) -> tuple[str, ...]:
@@ -664,9 +668,9 @@ def _check_origin(profile: Profile) -> None:
 def _told_of_layers(part: Mapping[str, Any]) -> list[str]:
     """Return a warning where the layers' times do not add up to that of a whole step."""
     ratio, expected = part.get("layers_over_whole", 1), f"{1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}"
-    told = f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x a whole step, "
-    told += f"expected {expected}; profile again with nothing else at work, or with more repeats"
-    return [told] if abs(ratio - 1) > AGREEMENT else []
+    warning = f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x a whole step, "
+    warning += f"expected {expected}; profile again with nothing else at work, or with more repeats"
+    return [warning] if abs(ratio - 1) > AGREEMENT else []
 
 
 def _told_of_load(part: Mapping[str, Any]) -> list[str]:
@@ -719,9 +723,12 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
         costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
     counts = tuple(number(count, sizes) for count in document[sizes])
     if not isinstance(document["origin"], Mapping):
-        raise InputError("profile.origin_malformed", "origin is not an object: expected where the numbers come from")
+        raise InputError("profile.origin_malformed", "origin is not an object: expected the source of the numbers")
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
-    overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
+    overheads = {
+        name: _overhead(overhead_document, name)
+        for name, overhead_document in document.get("step_overheads", {}).items()
+    }
     readers = tuple(texts(document.get("sample_readers", []), "sample_readers"))
     strides = tuple(
         tuple(number(count, "voxels_by_stride") for count in row) for row in document.get("voxels_by_stride", [])
@@ -742,8 +749,8 @@ def _sizes_written(profile: Profile) -> dict[str, Any]:
 def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:
     """Return what a file holds of them: reading alone may be left out, as files from before have it."""
     return {
-        name: {key: value for key, value in asdict(one).items() if value or key != "reading_seconds"}
-        for name, one in overheads.items()
+        name: {key: value for key, value in asdict(overhead).items() if value or key != "reading_seconds"}
+        for name, overhead in overheads.items()
     }
 
 

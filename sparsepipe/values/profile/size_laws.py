@@ -83,13 +83,17 @@ class SizeLaws:
         scale = np.where(scale > 0, scale, 1.0)
         share = np.hypot(_NOISE[power], np.log(factor))
         weights = np.where(wild, 0.0, 1 / np.hypot(spreads / 2, scale * share[:, None]))  # medians are surer
-        extra = [one for one in drivers if one[0].any()] if len(x) >= 3 + len(drivers) else []
+        extra = [driver for driver in drivers if driver[0].any()] if len(x) >= 3 + len(drivers) else []
         columns = [np.broadcast_to(x**2, values.shape)] if power == ATTENTION and len(x) > 2 else []
-        columns += [own for own, _, _ in extra]
-        found = _shrunk(x, values, weights, columns)
-        constants, slopes, squares = found[0], found[1], found[2] if len(columns) > len(extra) else 0 * found[0]
-        for own, (_, of_driver, slope) in zip(found[len(found) - len(extra) :], extra, strict=True):
-            constants, slopes = constants + own * of_driver, slopes + own * slope
+        columns += [law for law, _, _ in extra]
+        coefficients = _shrunk(x, values, weights, columns)
+        constants, slopes, squares = (
+            coefficients[0],
+            coefficients[1],
+            coefficients[2] if len(columns) > len(extra) else 0 * coefficients[0],
+        )
+        for law, (_, of_driver, slope) in zip(coefficients[len(coefficients) - len(extra) :], extra, strict=True):
+            constants, slopes = constants + law * of_driver, slopes + law * slope
         if power == ATTENTION:
             whole = constants + slopes * x[-1] + squares * x[-1] ** 2
             squares = np.where(squares * x[-1] ** 2 > _CURVED * whole, squares, 0.0)
@@ -111,12 +115,12 @@ class SizeLaws:
     def at(self, sizes: Array) -> Array:
         """Evaluate all laws at each of `sizes` [sizes], or [rows, sizes], 0 or more: [rows, sizes]."""
         inside = np.full_like(sizes, _SMALLEST) if self.holds_everywhere else np.clip(sizes, *self.measured)
-        found = self._base(inside)
+        values = self._base(inside)
         if len(rows := self._bent):
-            found[rows] = self._between_bounds(rows, found[rows], inside if inside.ndim == 1 else inside[rows])
+            values[rows] = self._between_bounds(rows, values[rows], inside if inside.ndim == 1 else inside[rows])
         if not self.holds_everywhere and (sizes != inside).any():
-            found *= self._beyond(sizes, inside)
-        return found
+            values *= self._beyond(sizes, inside)
+        return values
 
     def uncertainty(self, sizes: Array) -> Array:
         """Share by which each law may be off at `sizes`, as `at` takes them, about one standard deviation.
@@ -143,8 +147,8 @@ class SizeLaws:
         return np.minimum(np.sqrt((share**2).sum(axis=1) / np.maximum(known.sum(axis=1), 1)), 1.0)
 
     def _base(self, sizes: Array) -> Array:
-        found: Array = self.constants[:, None] + self.slopes[:, None] * sizes
-        return found + self.squares[:, None] * sizes**2 if self.squares.any() else found
+        values: Array = self.constants[:, None] + self.slopes[:, None] * sizes
+        return values + self.squares[:, None] * sizes**2 if self.squares.any() else values
 
     def _beyond(self, sizes: Array, inside: Array) -> Array:
         """Times as much as at the nearest measured size: in proportion; of attention as its law has it."""
@@ -236,9 +240,9 @@ def _shrunk(x: Array, values: Array, weights: Array, columns: Sequence[Array]) -
     spare = np.maximum((weights > 0).sum(axis=1) - 2, 1)
     gain = (left - squares) / np.maximum(squares / spare, 1.0)
     trust = np.where(gain > 2, 1 - 2 / np.maximum(gain, 2), 0.0)
-    found = trust * free
-    found[1] += (1 - trust) * proportional
-    return found
+    shrunk = trust * free
+    shrunk[1] += (1 - trust) * proportional
+    return shrunk
 
 
 def _line(x: Array, values: Array, weights: Array) -> tuple[Array, Array, Array]:
@@ -266,13 +270,13 @@ def non_negative(columns: Sequence[Array], values: Array, weights: Array) -> Arr
     unit = weighted / norms[:, None, :]
     gram, right = np.einsum("rsd,rse->rde", unit, unit), np.einsum("rsd,rs->rd", unit, target)
     gram += 1e-9 * np.eye(len(columns))
-    best, found = np.zeros(len(target)), np.zeros((len(target), len(columns)))
+    best, solution = np.zeros(len(target)), np.zeros((len(target), len(columns)))
     for size in range(1, len(columns) + 1):
         for chosen in map(list, combinations(range(len(columns)), size)):
             factors = np.linalg.solve(gram[:, chosen][:, :, chosen], right[:, chosen, None])[:, :, 0]
             explained = (factors * right[:, chosen]).sum(axis=1)  # of the target's square
             better = (factors >= 0).all(axis=1) & (explained > best * (1 + 1e-12))
             best = np.where(better, explained, best)
-            found[better] = 0.0
-            found[np.ix_(better, chosen)] = factors[better]
-    return (found / norms).T
+            solution[better] = 0.0
+            solution[np.ix_(better, chosen)] = factors[better]
+    return (solution / norms).T

@@ -99,29 +99,31 @@ class StrideLaws:
         every, weight = (np.broadcast_to(one[some], shape[1:]).reshape(-1, shape[-1]) for one in (values, weights))
         factors = non_negative(list(columns), every, weight)
         off = ((np.einsum("crs,cr->rs", columns, factors) - every) * weight).reshape(shape[1:])
-        own = np.zeros(len(values), dtype=np.intp)  # of strides that explain as much, the finest
-        own[some] = np.sqrt((off**2).mean(axis=2)).round(3).argmin(axis=0)
-        a, b, c, constant = found = np.zeros((4, len(values)))
-        found[:, some] = np.take_along_axis(factors.reshape(shape[:3]), own[None, None, some], axis=1)[:, 0]
+        class_of_layer = np.zeros(len(values), dtype=np.intp)  # of strides that explain as much, the finest
+        class_of_layer[some] = np.sqrt((off**2).mean(axis=2)).round(3).argmin(axis=0)
+        a, b, c, constant = coefficients = np.zeros((4, len(values)))
+        coefficients[:, some] = np.take_along_axis(
+            factors.reshape(shape[:3]), class_of_layer[None, None, some], axis=1
+        )[:, 0]
         by_input = SizeLaws.fit(counts[0], counts[1:], np.zeros_like(counts[1:]), power=SECONDS)
         large = np.quantile(typical, MEMORY_QUANTILE, axis=0)
         crowding = _crowding(large[:-1], large[1:])
         more = large[1:, None] / by_input.at(large[:1])
-        fine = a + np.where(has_map, 0.0, c) * crowding[own]
+        fine = a + np.where(has_map, 0.0, c) * crowding[class_of_layer]
         paired = np.where(has_map, c * np.tile(of_pairs.each(crowding), len(LARGE_FIELDS)), 0.0)
         per_minibatch = (fine[:, None], b[:, None], paired[:, None], constant[:, None])
         by_stride = _densities(by_input, typical)
         densities = [1.0 if level is None else by_stride[level] for level in levels]
-        return cls(by_input, more, levels, rows, own, *per_minibatch, of_pairs, densities)
+        return cls(by_input, more, levels, rows, class_of_layer, *per_minibatch, of_pairs, densities)
 
     def at(self, sizes: Array, costs: Sequence[LayerCost]) -> dict[str, Array]:
         """Evaluate the bytes kept of large minibatches of `sizes` [V]: field → [rows, V]; `costs` as stretched."""
         stretches = dict(zip(reversed(self.levels), (cost.stretch for cost in reversed(costs)), strict=True))
-        own = np.array([[stretches.get(k, 1.0)] for k in range(1, len(self.more) + 1)])
-        voxels = np.vstack([sizes, self.by_input.at(sizes / own) * self.more])
-        found = self.fine * voxels[self.own] + self.coarse * voxels[self.own + 1] + self.constant
-        found += self.paired * np.tile(voxels[self.pairs.levels], (len(LARGE_FIELDS), 1))
-        return dict(zip(LARGE_FIELDS, found.reshape(len(LARGE_FIELDS), len(self.rows), -1), strict=True))
+        stretch_columns = np.array([[stretches.get(k, 1.0)] for k in range(1, len(self.more) + 1)])
+        voxels = np.vstack([sizes, self.by_input.at(sizes / stretch_columns) * self.more])
+        values = self.fine * voxels[self.own] + self.coarse * voxels[self.own + 1] + self.constant
+        values += self.paired * np.tile(voxels[self.pairs.levels], (len(LARGE_FIELDS), 1))
+        return dict(zip(LARGE_FIELDS, values.reshape(len(LARGE_FIELDS), len(self.rows), -1), strict=True))
 
 
 def _densities(by_input: SizeLaws, typical: Array) -> list[float]:
@@ -131,12 +133,12 @@ def _densities(by_input: SizeLaws, typical: Array) -> list[float]:
     has none. The law's own error does not count: laws of seconds, fitted to the same samples, have it too.
     """
     ratios = typical[:, 1:].T / by_input.at(typical[:, 0])
-    found = np.ones(typical.shape[1])
+    densities = np.ones(typical.shape[1])
     if len(typical) > 1:
         more = ratios.mean(axis=1) - 1
         squared_error = ratios.var(axis=1, ddof=1) / len(typical)
-        found[1:] += more * np.maximum(1 - squared_error / np.maximum(more**2, 1e-300), 0.0)
-    by_stride: list[float] = found.tolist()
+        densities[1:] += more * np.maximum(1 - squared_error / np.maximum(more**2, 1e-300), 0.0)
+    by_stride: list[float] = densities.tolist()
     return by_stride
 
 
@@ -173,8 +175,8 @@ class _PairLaws:
 
     def each(self, crowding: Array) -> Array:
         """Pairs of a voxel at each row's stride, [rows]; `crowding` of voxels at each stride but the coarsest."""
-        found: Array = self.first + self.crowded * np.append(crowding, 0.0)[self.levels]
-        return found
+        values: Array = self.first + self.crowded * np.append(crowding, 0.0)[self.levels]
+        return values
 
 
 def _pairs_of_voxels(counts: Array, pairs: Array, level: int) -> tuple[float, float, float]:

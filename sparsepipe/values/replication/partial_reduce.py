@@ -17,12 +17,12 @@ class PartialReduce:
     VLDB 2023: groups of those that are ready, wait budgets, forced synchronisation; partial reduce itself: Miao et al.,
     SIGMOD 2021. The first that is ready waits for others up to its budget of seconds, then all that have come are a
     group. The budget is `patience` times the seconds since that pipeline contributed last, so that it suits slow and
-    fast machines equally: by default a half where the pipeline trains on meanwhile, which costs it nothing, and
+    fast machines equally: by default a half if the pipeline trains on meanwhile, which costs it nothing, and
     a twentieth where it does not `overlap`.
 
     With `wait` the budget is SDPipe's: each pipeline's begins with so many seconds; after a group of one it is `grow`
     times as long, to at most `most_wait`, after a larger one `shrink` times, to at least `least_wait`. SDPipe has 1 ms,
-    between 0.01 and 10 ms: those limits are a hundredth and ten times of `wait` where they are not given.
+    between 0.01 and 10 ms: those limits are a hundredth and ten times of `wait` if not given.
 
     So that no set of pipelines averages among itself alone for good, the graph of the averages is connected at least
     every `rounds` rounds; a round is as many contributions as there are live pipelines. If the groups have not
@@ -158,7 +158,9 @@ class _ReadyGroups(Gathering):
 
     def _connect(self, members: set[int]) -> None:
         touched = {self._set_of[member] for member in members}
-        self._set_of = {p: min(touched) if own in touched else own for p, own in self._set_of.items()}
+        self._set_of = {
+            p: min(touched) if group_number in touched else group_number for p, group_number in self._set_of.items()
+        }
 
     def _start_anew(self) -> None:
         self._set_of = {pipeline: pipeline for pipeline in self._set_of}

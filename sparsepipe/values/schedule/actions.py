@@ -66,13 +66,13 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        found = re.fullmatch(r"(\d+)([FBIWU])(\d+)", text)
-        if not found:
+        match = re.fullmatch(r"(\d+)([FBIWU])(\d+)", text)
+        if not match:
             raise InputError(
                 "schedule.action_malformed",
                 f"{text!r} is not an action: expected stage, F, B, I, W or U, minibatch, such as 1F3",
             )
-        return cls(int(found[1]), Op(found[2]), int(found[3]))
+        return cls(int(match[1]), Op(match[2]), int(match[3]))
 
 
 def feeds(stage: int, op: Op, num_stages: int) -> int | None:

@@ -14,22 +14,22 @@ def check_runs(program: Program, *, synchronised: bool = False) -> None:
     `synchronised`: replicas wait for each other in the forwards and backwards of a round.
     """
     todo = program.actions
-    place = dict.fromkeys(todo, 0)
+    position_of_rank = dict.fromkeys(todo, 0)
     done: set[Action] = set()
     moved = True
     while moved:
         moved = False
         for rank, waiting in todo.items():
-            while place[rank] < len(waiting):
-                action = waiting[place[rank]]
+            while position_of_rank[rank] < len(waiting):
+                action = waiting[position_of_rank[rank]]
                 if not done.issuperset(program.inputs(action)):
                     break
-                if synchronised and not _all_there(action, program, done, place):
+                if synchronised and not _all_there(action, program, done, position_of_rank):
                     break
                 done.add(action)
-                place[rank] += 1
+                position_of_rank[rank] += 1
                 moved = True
-    refuse_stuck(program, {rank: todo[rank][at] for rank, at in place.items() if at < len(todo[rank])})
+    refuse_stuck(program, {rank: todo[rank][at] for rank, at in position_of_rank.items() if at < len(todo[rank])})
 
 
 def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:

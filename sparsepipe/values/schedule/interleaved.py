@@ -41,10 +41,10 @@ def step(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[t
     padded = [*minibatches, *[_NONE] * (-len(minibatches) % size)]
     ahead, behind = forwards(padded, stages, size), forwards(padded, stages[::-1], size)
     warmup = min(len(ahead), 2 * (size - 1 - stages[0]) + (len(stages) - 1) * size)
-    order = [("F", *one) for one in ahead[:warmup]]
+    order = [("F", *ahead_action) for ahead_action in ahead[:warmup]]
     for forward, backward in zip(ahead[warmup:], behind, strict=False):
         order += [("F", *forward), ("B", *backward)]
-    order += [("B", *one) for one in behind[len(ahead) - warmup :]]
+    order += [("B", *ahead_action) for ahead_action in behind[len(ahead) - warmup :]]
     return [action for action in order if action[2] != _NONE]
 
 
@@ -62,8 +62,8 @@ def continuous(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered
     can run, the one whose last run is longest ago. So the order becomes a cycle in which everything has its place, and
     the busiest rank hardly ever waits. No more minibatches are in flight than 1F1B has with a rank for each stage.
     """
-    found = _endless(max(count, _STEADY[1] * len(stage_paces)), stage_paces, size)
-    return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
+    ordered = _endless(max(count, _STEADY[1] * len(stage_paces)), stage_paces, size)
+    return replace(ordered, parts={k: [part for part in own if part[2] < count] for k, own in ordered.parts.items()})
 
 
 @lru_cache(maxsize=16)  # the first minibatches are ordered alike whatever comes behind: few are as many as for the pace
@@ -125,11 +125,13 @@ def order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
 
 def _steps_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:
     """Step after step; all of the rank's stages are updated at a step's end, when the gradients of all exist."""
-    own, done = plan.stages_of(rank), list[Action]()
-    for k in range(num_rounds(plan, own[0], num_minibatches)):
-        mine = turns_of(plan.stages[own[0]], rank, round_minibatches(plan, own[0], k, num_minibatches))
-        done += [Action(s, Op(op), m) for op, s, m in step(mine, own, plan.pipeline_size)]
-        done += [Action(s, Op.UPDATE, k) for s in own]
+    stages_of_rank, done = plan.stages_of(rank), list[Action]()
+    for k in range(num_rounds(plan, stages_of_rank[0], num_minibatches)):
+        mine = turns_of(
+            plan.stages[stages_of_rank[0]], rank, round_minibatches(plan, stages_of_rank[0], k, num_minibatches)
+        )
+        done += [Action(s, Op(op), m) for op, s, m in step(mine, stages_of_rank, plan.pipeline_size)]
+        done += [Action(s, Op.UPDATE, k) for s in stages_of_rank]
     return tuple(done)
 
 
@@ -161,8 +163,8 @@ def evaluation_order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action
     return {
         rank: tuple(
             Action(s, Op.FORWARD, m)
-            for s, m in forwards(turns_of(plan.stages[own[0]], rank, whole), own, plan.pipeline_size)
+            for s, m in forwards(turns_of(plan.stages[rank_stages[0]], rank, whole), rank_stages, plan.pipeline_size)
         )
         for rank in plan.ranks
-        for own in [plan.stages_of(rank)]
+        for rank_stages in [plan.stages_of(rank)]
     }

@@ -43,9 +43,9 @@ def _step(count: int, size: int, position: int, stages: Sequence[int]) -> list[P
     whole = range(-(-count // group) * group)
     ahead, behind = forwards(whole, stages, group), forwards(whole, stages[::-1], group)
     warmup = min(len(ahead), (len(stages) - 1) * group + size - 1 - position)
-    parts = [("F", *one) for one in ahead[:warmup]]
-    for k, one in enumerate(behind):
+    parts = [("F", *item) for item in ahead[:warmup]]
+    for k, item in enumerate(behind):
         parts += [("F", *other) for other in ahead[warmup + k : warmup + k + 1]]
-        parts.append(("I", *one))
+        parts.append(("I", *item))
         parts += [("W", *other) for other in behind[k - position : k - position + 1] if k >= position]
-    return parts + [("W", *one) for one in behind[max(0, len(behind) - position) :]]
+    return parts + [("W", *item) for item in behind[max(0, len(behind) - position) :]]

@@ -50,12 +50,12 @@ def timed_order(
     targets = {(op.value, s): feeds(s, op, num_stages) for op in Op for s in range(num_stages)}
 
     def begin(rank: int, now: float) -> None:
-        own = ranks[rank]
-        for part in () if rank in busy else own.candidates():
+        rank_actions = ranks[rank]
+        for part in () if rank in busy else rank_actions.candidates():
             if part[0] == "W" or (part[0] == "F", part[1], part[2]) in arrived:
                 parts[rank].append(part)
                 busy.add(rank)
-                heapq.heappush(running, (now + own.seconds(part), rank, part))
+                heapq.heappush(running, (now + rank_actions.seconds(part), rank, part))
                 return
 
     for rank in ranks:

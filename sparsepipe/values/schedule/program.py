@@ -36,8 +36,8 @@ def order_of(plan: Plan) -> Order:
     Raises InputError for a schedule that is unknown, and for more or fewer stages on a rank than it allows.
     """
     rules, count = plan.rules, plan.stages_per_rank
-    if told := rules.check_stages_per_rank(count):
-        raise InputError("schedule.microbatch_count", f"schedule {plan.schedule!r} {told}, this plan {count}")
+    if reason := rules.check_stages_per_rank(count):
+        raise InputError("schedule.microbatch_count", f"schedule {plan.schedule!r} {reason}, this plan {count}")
     name = rules.interleaved_order if count > 1 and rules.interleaved_order else rules.order
     order: Order = import_module(f".{name}", __package__).order
     return order
@@ -69,8 +69,8 @@ def _until_steady(plan: Plan) -> "Program":
     if plan.flushes:
         return _bounded(plan, lcm(plan.num_microbatches, *rounds))
     lengths = [round_length(plan, s) for s in range(len(plan.stages))]
-    turns = [lcm(length, own) - length for length, own in zip(lengths, rounds, strict=True)]
-    depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
+    turns = [lcm(length, rank_lengths) - length for length, rank_lengths in zip(lengths, rounds, strict=True)]
+    depth = max(warmup(plan, s, other) for s, rank_lengths in enumerate(plan.stages) for other in rank_lengths.ranks)
     ranks = sum(len(stage.ranks) for stage in plan.stages)
     return _bounded(plan, max(lengths) * plan.stages_per_rank * (depth + 3) + max(turns) + ranks)
 
@@ -129,11 +129,11 @@ class Program:
             return [self.last(s, k) for k in self.members(s, m)]
         if op is Op.BACKWARD_WEIGHT:
             return [Action(s, Op.BACKWARD_INPUT, m)]
-        own = [] if op is Op.FORWARD else [Action(s, Op.FORWARD, m)]
+        required = [] if op is Op.FORWARD else [Action(s, Op.FORWARD, m)]
         source = self.source(s, op)
         if source is None:
-            return own
-        return [*own, Action(source, op, m) if op is Op.FORWARD else self.backward(source, m)]
+            return required
+        return [*required, Action(source, op, m) if op is Op.FORWARD else self.backward(source, m)]
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int]]:
@@ -176,12 +176,12 @@ class Program:
         Weight versions are the newest, and those of minibatches in flight or, where the policy says so, to come. What
         is yielded changes with the next action.
         """
-        todo, own, flush = self.actions_of(rank), self.plan.stages_of(rank), self.plan.flushes
+        todo, rank_actions, flush = self.actions_of(rank), self.plan.stages_of(rank), self.plan.flushes
         # What a rank's own list tells need not be asked of the other ranks'.
         local = flush or _VERSIONS[self.plan.weights] is _newest
         uses = _updates_before_forwards(todo) if local else self.weights
         users = Counter((s, uses[s, m]) for s, op, m in todo if op is Op.FORWARD)  # whose backward is to come
-        held, newest = {s: Held({0}, set()) for s in own}, dict.fromkeys(own, 0)
+        held, newest = {s: Held({0}, set()) for s in rank_actions}, dict.fromkeys(rank_actions, 0)
         for action in todo:
             s, op, m = action
             if op is Op.FORWARD:
@@ -204,18 +204,18 @@ class Program:
 
         In an update no stage is at work.
         """
-        kept = self._moments
-        if rank not in kept:
+        cached_moments = self._moments
+        if rank not in cached_moments:
             counts = dict.fromkeys(self.plan.stages_of(rank), (0, 0))
-            found, last = set[Moment](), None
+            recent_moments, last = set[Moment](), None
             for action, held in self.holdings(rank):
                 # An action changes what its own stage holds: as it begins, and again once it is over.
                 for stage in counts if last is None else {last, action.stage}:
                     counts[stage] = len(held[stage].versions), len(held[stage].minibatches)
                 last = action.stage
-                found.add((None if action.op is Op.UPDATE else last, tuple(counts.values())))
-            kept[rank] = frozenset(found)
-        return kept[rank]
+                recent_moments.add((None if action.op is Op.UPDATE else last, tuple(counts.values())))
+            cached_moments[rank] = frozenset(recent_moments)
+        return cached_moments[rank]
 
     @cached_property
     def _moments(self) -> dict[int, frozenset[Moment]]:
@@ -230,8 +230,8 @@ class Program:
         plan = self.plan
         if plan.flushes and order_of(plan) is one_forward_one_backward.order:
             # Steps need not be whole rounds, so they differ in how many minibatches a rank gets.
-            own, ahead = plan.stages[stage], min(1 + lookahead(plan, stage), plan.num_microbatches)
-            return max(len(turns_of(own, rank, range(k, k + ahead))) for k in range(own.round))
+            own_stage, ahead = plan.stages[stage], min(1 + lookahead(plan, stage), plan.num_microbatches)
+            return max(len(turns_of(own_stage, rank, range(k, k + ahead))) for k in range(own_stage.round))
         return max(minibatches for _, minibatches in self._counts(stage, rank))
 
     def _counts(self, stage: int, rank: int) -> list[tuple[int, int]]:
@@ -251,10 +251,10 @@ def _of_the_step_before(program: Program) -> Mapping[tuple[int, int], int]:
 
 
 def _newest(program: Program) -> Mapping[tuple[int, int], int]:
-    found: dict[tuple[int, int], int] = {}
+    newest: dict[tuple[int, int], int] = {}
     for todo in program.actions.values():
-        found |= _updates_before_forwards(todo)
-    return found
+        newest |= _updates_before_forwards(todo)
+    return newest
 
 
 def _of_the_first_stage(program: Program) -> Mapping[tuple[int, int], int]:

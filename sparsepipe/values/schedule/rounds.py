@@ -41,31 +41,31 @@ def lookahead(plan: Plan, stage: int) -> int:
     alone: rounding up would let one with a small share wait for a minibatch that no earlier stage may send yet. A stage
     never looks further ahead than those before it, so the lists cannot deadlock.
     """
-    own = plan.stages[stage]
-    replicas = len(own.ranks)
-    if own.warmup is not None:
-        return own.warmup * replicas
+    own_stage = plan.stages[stage]
+    replicas = len(own_stage.ranks)
+    if own_stage.warmup is not None:
+        return own_stage.warmup * replicas
     if plan.rules.one_minibatch_at_a_time:
         return 0
     if plan.rules.all_forwards_first:
         return plan.num_microbatches
     later = sum(len(other.ranks) for other in plan.stages[stage + 1 :])
-    return ceil(later / replicas) * replicas if len(set(own.shares)) == 1 else later
+    return ceil(later / replicas) * replicas if len(set(own_stage.shares)) == 1 else later
 
 
 def warmup(plan: Plan, stage: int, rank: int) -> int:
     """Forwards that `rank` runs before its first backward."""
-    own, ahead = plan.stages[stage], lookahead(plan, stage)
-    first = own.turns.index(own.ranks.index(rank))
-    return len(turns_of(own, rank, range(first + 1, first + 1 + ahead)))
+    own_stage, ahead = plan.stages[stage], lookahead(plan, stage)
+    first = own_stage.turns.index(own_stage.ranks.index(rank))
+    return len(turns_of(own_stage, rank, range(first + 1, first + 1 + ahead)))
 
 
 def turns_of(stage: Stage, rank: int, span: range) -> list[int]:
     """The minibatches of `span` that `rank` runs."""
-    place = stage.ranks.index(rank)
-    own = [k for k, turn in enumerate(stage.turns) if turn == place]
+    rank_index = stage.ranks.index(rank)
+    own_turns = [k for k, turn in enumerate(stage.turns) if turn == rank_index]
     first = span.start - span.start % stage.round
-    turns = [base + k for base in range(first, span.stop, stage.round) for k in own]
+    turns = [base + k for base in range(first, span.stop, stage.round) for k in own_turns]
     return [m for m in turns if span.start <= m < span.stop]
 
 

@@ -17,16 +17,16 @@ def step_by_step(plan: Plan, num_minibatches: int, step: StepOrder) -> dict[int,
     That makes no deadlock, as what is left waits for less, and needs no more memory.
     """
     lists = {}
-    for position, own in enumerate(plan.positions):
-        stage = plan.stages[own[0]]
+    for position, own_position in enumerate(plan.positions):
+        stage = plan.stages[own_position[0]]
         for rank, share in zip(stage.ranks, stage.shares, strict=True):
             done: list[Action] = []
             whole = -(-plan.num_microbatches * share // stage.round)
-            for k in range(num_rounds(plan, own[0], num_minibatches)):
-                mine = turns_of(stage, rank, round_minibatches(plan, own[0], k, num_minibatches))
-                parts = step(max(whole, len(mine)), position, own) if mine else []
+            for k in range(num_rounds(plan, own_position[0], num_minibatches)):
+                mine = turns_of(stage, rank, round_minibatches(plan, own_position[0], k, num_minibatches))
+                parts = step(max(whole, len(mine)), position, own_position) if mine else []
                 done += [Action(s, Op(op), mine[m]) for op, s, m in parts if m < len(mine)]
-                done += [Action(s, Op.UPDATE, k) for s in own]
+                done += [Action(s, Op.UPDATE, k) for s in own_position]
             lists[rank] = tuple(done)
     return lists
 
@@ -44,6 +44,6 @@ class LocalStage:
         for letter in letters:
             counted = "IW" if letter == "B" else letter
             parts.append((letter, self.stage, self.done[counted[0]]))
-            for one in counted:
-                self.done[one] += 1
+            for counted_item in counted:
+                self.done[counted_item] += 1
         return parts

@@ -26,9 +26,9 @@ def check_rule(plan: Plan) -> None:
     rule = plan.replication
     if rule is None or rule.arithmetic is not Arithmetic.MEAN_GRADIENTS:
         return
-    for k, own in enumerate(plan.pipelines):
-        whole = unit_length(own)
-        lengths = sorted({round_length(own, s) for s in range(len(own.stages))})
+    for k, pipeline in enumerate(plan.pipelines):
+        whole = unit_length(pipeline)
+        lengths = sorted({round_length(pipeline, s) for s in range(len(pipeline.stages))})
         if lengths != [whole]:
             raise InputError(
                 "schedule.units_differ",

@@ -39,14 +39,14 @@ class RankProgress:
             return []
         forward, backward = self._next("F"), self._next(self.backward)
         oldest = self._next("W") if self.backward == "I" else backward  # of those that memory holds
-        found = []
+        candidate_orders = []
         if forward <= min(backward + self.ahead, oldest + self.window) and self.done["F"] < len(self.minibatches):
-            found.append(("F", self.stage, forward))
+            candidate_orders.append(("F", self.stage, forward))
         if self.done[self.backward] < self.done["F"]:
-            found.append((self.backward, self.stage, backward))
+            candidate_orders.append((self.backward, self.stage, backward))
         if self.done["W"] < self.done["I"]:
-            found.append(("W", self.stage, oldest))
-        return found
+            candidate_orders.append(("W", self.stage, oldest))
+        return candidate_orders
 
     def seconds(self, part: Part) -> float:
         return self.lasts[part[0]]
@@ -85,9 +85,9 @@ def _step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
             turns = turns_of(stage, rank, span)
             kind = "I" if late else "B"
             replicas[rank] = RankProgress(s, turns, kind, parts, lookahead(plan, s), lookahead(plan, 0))
-    found = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
-    assert all(own.finished for own in replicas.values()), "every part has had its turn"
-    return found.parts
+    ordered = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
+    assert all(replica.finished for replica in replicas.values()), "every part has had its turn"
+    return ordered.parts
 
 
 def weights_share(plan: Plan, stage: int) -> float:

@@ -62,8 +62,8 @@ class Stragglers:
     def extra_seconds(self, rank: int, minibatch: int, own_seconds: float) -> float:
         """Return how many seconds more than its own a rank takes for a minibatch, forward and backward together."""
         return sum(
-            part.delay(rank, minibatch, own_seconds, seed=f"{self.seed}/{place}")
-            for place, part in enumerate(self.parts)
+            part.delay(rank, minibatch, own_seconds, seed=f"{self.seed}/{index}")
+            for index, part in enumerate(self.parts)
         )
 
     def kills(self, rank: int, minibatch: int) -> bool:
@@ -103,14 +103,14 @@ class Stragglers:
 
     def _notes(self) -> list[str]:
         """Say each in a few words; of ranks that are as slow as one another, all in one: "ranks 0, 2 and 3 are …"."""
-        told = []
+        notes = []
         for _, alike in groupby(self.parts, key=_but_for_rank):
             first, *others = alike
             if isinstance(first, Slow):
-                told.append(first.note(*(part.rank for part in others if isinstance(part, Slow))))
+                notes.append(first.note(*(part.rank for part in others if isinstance(part, Slow))))
             else:
-                told += [part.note() for part in (first, *others)]
-        return told
+                notes += [part.note() for part in (first, *others)]
+        return notes
 
     def __str__(self) -> str:
         """Write it as `parse` reads it."""

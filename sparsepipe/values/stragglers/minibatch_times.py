@@ -88,8 +88,8 @@ class MinibatchTimes:
     def delay(self, rank: int, minibatch: int, own_seconds: float, *, seed: str) -> float:
         first, count = self._extent
         steps, times = self._readings[self._chosen[rank]]
-        place = max(bisect_right(steps, first + minibatch % count) - 1, 0)
-        return own_seconds * max(times[place] / self._own - 1, 0.0)
+        row_index = max(bisect_right(steps, first + minibatch % count) - 1, 0)
+        return own_seconds * max(times[row_index] / self._own - 1, 0.0)
 
     def kills(self, rank: int, minibatch: int) -> bool:
         return False
@@ -110,25 +110,25 @@ class MinibatchTimes:
 def read_minibatch_times(path: Path | str) -> Mapping[int, Readings]:
     """Read each worker's minibatch times. Raises InputError in one line that names the file and what is wrong in it."""
     path = expanded(path)
-    found: dict[int, dict[int, float]] = {}
+    times_by_worker: dict[int, dict[int, float]] = {}
     table = csv.DictReader(io.StringIO(read_text(path, what="file of minibatch times")))
     try:
         column = _column(table.fieldnames or (), path)
         for row in table:
             where = f"{path}, line {table.line_num}"
             worker, step = (_whole(row[key], f"{where}: {key}") for key in ("worker", "time"))
-            if step in found.setdefault(worker, {}):
+            if step in times_by_worker.setdefault(worker, {}):
                 raise InputError(
                     "minibatch_times.twice", f"{where}: worker {worker} has two times for {step}; expected one"
                 )
-            found[worker][step] = _positive(row[column], f"{where}: {column}")
+            times_by_worker[worker][step] = _positive(row[column], f"{where}: {column}")
     except csv.Error as error:
         raise InputError("minibatch_times.malformed", f"{path}, line {table.line_num}: no table ({error})") from None
-    if not found:
+    if not times_by_worker:
         raise InputError(
             "minibatch_times.empty", f"{path}: has no minibatch times; expected rows of worker, time and {column}"
         )
-    readings = {w: Readings(*zip(*sorted(rows.items()), strict=True)) for w, rows in sorted(found.items())}
+    readings = {w: Readings(*zip(*sorted(rows.items()), strict=True)) for w, rows in sorted(times_by_worker.items())}
     _refuse_gaps(readings, path)
     return readings
 

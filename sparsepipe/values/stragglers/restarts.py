@@ -60,23 +60,25 @@ def with_restart(
     checkpoint; None: not before the end.
     """
     epoch = epoch_minibatches or max(num_minibatches, 1)
-    found, restart, first, begin = list[Span](), None, 0, 0.0
+    shifted_spans, restart, first, begin = list[Span](), None, 0, 0.0
     while first < num_minibatches:
-        own = [
+        own_spans = [
             span._replace(start=begin + span.start, end=begin + span.end, minibatch=first + span.minibatch)
             for span in simulated(first, min(first + epoch, num_minibatches))
         ]
-        death = None if restart else _first_death(own, stragglers)
+        death = None if restart else _first_death(own_spans, stragglers)
         if death is None:
-            found += own
-            begin = max((span.end for span in own), default=begin)
+            shifted_spans += own_spans
+            begin = max((span.end for span in own_spans), default=begin)
             first += epoch
             continue
-        found += [span._replace(end=min(span.end, death.start)) for span in own if span.start < death.start]
+        shifted_spans += [
+            span._replace(end=min(span.end, death.start)) for span in own_spans if span.start < death.start
+        ]
         lost = death.start - begin + restart_seconds
         restart = Restart(death.rank, death.minibatch, death.start, restart_seconds, first, lost)
         begin = death.start + restart_seconds
-    return found, restart
+    return shifted_spans, restart
 
 
 def _first_death(spans: Sequence[Span], stragglers: Stragglers) -> Span | None:

@@ -37,7 +37,7 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
         raise InputError(
             "run.trace_left_out",
             f"{record.folder}: the trace of minibatches {first} to {last} was left out, and with it epoch {epoch} or a "
-            f"part of it; look at another epoch, or keep more of a run that is long ({MEGABYTES})",
+            f"part of it; choose another epoch, or keep more of long traces ({MEGABYTES})",
         )
     spans = [s for s in whole.spans if s.minibatch in steps and s.kind not in _BETWEEN_EPOCHS]
     if not spans:

@@ -34,7 +34,7 @@ def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         for value, count in counts.items()
     ]
     if not rows:
-        raise InputError("plot.nothing", "no averages to draw: expected a rule under which pipelines averaged")
+        raise InputError("plot.nothing", "no averages to draw: expected a synchronization scheme that averages")
     return pd.DataFrame(rows)
 
 

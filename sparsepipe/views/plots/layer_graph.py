@@ -202,7 +202,7 @@ def layer_name(layer: Layer) -> str:
 
 
 def lines_of(name: str) -> tuple[str, ...]:
-    """A name as its box has room for it: in two lines where it is long, which end between its words.
+    """A name as its box has room for it: in two lines if it is long, which end between its words.
 
     Of one that is longer than that whole words are left out: the last ones, or the first ones of a path and of a kind
     with a number ("…GlobalMax", "Pooling 3"). Hover shows the whole name.

@@ -56,7 +56,7 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             hovertemplate=Html("%{{y}}<br>{}: %{{x:.2f}} s<extra></extra>").format(told),
         )
         figure.add_trace(bar)
-    figure.update_xaxes(title_text="seconds lost, all pipelines together", rangemode="tozero")
+    figure.update_xaxes(title_text="lost time (s), all pipelines", rangemode="tozero")
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom", "traceorder": "normal"}
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 100})

@@ -23,7 +23,7 @@ _COLORS = dict(zip(RULES, chain([GREY], cycle(_HUES)), strict=False))
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule made of some pipelines while something held ranks up. Paces: samples per second, of each pipeline."""
+    """The outcome of a synchronization scheme under a straggler. Paces: samples per second, of each pipeline."""
 
     rule: str  # as the command line takes it
     straggler: str  # in a few words; empty: nothing held anybody up
@@ -133,7 +133,7 @@ def mean_of(counts: Mapping[int, int]) -> float:
 
 
 def held_up(outcomes: Sequence[Outcome], note: str) -> str:
-    """A figure's note with what held ranks up, each once."""
+    """A figure's note with its stragglers, each once."""
     stragglers = dict.fromkeys(one.straggler or NOBODY for one in outcomes)
     return " · ".join([*filter(None, [note]), *stragglers])
 

@@ -144,7 +144,7 @@ READ = 4.5  # the least contrast of small text with what is behind it (WCAG 2.1)
 
 
 def hatch_shape(source: str) -> str:
-    """The shape of the lines that tell where numbers come from: `HATCHES`, "" for "measured", which has none."""
+    """The shape of the lines by the source of numbers: `HATCHES`, "" for "measured", which has none."""
     return HATCHES.get(source, ("", ""))[0]
 
 
@@ -289,7 +289,7 @@ def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
 
 
 def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
-    """The figure with a line of its note for what held ranks up on purpose; as it is where its note says so already.
+    """The figure with its injected delays in the note; unchanged if the note has them already.
 
     It becomes higher by what the line takes, as by any longer note.
     """

@@ -42,7 +42,7 @@ def timeline_table(
         if not spans:
             raise InputError(
                 "trace.minibatches_unknown",
-                f"trace {name!r} has no work on minibatches {minibatches}: ask for some that were run",
+                f"trace {name!r} has no work on minibatches {minibatches}: choose minibatches of the run",
             )
         rows += [
             {

@@ -63,9 +63,9 @@ def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
         why = [-1] * (num_layers + 1)
         for place in range(1, num_layers):
             if place <= low:
-                why[place] = reason(f"it must lie behind cut {k - 1} | {k}, with a layer between them")
+                why[place] = reason(f"it must be after cut {k - 1} | {k}, with a layer between them")
             elif place >= high:
-                why[place] = reason(f"it must lie before cut {k + 1} | {k + 2}, with a layer between them")
+                why[place] = reason(f"it must be before cut {k + 1} | {k + 2}, with a layer between them")
             else:
                 for stage, a, b in ((k, low, place), (k + 1, place, high)):
                     if text := need.too_much(stage, a, b):

@@ -90,7 +90,7 @@ def links_told(cluster: Cluster) -> str:
 
 
 def memory_told(cluster: Cluster) -> str:
-    """The limit of all devices, or of each type where they differ."""
+    """The limit of all devices, or of each type if they differ."""
     limits = {device.type.name: device.type.memory_bytes for device in cluster.devices}
     if len(set(limits.values())) == 1:
         return SIZE.shown(next(iter(limits.values())))
@@ -134,7 +134,7 @@ def placed(given: Cluster, settings: Settings) -> Cluster:
 
 
 def placement_told(given: Cluster, settings: Settings) -> str:
-    """Return a sentence on the nodes that the devices are on, with the rule where these are not the given nodes."""
+    """Return a sentence on the nodes that the devices are on, with the rule if these are not the given nodes."""
     try:
         cluster = placed(given, settings)
     except InputError:

@@ -84,7 +84,7 @@ class Compared:
 
 
 class WaitingFigures:
-    """Shows what was compared; `widget` is what to display, below `stale`, which says of what where that is old."""
+    """Shows what was compared; `widget` is what to display, below `stale`, which names an outdated comparison."""
 
     def __init__(self) -> None:
         self.stale, look = HtmlView(), HtmlView(_FADED, layout={"display": "none"})
@@ -125,7 +125,7 @@ def part_text(value: float) -> str:
 
 
 def waits_table(forecast: PipelinesForecast) -> Html:
-    """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
+    """A row for each pipeline: its throughput, its delay, how long it waited, and for which rank."""
     rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
     heads = [head.format(forecast.counted) for head in _HEADS]
     columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]  # nobody waited: for nobody

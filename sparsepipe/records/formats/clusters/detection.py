@@ -221,14 +221,14 @@ _YAML_KEYS = {"machines": "driver yml", "nodes": "heturun nodes", "provider": "r
 
 def _kind_of_yaml(path: Path) -> str:
     document = read_yaml(path, what="cluster file")
-    found = [kind for key, kind in _YAML_KEYS.items() if isinstance(document, Mapping) and key in document]
-    if len(found) != 1:
+    matching_kinds = [kind for key, kind in _YAML_KEYS.items() if isinstance(document, Mapping) and key in document]
+    if len(matching_kinds) != 1:
         raise InputError(
             "hostfile.yaml_unknown",
             f"{path}: expected nodes: as in SDPipe, machines: as in PipeDream and SparsePipe, or provider: as in Ray; "
             "a hostfile has lines such as 'gpu1 slots=4'",
         )
-    return found[0]
+    return matching_kinds[0]
 
 
 def _of_yaml(hosts: Callable[[Path, Mapping[str, Any]], tuple[Host, ...]], path: Path, unsaid: Unsaid) -> Cluster:
@@ -296,7 +296,7 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
                 if host.name in lines:
                     raise InputError(
                         "hostfile.host_twice",
-                        f"host {shown(host.name)} is there again, as in line {lines[host.name]}: list it once, with "
+                        f"host {shown(host.name)} is listed again, as in line {lines[host.name]}: list it once, with "
                         "slots=N for all its devices",
                     )
                 lines[host.name] = number

@@ -45,7 +45,7 @@ def cluster_of_hosts(hosts: Sequence[Host], unsaid: Unsaid) -> Cluster:
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
         raise InputError(
-            "hostfile.host_twice", f"host {shown(twice)} is there twice: list it once, with all its devices"
+            "hostfile.host_twice", f"host {shown(twice)} is listed twice: list it once, with all its devices"
         )
     if (count := sum(host.num_devices for host in hosts)) > MOST_DEVICES:
         raise InputError(
@@ -53,7 +53,14 @@ def cluster_of_hosts(hosts: Sequence[Host], unsaid: Unsaid) -> Cluster:
         )
     kind = DeviceType(unsaid.device_type, unsaid.memory_bytes)
     made = (
-        Node(one.name, (kind,) * one.num_devices, unsaid.link, one.name, one.ssh, environment=one.environment)
-        for one in hosts
+        Node(
+            each_host.name,
+            (kind,) * each_host.num_devices,
+            unsaid.link,
+            each_host.name,
+            each_host.ssh,
+            environment=each_host.environment,
+        )
+        for each_host in hosts
     )
     return Cluster(tuple(made), unsaid.network)

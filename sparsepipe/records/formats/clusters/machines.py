@@ -39,24 +39,24 @@ def _hosts(entries: object) -> tuple[Host, ...]:
             "hostfile.too_many_devices",
             f"machines lists {number_of(len(entries), 'GPU')}, expected {MOST_DEVICES} at most",
         )
-    found: dict[str, list[int]] = {}
+    devices_by_host: dict[str, list[int]] = {}
     last = None
-    for place, entry in enumerate(entries):
-        host, gpu = _entry(place, entry)
-        if host in found and host != last:
+    for index, entry in enumerate(entries):
+        host, gpu = _entry(index, entry)
+        if host in devices_by_host and host != last:
             raise InputError(
                 "machines.host_scattered",
-                f"machines[{place}]: host {shown(host)} comes again after {shown(last)}: list the GPUs of a host one "
+                f"machines[{index}]: host {shown(host)} comes again after {shown(last)}: list the GPUs of a host one "
                 "after the other, for ranks are numbered host by host",
             )
-        if gpu in found.setdefault(host, []):
+        if gpu in devices_by_host.setdefault(host, []):
             raise InputError(
                 "machines.device_twice",
-                f"machines[{place}]: {shown(entry)} is there twice: a GPU is one rank; leave one out",
+                f"machines[{index}]: {shown(entry)} is listed twice: a GPU is one rank; remove one",
             )
-        found[host].append(gpu)
+        devices_by_host[host].append(gpu)
         last = host
-    return tuple(Host(host, len(gpus), gpus=tuple(gpus)) for host, gpus in found.items())
+    return tuple(Host(host, len(gpus), gpus=tuple(gpus)) for host, gpus in devices_by_host.items())
 
 
 def _entry(place: int, entry: object) -> tuple[str, int]:

@@ -95,13 +95,13 @@ def _read(variables: Mapping[str, str], suffix: str, names: Sequence[str], read:
 def _split(text: str) -> list[str]:
     """The parts between commas that are outside of brackets."""
     parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(text):
+    for char_index, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
         if not 0 <= depth <= 1:
             break
         if letter == "," and not depth:
-            parts.append(text[begin:place])
-            begin = place + 1
+            parts.append(text[begin:char_index])
+            begin = char_index + 1
     parts.append(text[begin:])
     if depth or not all(part.strip() for part in parts):
         raise InputError(
@@ -112,7 +112,7 @@ def _split(text: str) -> list[str]:
 
 def _hosts(part: str) -> list[str]:
     pieces = _BRACKETS.split(part)  # text, ranges, text, ranges, …, text
-    choices = [_numbers(piece, part) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+    choices = [_numbers(piece, part) if piece_index % 2 else [piece] for piece_index, piece in enumerate(pieces)]
     count = 1
     for choice in choices:
         count *= len(choice)
@@ -127,18 +127,18 @@ def _hosts(part: str) -> list[str]:
 def _numbers(ranges: str, part: str) -> list[str]:
     """The numbers of `01-03,07` as they are written: zeros in front of the first are kept."""
     numbers: list[str] = []
-    for one in ranges.split(","):
-        match = _RANGE.fullmatch(one)
+    for range_text in ranges.split(","):
+        match = _RANGE.fullmatch(range_text)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(first) > int(last):
             raise InputError(
                 "slurm.range_malformed",
-                f"{shown(part)}: range {shown(one)}: expected such as 01-03, the smaller number first",
+                f"{shown(part)}: range {shown(range_text)}: expected such as 01-03, the smaller number first",
             )
         if int(last) - int(first) >= MOST_DEVICES:
             raise InputError(
                 "hostfile.too_many_hosts",
-                f"{shown(part)}: range {shown(one)} is more than {MOST_DEVICES} hosts: correct it",
+                f"{shown(part)}: range {shown(range_text)} is more than {MOST_DEVICES} hosts: correct it",
             )
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         if len(numbers) > MOST_DEVICES:
@@ -151,8 +151,8 @@ def _numbers(ranges: str, part: str) -> list[str]:
 def _counts(text: str, num_hosts: int) -> list[int]:
     """Tasks of each host."""
     counts: list[int] = []
-    for one in text.split(","):
-        match = _TASKS.fullmatch(one)
+    for count_text in text.split(","):
+        match = _TASKS.fullmatch(count_text)
         if not match or int(match[1]) < 1 or int(match[2] or 1) > MOST_DEVICES:
             raise InputError("slurm.counts_malformed", "expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
@@ -169,7 +169,7 @@ def _counts(text: str, num_hosts: int) -> list[int]:
 
 def _count_of_all(text: str) -> int:
     """A count of every host: `4`, or of GPUs by their types, `a100:2,v100:1`."""
-    counts = [one.rpartition(":")[2] for one in text.split(",")]
+    counts = [count_text.rpartition(":")[2] for count_text in text.split(",")]
     if not all(count.isascii() and count.isdigit() and len(count) < 6 for count in counts):
         raise InputError("slurm.devices_malformed", "expected such as 4 or a100:4")
     return sum(map(int, counts))
