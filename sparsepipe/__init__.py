@@ -48,10 +48,10 @@ _HOME = {
     "what_if": "planning.replaying",
 }
 _MODULES = (
-    *("data", "engines", "monitoring", "networks", "planning", "profiling", "records", "runtime", "values", "views"),
+    *("data", "engines", "monitoring", "networks", "planning", "profiling", "records", "runtime", "study", "values"),
     *("dynamics", "forecast", "formats", "functions", "losses", "measured_plans", "models"),  # by older names, too
     *("planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
-    *("schedule", "simulator", "sinks", "stragglers", "sweeps", "widgets"),
+    *("schedule", "simulator", "sinks", "stragglers", "sweeps", "views", "widgets"),
 )
 
 __all__ = [

@@ -40,6 +40,7 @@ MODULES = {  # of the page of Python names
     "sparsepipe.values.replication": "Synchronization schemes",
     "sparsepipe.records.sinks": "Trackers",
     "sparsepipe.planning.measured_plans": "Plans that others measured",
+    "sparsepipe.study": "What notebooks share",
 }
 LINK = re.compile(r"(?<!`)\]\(<?([^)\s>#]+)(#[^)\s>]*)?>?\)")
 SHOWN = ("image/png", "image/svg+xml", "text/html", "text/markdown", "text/plain")  # outputs that need no scripts
@@ -136,13 +137,12 @@ def write_notebook(source: Path, name: str, executed: Path) -> None:
                 output.data = {kind: value for kind, value in output.data.items() if kind in SHOWN}
                 for kind in output.data.keys() & {"text/html", "text/markdown"}:
                     output.data[kind] = links_of_site(output.data[kind], "../" * (1 + name.count("/")))
+    up = "../" * (1 + name.count("/"))
+    exported = catalogue.exported(path)
+    shutil.copytree(REPOSITORY / "figures" / "gallery", source / "figures" / "gallery", dirs_exist_ok=True)
+    head = notebook.cells[0]  # of an executed copy, its picture is the exported one
+    head.source = re.sub(r"\]\((?:\.\./)+[^)]*?(\w+)\.(?:png|webp)\)", rf"]({up}figures/gallery/\1.webp)", head.source)
     if not executed.exists():
-        up = "../" * (1 + name.count("/"))
-        exported = catalogue.exported(path)
-        for figure in exported:
-            picture = source / "figures" / "gallery" / f"{figure}.webp"
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPOSITORY / "figures" / "gallery" / picture.name, picture)
         if exported:
             head = "## Figures\n\nThis notebook has not run on this machine. Its figures of a run on two cores:\n\n"
             pictures = "\n\n".join(f"![{figure}]({up}figures/gallery/{figure}.webp)" for figure in exported)

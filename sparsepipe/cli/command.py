@@ -57,7 +57,7 @@ FIRST_STEPS = (
     "profile --model minkvgg11bn-narrow --data work/shapes --voxel-size 0.05 --batch-size 16 --out work/profile.json",
     "plan --profile work/profile.json --devices 2 --planner model-parallel --out work/plan.json",
     "run work/plan.json --model minkvgg11bn-narrow --data work/shapes --voxel-size 0.05 --batch-size 16 --epochs 2",
-    "reproduce 01_data 02_profile 03_layer_graph 04_partition 05_launch 06_figures",
+    "reproduce 01_pipelines 02_data 03_profile 04_layer_graph 05_partition 06_launch",
 )
 _TIMES = ("work", "dependency", "imbalance", "averaging", "communication", "bubble")
 _SIMULATED = (*_TIMES[:3], "sizes", *_TIMES[3:])
@@ -131,7 +131,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "export": ("export work/plan.json --profile work/profile.json --model minkvgg11bn-narrow --out work/pipedream",),
     "reproduce": (
         "reproduce",
-        "reproduce 05_launch -p epochs 4 -p train_model minkvgg16bn-narrow",
+        "reproduce 06_launch -p epochs 4 -p train_model minkvgg16bn-narrow",
         "reproduce timeline throughput --data modelnet10-sample --out real/figures",
         "reproduce --resume",
         "reproduce --only-changed --width 3.5 --no-title --out paper/figures",

@@ -140,7 +140,7 @@ def typed_numbers(which: str) -> list[SystemBar]:
     ]
 
 
-def light_told(light: Sequence[str], heavy: Sequence[str]) -> str:
+def light_text(light: Sequence[str], heavy: Sequence[str]) -> str:
     """Say which variants ran beside the light intruder, and why those alone where more ran beside the heavy one."""
     told = f"beside the light one {' and '.join(filter(None, [', '.join(light[:-1]), *light[-1:]]))} ran, once each"
     if {*light} < {*heavy}:
