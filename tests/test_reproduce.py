@@ -194,6 +194,19 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     assert [name for name in "abc" if NotebookJob.prepare(**asked).has_ended_well(name)] == ["a", "c"]
 
 
+@pytest.mark.slow
+def test_a_batch_sets_parameters_of_the_open_cell_and_of_the_collapsed_one(few, tmp_path):
+    few("a", "figures = ''", "width = 1", "print(f'{width} {depth}')")
+    notebook = nbformat.read(few.folder / "a.ipynb", as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("depth = 1", metadata={"tags": ["settings"]}))
+    notebook.cells[2].source, notebook.cells[1].source = "", "figures = ''\nwidth = 1"
+    nbformat.write(notebook, few.folder / "a.ipynb")
+    assert catalogue.parameter_names(few.folder / "a.ipynb") == ("depth", "figures", "width")
+    run(few, tmp_path, "a", parameters={"width": 5, "depth": 7})
+    executed = nbformat.read(tmp_path / "runs" / "notebooks" / "a.ipynb", as_version=4)
+    assert executed.cells[-1].outputs[0].text == "5 7\n"
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_shows_the_others_is_made_again_after_any_of_them(few, tmp_path, monkeypatch, jobs):
     """00_start was "unchanged" after a batch that had made other runs and figures."""

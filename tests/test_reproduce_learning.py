@@ -128,6 +128,18 @@ def test_the_noise_of_a_gap_between_curves_is_that_of_equally_good_networks():
     assert gap == pytest.approx(0.2) and noise == pytest.approx(0.1)
 
 
+def test_equal_stages_have_every_layer_once_and_as_many_each():
+    (whole,) = equal_stages("minkvgg11bn-narrow").stages
+    for count in (2, 5):
+        stages = equal_stages("minkvgg11bn-narrow", count).stages
+        assert sum((stage.layers for stage in stages), ()) == whole.layers
+        sizes = [len(stage.layers) for stage in stages]
+        assert max(sizes) - min(sizes) <= 1 and [stage.ranks for stage in stages] == [(k,) for k in range(count)]
+    for count in (0, len(whole.layers) + 1):
+        with raises("number.not_whole", "num_stages"):
+            equal_stages("minkvgg11bn-narrow", count)
+
+
 @pytest.mark.slow
 def test_finished_runs_are_taken_and_others_trained(tmp_path, shapes, capsys):
     config = RunConfig("minkvgg11bn-narrow", str(shapes), voxel_size=0.1, num_points=256, batch_size=16, threads=1)

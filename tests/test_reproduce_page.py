@@ -10,7 +10,7 @@ from sparsepipe.records.run_progress import RunProgress
 from sparsepipe.study import NOTEBOOKS, catalogue
 from sparsepipe.study.driver import Progress
 from sparsepipe.study.executed import Executed, first_sentence
-from sparsepipe.study.notebook_job import NotebookJob
+from sparsepipe.study.notebook_job import NotebookJob, show_exported
 from sparsepipe.study.page import notebook_page, of_markdown, write_page
 from sparsepipe.study.report import REPORT, report, run_rows
 from sparsepipe.util.io.files import write_json
@@ -61,6 +61,26 @@ def executed(folder, name, *outputs, markdown="# 01 · Is it?"):
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     return path
+
+
+def test_a_result_ends_where_the_next_heading_begins(tmp_path):
+    path = executed(tmp_path, "a", displayed(markdown="It is 414."))
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].source = "What to see.\n\n## Result"
+    notebook.cells.append(nbformat.v4.new_markdown_cell("## Try"))
+    notebook.cells.append(nbformat.v4.new_code_cell("x", outputs=[displayed(markdown="No result.")]))
+    nbformat.write(notebook, path)
+    assert Executed.read("a", path).answer == "It is 414."
+
+
+def test_the_head_of_an_executed_copy_shows_the_exported_figure(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "stages.png").touch()
+    head = "# 05 · Which?\n\n![stages](../figures/gallery/stages.webp) ![plans](../figures/gallery/plans.webp)"
+    path = executed(tmp_path / "runs" / "notebooks", "05_partition", markdown=head)
+    show_exported(path, tmp_path / "figures")
+    shown = nbformat.read(path, as_version=4).cells[0].source
+    assert shown == "# 05 · Which?\n\n![stages](../../figures/stages.png) ", "of plans there is no picture"
 
 
 def displayed(**data):
