@@ -1,6 +1,6 @@
 """Count the messages that each notebook sends a page (IOPub), with its panels shown as JupyterLab shows them.
 
-    scripts/count_messages.py 04_partition 05_launch   # all of the walk, from an empty folder: a quarter of an hour
+    scripts/count_messages.py 05_partition 06_launch   # all of the walk, from an empty folder: a quarter of an hour
 
 Notebooks run one after the other in a folder of their own. 200 messages a notebook are the aim.
 """

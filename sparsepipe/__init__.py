@@ -49,10 +49,13 @@ _HOME = {
     "simulate_pipelines": "planning.simulator",
     "what_if": "planning.replaying",
 }
-_MODULES = ("data", "monitoring", "planning", "plots", "records", "runtime", "values", "widgets")
+_MODULES = (
+    *("data", "engines", "monitoring", "networks", "planning", "plots", "profiling", "records", "runtime", "study"),
+    *("values", "widgets"),
+)
 _UNLISTED = (  # by their older names, too
-    *("dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models", "networks"),
-    *("planners", "profiler", "profiling", "provenance", "record", "replaying", "replication", "schedule"),
+    *("dynamics", "forecast", "formats", "functions", "losses", "measured_plans", "models"),
+    *("planners", "profiler", "provenance", "record", "replaying", "replication", "schedule"),
     *("simulator", "sinks", "stragglers", "sweeps", "views"),
 )
 

@@ -15,7 +15,7 @@ from sparsepipe.records.run_record import commit
 from sparsepipe.study.saved_notebook import OPTIONS, after_save, look_again
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NAME = "notebooks/01_data.ipynb"
+NAME = "notebooks/02_data.ipynb"
 
 
 @pytest.fixture

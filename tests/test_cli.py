@@ -337,7 +337,7 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
             ("plan", "--profile", "{profile}", "--cluster", "mixed-cores"),
             "give a profile its name (--profile native-2t=FILE",
         ),
-        (("reproduce", "01_data", "--no-pictures", "--width", 3), "are of pictures: leave them out"),
+        (("reproduce", "02_data", "--no-pictures", "--width", 3), "are of pictures: leave them out"),
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
         (

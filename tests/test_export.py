@@ -207,9 +207,9 @@ def test_normalised_takes_dates_and_ids_out_and_keeps_a_pdfs_offsets():
 
 def test_provenance_names_sources_and_the_notebook(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/x/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
-    monkeypatch.setenv(NOTEBOOK, "notebooks/06_figures.ipynb")
+    monkeypatch.setenv(NOTEBOOK, "notebooks/06_launch.ipynb")
     document = provenance(figure(), "bars", [{"a": 1}, Origin(command=("sparsepipe",)), Path("runs/x")])
-    assert document["command"] == ["jupyter", "notebooks/06_figures.ipynb"]
+    assert document["command"] == ["jupyter", "notebooks/06_launch.ipynb"]
     assert document["sources"][0] == {"a": 1}
     assert document["sources"][1]["command"] == ["sparsepipe"]
     assert document["sources"][2] == {"file": "runs/x"}

@@ -437,40 +437,14 @@ def test_figures_are_finished_in_one_place():
 
 
 OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and words of the notebook's own
-    *("num_points", "voxel_sizes[-1]", "batch_size", "shape", "num_devices", "places", "proof", "text", "head", "rows"),
-    *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
-    *("minibatches", "each", "place.noted()", "baseline", "best.planner"),
-    *("scaled_bytes(table.output_bytes.max())", "scaled_bytes(heaviest.parameter_bytes)"),
-    *("scaled_bytes(sent.min())", "scaled_bytes(sent.max())", "scaled_bytes(row.bytes)"),
-    *("alike", "doubtful", "few"),
-    *("image_epochs", "after", "cloud_epochs", "learned", "held", "second", "part", "first"),
-    # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
-    *(
-        "stay",
-        "times[stay]",
-        "best",
-        "max(1, round(pause / saved))",
-        "'---|' * len(variants)",
-    ),
-    *("variants[0]", "variants[-1]", "' | '.join((f'`{name}`' for name in variants))"),
-    *("' | '.join((f'{as_measured(value)} s' for value in simulated.loc[stay]))",),
+    *("batch_size", "cloud_epochs", "epochs", "pipeline_minibatches", "replayed_stages", "largest", "smallest"),
+    *("bound", "causes", "lines", "place.noted()", "reached", "same", "titles[name]", "verdict", "warning"),
+    *("head", "name", "rows", "learned"),
+    *("machine", "deepest", "real"),  # of 12_sizes: counts of stages, names of orders
 }
 
 
-ESCAPING = (
-    "markdown_text(",
-    "len(",
-    "in_bold(",
-    "ties_text(",
-    "tell_pace(",
-    "waiting_plans(",
-    "paces_markdown(",
-    "number_of(",
-    "powered(",
-    "duration(",
-    "as_measured(",
-    "beside_told(",
-)  # give Markdown, or a number and a word of the notebook's own
+ESCAPING = ("len(", "study.explain_", "study.throughput_markdown(")  # a number, or Markdown with escaped names
 
 
 def test_answers_that_notebooks_share_escape_names():

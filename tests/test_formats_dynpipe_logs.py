@@ -10,7 +10,7 @@ from sparsepipe.study.published_dynpipe import (
     PublishedDynPipe,
     disturbed_bars,
     disturbed_epochs,
-    light_told,
+    light_text,
     typed_numbers,
 )
 
@@ -123,8 +123,8 @@ def test_a_note_says_why_fewer_variants_ran_beside_the_light_intruder():
     every, light = ["never", "live", "epoch", "measured", "oracle"], ["never", "live", "epoch"]
     ran = "beside the light one never, live and epoch ran, once each"
     why = "which stand for the three systems in DynPipe's figure 13a"
-    assert light_told(light, every) == f"{ran}, {why}; the others beside the heavy one alone"
-    assert light_told(light, light) == ran
-    assert light_told(["never"], light) == (
+    assert light_text(light, every) == f"{ran}, {why}; the others beside the heavy one alone"
+    assert light_text(light, light) == ran
+    assert light_text(["never"], light) == (
         "beside the light one never ran, once each; the others beside the heavy one alone"
     )

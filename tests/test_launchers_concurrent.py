@@ -20,7 +20,7 @@ def prepared(folder, campaign=None):
 
 
 def test_a_run_beside_another_job_is_marked_and_so_is_the_other(tmp_path):
-    """06_figures took a run launched from the board while another job was at work: 116 samples/s."""
+    """06_launch took a run launched from the board while another job was at work: 116 samples/s."""
     one, (held,) = prepared(tmp_path / "one")
     other, (second,) = prepared(tmp_path / "other")
     os.close(held)  # the first has ended

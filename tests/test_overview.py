@@ -25,7 +25,7 @@ def test_an_empty_folder_says_where_to_begin(tmp_path):
     assert not list(tmp_path.iterdir())
     told = [shown._repr_html_() for shown in (here.data, here.profiles, here.runs, here.thumbnails)]
     assert all("<i>no " in text for text in told)
-    assert "begin with [01_data](01_data.ipynb)" in here.next_step
+    assert "begin with [02_data](02_data.ipynb)" in here.next_step
 
 
 def test_what_is_there_is_listed(tmp_path):
@@ -55,10 +55,10 @@ def test_what_is_there_is_listed(tmp_path):
     runs = here.runs._repr_html_()
     assert "good-001" in runs and "bad-001" in runs and "damaged" in runs
     pictures = here.thumbnails._repr_html_()
-    assert pictures.count("<img") == 2 and "05_launch.ipynb" in pictures, "one of them on light pages, one on dark ones"
+    assert pictures.count("<img") == 2 and "06_launch.ipynb" in pictures, "one of them on light pages, one on dark ones"
     light, dark = (thumbnail_of(pictures, own) for own in ("sp-on-white", "sp-on-black"))
     assert light.getpixel((9, 9)) != dark.getpixel((9, 9)) and light.size == dark.size == (360, 240)
-    assert here.next_step.startswith("**2 profiles, 2 runs and 1 figure** are here: [05_launch]")
+    assert here.next_step.startswith("**2 profiles, 2 runs and 1 figure** are here: [06_launch]")
 
 
 def thumbnail_of(markup, kind):
@@ -81,9 +81,10 @@ def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
 
 
 def links(path):
-    """The notebooks that the first cell of a notebook leads to."""
-    text = "".join(json.loads(path.read_text())["cells"][0]["source"])
-    return [(path.parent / target).resolve() for target in re.findall(r"\]\(([\w./]+\.ipynb)\)", text)]
+    """The notebooks that the line of neighbours in a notebook's first cell leads to."""
+    lines = "".join(json.loads(path.read_text())["cells"][0]["source"]).splitlines()
+    line = next(line for line in lines if "[start](" in line or path.stem == "00_start" and "](01_" in line)
+    return [(path.parent / target).resolve() for target in re.findall(r"\]\(([\w./]+\.ipynb)\)", line)]
 
 
 def test_every_step_of_the_loop_and_every_notebook_is_linked_from_the_start(tmp_path):

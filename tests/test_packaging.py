@@ -158,7 +158,7 @@ def test_plans_and_runs_need_no_extra(tmp_path):
     ):
         done = verb(*words)
         assert done.returncode == 0, done.stderr
-    figures = verb("reproduce", "01_data")
+    figures = verb("reproduce", "02_data")
     assert figures.returncode == 2 and "sparsepipe[" in figures.stderr
 
 

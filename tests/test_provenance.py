@@ -108,7 +108,7 @@ def test_a_subtitle_tells_the_doubtful_part_in_a_line():
 
 
 def test_a_run_under_other_load_makes_doubtful_what_shows_it(tmp_path):
-    """06_figures took runs that had shared the machine with another job, and no figure told."""
+    """06_launch took runs that had shared the machine with another job, and no figure told."""
     run = record(tmp_path, "r-001")
     row = {"event": "summary", "seconds": 60.0, "load": {"other_cpu_share": 0.34, "steal_share": None}}
     (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
@@ -147,7 +147,7 @@ def test_runs_of_one_campaign_may_be_compared(tmp_path):
 
 
 def test_runs_of_different_campaigns_or_hours_are_told(tmp_path):
-    """A second run of 05_launch said "0.52 × one process": one of the two was an old record."""
+    """A second run of 06_launch said "0.52 × one process": one of the two was an old record."""
     one = record(tmp_path, "a", campaign="m-1")
     other = record(tmp_path, "b", "2026-11-26T12:00:00+00:00", campaign="m-2")
     dates = "a (2026-11-25 09:00), b (2026-11-26 12:00)"

@@ -76,8 +76,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_a_kernel_is_named_by_its_notebook(monkeypatch):
     """Its own command names a connection file, another every time."""
     monkeypatch.setattr("sys.argv", ["/x/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
-    monkeypatch.setenv(NOTEBOOK, "notebooks/05_launch.ipynb")
-    assert Origin.here().command == ("jupyter", "notebooks/05_launch.ipynb")
+    monkeypatch.setenv(NOTEBOOK, "notebooks/06_launch.ipynb")
+    assert Origin.here().command == ("jupyter", "notebooks/06_launch.ipynb")
     monkeypatch.delenv(NOTEBOOK)
     assert Origin.here().command == ("jupyter", "notebook")
 

@@ -26,7 +26,7 @@ from sparsepipe.records.campaigns import new_campaign
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.study import NOTEBOOKS, catalogue, driver, reproduce, workplace
 from sparsepipe.study.averaging import averaging_link
-from sparsepipe.study.cached_runs import campaign_of, kept_campaign, tell_epoch
+from sparsepipe.study.cached_runs import campaign_of, kept_campaign, print_epoch
 from sparsepipe.study.notebook_job import NotebookJob, NotebookKernels, Outcome
 from sparsepipe.study.workplace import Workplace
 from sparsepipe.util.derived.digests import digest
@@ -79,7 +79,7 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
         "figures = ''\nnumber = 1",
         "from pathlib import Path\nPath(figures).mkdir()",
         WRITE + 'place.export("first")',
-        "## Answer",
+        "## Result",
         "from IPython.display import Markdown, display\ndisplay(Markdown(f'It is **{number}**. Or more.'))",
     )
     written = run(few, tmp_path, parameters={"number": 7}, jobs=2)
@@ -198,6 +198,19 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     assert [name for name in "abc" if NotebookJob.prepare(**asked).has_ended_well(name)] == ["a", "c"]
 
 
+@pytest.mark.slow
+def test_a_batch_sets_parameters_of_the_open_cell_and_of_the_collapsed_one(few, tmp_path):
+    few("a", "figures = ''", "width = 1", "print(f'{width} {depth}')")
+    notebook = nbformat.read(few.folder / "a.ipynb", as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("depth = 1", metadata={"tags": ["settings"]}))
+    notebook.cells[2].source, notebook.cells[1].source = "", "figures = ''\nwidth = 1"
+    nbformat.write(notebook, few.folder / "a.ipynb")
+    assert catalogue.parameter_names(few.folder / "a.ipynb") == ("depth", "figures", "width")
+    run(few, tmp_path, "a", parameters={"width": 5, "depth": 7})
+    executed = nbformat.read(tmp_path / "runs" / "notebooks" / "a.ipynb", as_version=4)
+    assert executed.cells[-1].outputs[0].text == "5 7\n"
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_shows_the_others_is_made_again_after_any_of_them(few, tmp_path, monkeypatch, jobs):
     """00_start was "unchanged" after a batch that had made other runs and figures."""
@@ -261,8 +274,9 @@ class TestMinkowskiEngine:
 
 def test_what_measures_runs_alone():
     waves = catalogue.waves(list(NOTEBOOKS))
-    first = [["01_data"], ["02_profile"], ["03_layer_graph", "04_partition"], ["05_launch"], ["06_figures"]]
+    first = [["01_pipelines", "02_data"], ["03_profile"], ["04_layer_graph", "05_partition"], ["06_launch"]]
     alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"], ["11_moving"], ["12_sizes"]]
+    alone += [["13_own_sparse_modules"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
     last = [f"figures/{name}" for name in ("5_prediction", "2_mixed_devices", "6_bytes_memory")]
     assert waves == [
@@ -274,6 +288,7 @@ def test_what_measures_runs_alone():
         ["figures/9_interference"],
         ["figures/10_dense"],
         ["figures/11_held_against_others", "figures/12_gaps"],
+        ["figures/13_interference_runs"],
         ["00_start"],
     ]
 
@@ -281,7 +296,7 @@ def test_what_measures_runs_alone():
 @pytest.mark.parametrize(
     ("names", "out", "error"),
     [
-        (["09_nothing"], "figures", ("notebooks.unknown", "09_nothing", "01_data")),
+        (["09_nothing"], "figures", ("notebooks.unknown", "09_nothing", "02_data")),
         ([], "file", ("out.is_file",)),
     ],
 )
@@ -292,7 +307,7 @@ def test_bad_input_is_named(tmp_path, names, out, error):
 
 
 def test_a_folder_without_notebooks_is_named(tmp_path):
-    with raises("notebooks.missing", "01_data"):
+    with raises("notebooks.missing", "02_data"):
         reproduce(out=tmp_path / "figures", notebooks=tmp_path)
 
 
@@ -308,12 +323,12 @@ def test_data_that_are_not_there_are_told_before_a_notebook_begins(data, error):
 
 def test_figures_are_found_by_name():
     job = NotebookJob.prepare(out="figures", notebooks=None, data=None, parameters={})
-    assert job.chosen(["throughput", "01_data", "accuracy"]) == ["01_data", "06_figures"]
+    assert job.chosen(["throughput", "02_data", "accuracy"]) == ["02_data", "06_launch"]
     assert job.chosen(["12_gaps", "figures/4_accuracy"]) == ["figures/4_accuracy", "figures/12_gaps"]
     assert len({Path(name).name for name in NOTEBOOKS} - {name for own in job.exports.values() for name in own}) == len(
         NOTEBOOKS
     )
-    assert job.exports["06_figures"] == ("throughput", "accuracy")
+    assert job.exports["06_launch"] == ("throughput", "accuracy", "timeline")
 
 
 @pytest.mark.slow
@@ -410,7 +425,7 @@ def profile(ratio=1.0):
 
 
 def test_the_link_is_measured_once_for_a_profile_and_kept(tmp_path, monkeypatch, capsys):
-    """Two executions of 04_partition on one profile gave 2 stages and 224 ms, then 3 stages and 240 ms."""
+    """Two executions of 05_partition on one profile gave 2 stages and 224 ms, then 3 stages and 240 ms."""
     place = Workplace(tmp_path, tmp_path / "figures", "digits")
     links = iter([Link(1e9, 1e-5), Link(2.5e8, 1e-4), Link(5e8, 1e-4)])
     monkeypatch.setattr(workplace, "local_link", lambda: next(links))
@@ -520,9 +535,9 @@ def test_a_campaign_says_which_of_its_runs_are_still_to_be_trained(tmp_path, cap
 
 
 def test_an_epoch_is_told_in_a_line_and_a_step_is_not(capsys):
-    tell_epoch({"event": "step", "minibatch": 3})
-    tell_epoch({"event": "epoch", "epoch": 0, "samples_per_second": 12.3, "validation": {"accuracy": 0.456}})
-    tell_epoch({"event": "epoch", "epoch": 1, "samples_per_second": 12.3, "validation": None})
+    print_epoch({"event": "step", "minibatch": 3})
+    print_epoch({"event": "epoch", "epoch": 0, "samples_per_second": 12.3, "validation": {"accuracy": 0.456}})
+    print_epoch({"event": "epoch", "epoch": 1, "samples_per_second": 12.3, "validation": None})
     told = capsys.readouterr().out.splitlines()
     assert told == ["  epoch 1: 12.3 samples/s, validation accuracy 45.6%", "  epoch 2: 12.3 samples/s"]
 

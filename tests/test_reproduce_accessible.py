@@ -48,12 +48,12 @@ def cells(root):
     outputs.append(new_output("display_data", {"application/vnd.plotly.v1+json": {}, "image/png": PNG}))
     outputs.append(new_output("display_data", {"application/vnd.plotly.v1+json": {}}))
     outputs.append(new_output("error", ename="E", evalue="e", traceback=["\x1b[31mE: e\x1b[0m"]))
-    text = "It is **414** `samples/s`. And [more](02_profile.ipynb).\n\n" + TABLE
+    text = "It is **414** `samples/s`. And [more](03_profile.ipynb).\n\n" + TABLE
     answer = new_output("display_data", {"text/markdown": text})
     markdown = nbformat.v4.new_markdown_cell
-    yield markdown("# 05 · Does it?\n\n[next](06_figures.ipynb)\n\n| a | b |\n|---|---|\n| 1 | 2 |")
+    yield markdown("# 05 · Does it?\n\n[next](06_launch.ipynb)\n\n| a | b |\n|---|---|\n| 1 | 2 |")
     yield nbformat.v4.new_code_cell("value  # and a line that is longer than any page is wide " * 4, outputs=outputs)
-    yield markdown("## Answer")
+    yield markdown("## Result")
     yield nbformat.v4.new_code_cell("display(answer)", outputs=[answer])
 
 
@@ -69,13 +69,13 @@ def pages(tmp_path_factory):
     job = NotebookJob.prepare(out=root / "figures", notebooks=None, data=None, parameters={})
     job.out.mkdir()
     job.copies.mkdir(parents=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=list(cells(root))), job.copy("05_launch"))
-    job.report("05_launch").write_text('{"warning": "a busy machine"}\n')
+    nbformat.write(nbformat.v4.new_notebook(cells=list(cells(root))), job.copy("06_launch"))
+    job.report("06_launch").write_text('{"warning": "a busy machine"}\n')
     (job.out / "timeline.csv").write_text("run,seconds\n" + "pipeline,1\n" * 60)
     Image.new("RGB", (760, 400), "white").save(job.out / "timeline.png")
     provenance = {"digest": "abc", "doubts": ["a noisy profile"], "runs": [{"run": "r"}], "settings": {"seed": 7}}
     write_json(job.out / "timeline.json", {"title": "Timeline", "commit": "123+", "provenance": provenance})
-    return [write_page(job), job.out / "notebooks" / "05_launch.html"]
+    return [write_page(job), job.out / "notebooks" / "06_launch.html"]
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 480), ("dark", 1280)])

@@ -6,14 +6,19 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, plots
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.planning import comparable
 from sparsepipe.planning.forecast import minibatches_of_a_step, steady_rate
 from sparsepipe.planning.simulator import simulate
 from sparsepipe.records import Origin, RunRecord
-from sparsepipe.study import replays
-from sparsepipe.study.answers import beside_told, minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
-from sparsepipe.study.waiting import alone_told
+from sparsepipe.study import emulation
+from sparsepipe.study.answers import (
+    explain_prediction,
+    explain_throughput,
+    explain_waiting,
+    minibatches_in_flight,
+    throughput_markdown,
+)
 from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.values.cluster import Cluster, Link
 from sparsepipe.values.plan import Estimate, StageEstimate
@@ -42,10 +47,10 @@ def test_a_plan_that_has_too_few_minibatches_in_flight_is_told(averaging):
     assert [minibatches_in_flight(plan) for plan in plans] == [2, 8]
     counts = [100.0] * 40
     seconds = {p.planner: 1 / steady_rate(simulate(p, profile, cluster, counts), p, 40) for p in plans}
-    told = waiting_plans(plans, seconds)
+    told = explain_waiting(plans, seconds)
     assert told.startswith("Simulated, **shallow** takes") and "at most 2 minibatches in flight" in told
     assert "where deep has 8 with the same stages" in told and told.count("Simulated") == 1
-    assert not waiting_plans(plans[1:], seconds), "nobody to compare with"
+    assert not explain_waiting(plans[1:], seconds), "nobody to compare with"
 
 
 def test_four_steps_of_a_plan_have_a_middle_half(averaging):
@@ -62,21 +67,21 @@ def test_paces_have_units_and_as_many_digits_as_each_other():
     """Answers showed a table of samples_per_second with all its digits."""
     speeds = pd.DataFrame({"strategy": ["one process", "2 pipelines (a_b)"], "samples_per_second": [214.03, 1033.871]})
     speeds["predicted_samples_per_second"], speeds["speedup_over_first"] = [240.1, None], [1.0, 4.8305]
-    head, _, first, second = paces_markdown(speeds).splitlines()
+    head, _, first, second = throughput_markdown(speeds).splitlines()
     assert unescaped(head) == "| strategy | measured (samples/s) | predicted (samples/s) | over one process |"
     assert first == "| one process | 214 | 240 | 1.00 × |" and second.endswith("| 1,034 | – | 4.83 × |")
     assert "a_b" not in second, "names are escaped"
     speeds["validation_accuracy"] = [0.91249, float("nan")]
-    *_, first, second = paces_markdown(speeds).splitlines()
+    *_, first, second = throughput_markdown(speeds).splitlines()
     assert first.endswith("| 91.2% |") and second.endswith("| – |")
 
 
 def test_a_line_of_a_replay_names_its_schedule(averaging, tmp_path, monkeypatch, capsys):
     """Three schedules of one plan were three lines "replay of optimal: …", one like the other."""
-    monkeypatch.setattr(replays, "launch", lambda *plan, **how: Mock())
+    monkeypatch.setattr(emulation, "launch", lambda *plan, **how: Mock())
     profile, cluster = averaging
     for plan in (*plans_of(profile, cluster, {"optimal": 0}), Plan((Stage(("a", "b"), (0,)),), planner="alone")):
-        replays.replay(tmp_path, plan, profile, cluster, 2)
+        emulation.emulate(tmp_path, plan, profile, cluster, 2)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "replay of optimal (1f1b): 3 processes sleep through 2 minibatches"
     assert second.startswith("replay of alone: 1 process sleeps"), "one stage: schedules do not differ"
@@ -87,11 +92,11 @@ def test_a_prediction_of_more_than_all_devices_together_is_told():
     names = ["one process", "data parallel × 2", "pipeline × 2 (2bw)"]
     speeds = pd.DataFrame({"strategy": names, "processes": [1, 2, 2]})
     speeds["predicted_samples_per_second"] = [1026.0, 1900.0, 2259.0]
-    told = beside_told(speeds)
+    told = explain_prediction(speeds)
     assert told.startswith(" For pipeline × 2")
     assert "2,259 samples/s are predicted, more than 2 times the 1,026 of one process" in told
     speeds["predicted_samples_per_second"] = [1026.0, 2052.0, None]
-    assert beside_told(speeds) == "" and beside_told(speeds[1:]) == ""
+    assert explain_prediction(speeds) == "" and explain_prediction(speeds[1:]) == ""
 
 
 def record_of(folder, *, speed, load=None, busy=0.8):
@@ -111,21 +116,22 @@ def record_of(folder, *, speed, load=None, busy=0.8):
 def test_a_run_that_is_slower_than_predicted_says_what_its_record_knows(tmp_path):
     """Half as fast as predicted: the notebook named the speed alone."""
     assert (
-        tell_pace(record_of(tmp_path / "a", speed=1590)) == "1,590 samples/s, 99% of the 1,600 that its plan predicts"
+        explain_throughput(record_of(tmp_path / "a", speed=1590))
+        == "1,590 samples/s, 99% of the 1,600 that its plan predicts"
     )
-    told = tell_pace(record_of(tmp_path / "b", speed=800))
+    told = explain_throughput(record_of(tmp_path / "b", speed=800))
     assert told.startswith("800 samples/s, 50% of the 1,600 that its plan predicts: its only stage takes ")
     beside = "takes 16.0 ms per minibatch where its plan says 10.0 ms (1.60\N{NO-BREAK SPACE}×)"
     assert f"{beside}; 20% of the time it waits" in told
     assert told.endswith("no other load was noticed while it ran; layers&#39; sum is 0.5 × a whole step; &lt;b&gt;")
-    busy = tell_pace(record_of(tmp_path / "c", speed=800, load={"run_queue_wait_share": 0.25}, busy=0.95))
+    busy = explain_throughput(record_of(tmp_path / "c", speed=800, load={"run_queue_wait_share": 0.25}, busy=0.95))
     assert "its threads waited for a processor 25% of the time" in busy and "waits, sends" not in busy
-    fast = tell_pace(record_of(tmp_path / "d", speed=3200, load={"run_queue_wait_share": 0.25}))
+    fast = explain_throughput(record_of(tmp_path / "d", speed=3200, load={"run_queue_wait_share": 0.25}))
     assert fast.startswith("3,200 samples/s, 200% of the 1,600")
     doubt, _, reasons = fast.partition("): ")
     assert doubt.endswith("(doubtful: while it ran, its threads waited for a processor 25% of the time")
     assert reasons and "waited for a processor" not in reasons, "load explains no run that is too fast"
-    near = tell_pace(record_of(tmp_path / "e", speed=1590, load={"run_queue_wait_share": 0.14}))
+    near = explain_throughput(record_of(tmp_path / "e", speed=1590, load={"run_queue_wait_share": 0.14}))
     assert near.endswith(
         "that its plan predicts (doubtful: while it ran, its threads waited for a processor 14% of the time)"
     )
@@ -140,23 +146,12 @@ def test_a_device_of_several_stages_waits_only_while_it_works_at_none_of_them(tm
     row = {"event": "summary", "seconds": 1.0, "samples_per_second": 800, "stages": stages}
     other = RunRecord.create(tmp_path / "other", plan, record.config, Origin())
     write_rows(other.folder / "metrics.jsonl", [row])
-    told = tell_pace(other)
+    told = explain_throughput(other)
     assert "stage 0, which works longest" in told and "waits, sends" not in told, "it works for 95%"
     row["stages"][2]["busy_fraction"] = 0.2
     write_rows(other.folder / "metrics.jsonl", [row])
-    assert "30% of the time it waits, sends or loads" in tell_pace(other)
-    assert tell_pace(record_of(tmp_path / "none", speed=0)) == "0 samples/s, 0% of the 1,600 that its plan predicts"
-
-
-def test_averages_with_one_pipeline_are_all_or_most_as_counted():
-    """ "Most averages had one pipeline in them, another one was seldom ready" was said where no other one ever was."""
-
-    def outcome(rule, sizes):
-        return plots.Outcome(rule, "", "simulated", (1.0,), (1.0,), sizes)
-
-    every, most, half = outcome("diloco", {1: 12}), outcome("local-sgd", {1: 3, 4: 1}), outcome("quorum", {1: 1, 2: 1})
-    told = alone_told([every, most, half, outcome("ad-psgd", {})], minibatches=24)
-    assert "**diloco** all averages had one" in told and "in 24 minibatches each, another one was never ready" in told
-    assert "**local-sgd** most averages had one" in told and "seldom ready" in told and "quorum" not in told
-    assert "Under **ad-psgd** no average was made: in 24 minibatches each, the pipelines for one" in told
-    assert alone_told([half], minibatches=24) == ""
+    assert "30% of the time it waits, sends or loads" in explain_throughput(other)
+    assert (
+        explain_throughput(record_of(tmp_path / "none", speed=0))
+        == "0 samples/s, 0% of the 1,600 that its plan predicts"
+    )

@@ -11,7 +11,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.networks import MODULE_NETWORKS
 from sparsepipe.networks.traced.building import build_module
 from sparsepipe.study import dense
-from sparsepipe.study.dense import TASKS, bleu_told, kept_told, usable
+from sparsepipe.study.dense import TASKS, bleu_text, kept_text, usable
 from sparsepipe.views.plots.theme import TIE
 
 
@@ -65,14 +65,14 @@ def test_their_settings_are_those_of_a_run():
 
 def test_translations_that_were_not_learned_are_told_in_words():
     """The answer was "BLEU of translations: 0.0 to 0.0"."""
-    assert "none has learned to translate" in bleu_told([0.0, 0.01]) and "0.0" not in bleu_told([0.0])
-    assert bleu_told([1.0, 12.34]) == "The BLEU of translations is 1.0 to 12.3." and bleu_told([]) == ""
+    assert "none has learned to translate" in bleu_text([0.0, 0.01]) and "0.0" not in bleu_text([0.0])
+    assert bleu_text([1.0, 12.34]) == "The BLEU of translations is 1.0 to 12.3." and bleu_text([]) == ""
 
 
 def test_a_profile_of_another_pace_is_told():
     kept = {("images", "one process"): 0.9, ("images", "data parallel × 2"): 0.56}
-    assert kept_told(kept) == "Measured throughput is 56% to 90% of what was predicted."
-    told = kept_told(kept | {("masked words", "one process"): 1.93, ("masked words", "data parallel × 2"): 2.02})
+    assert kept_text(kept) == "Measured throughput is 56% to 90% of what was predicted."
+    told = kept_text(kept | {("masked words", "one process"): 1.93, ("masked words", "data parallel × 2"): 2.02})
     assert told.startswith(
         "Measured throughput is 56% to 202% of what was predicted. Of masked words one process is far"
     )

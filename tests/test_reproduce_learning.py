@@ -7,6 +7,7 @@ from coded import raises
 from sparsepipe import data
 from sparsepipe.data import make_shapes
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.study import equal_stages, train
 from sparsepipe.study.learning import (
     commonest_share,
     gap_and_noise,
@@ -15,7 +16,6 @@ from sparsepipe.study.learning import (
     labelled_sweep,
     nearest_neighbour_accuracy,
     real_shapes,
-    train_side_by_side,
     voxel_histograms,
 )
 
@@ -128,11 +128,24 @@ def test_the_noise_of_a_gap_between_curves_is_that_of_equally_good_networks():
     assert gap == pytest.approx(0.2) and noise == pytest.approx(0.1)
 
 
+def test_equal_stages_have_every_layer_once_and_as_many_each():
+    (whole,) = equal_stages("minkvgg11bn-narrow").stages
+    for count in (2, 5):
+        stages = equal_stages("minkvgg11bn-narrow", count).stages
+        assert sum((stage.layers for stage in stages), ()) == whole.layers
+        sizes = [len(stage.layers) for stage in stages]
+        assert max(sizes) - min(sizes) <= 1 and [stage.ranks for stage in stages] == [(k,) for k in range(count)]
+    for count in (0, len(whole.layers) + 1):
+        with raises("number.not_whole", "num_stages"):
+            equal_stages("minkvgg11bn-narrow", count)
+
+
 @pytest.mark.slow
 def test_finished_runs_are_taken_and_others_trained(tmp_path, shapes, capsys):
     config = RunConfig("minkvgg11bn-narrow", str(shapes), voxel_size=0.1, num_points=256, batch_size=16, threads=1)
-    first = train_side_by_side(tmp_path, {"a": config})
-    both = train_side_by_side(tmp_path, {"a": config, "b": RunConfig(**{**config.to_json(), "seed": 1})})
+    plan = equal_stages(config.model)
+    first = train(tmp_path, {"a": (plan, config)})
+    both = train(tmp_path, {"a": (plan, config), "b": (plan, config.replace(seed=1))})
     assert both["a"].folder == first["a"].folder == tmp_path / "a-001"
     assert both["b"].metrics("epoch")[0]["train"]["loss"] != both["a"].metrics("epoch")[0]["train"]["loss"]
     assert "a: from runs/a-001\nb: training now" in capsys.readouterr().out
@@ -162,6 +175,8 @@ def test_a_unet_learns_real_scans_by_heart(tmp_path, shared_data, monkeypatch):
         )
         for name, (folder, split) in scans.items()
     }
-    for name, record in train_side_by_side(tmp_path / "runs", configs).items():
+    plan = equal_stages(SEGMENTS["model"])
+    asked = {name: (plan, config) for name, config in configs.items()}
+    for name, record in train(tmp_path / "runs", asked).items():
         accuracy, iou = reached(record)
         assert commonest_share(configs[name]) < 0.5 and accuracy > 0.9 and iou > 0.8, (name, accuracy, iou)

@@ -16,8 +16,8 @@ from sparsepipe.monitoring.factors import Factors
 from sparsepipe.monitoring.following import DECISIONS
 from sparsepipe.monitoring.launching import launch
 from sparsepipe.records import Origin
+from sparsepipe.study.contention import FILE, Contention, came_and_went
 from sparsepipe.study.foresight import AHEAD, Foresight, Wanted, foreseen, slowed_by
-from sparsepipe.study.intrusion import FILE, Intrusion, came_and_went
 from sparsepipe.study.moving import (
     bars_by_load,
     bars_of_runs,
@@ -30,7 +30,7 @@ from sparsepipe.study.moving import (
     learning_by_seconds,
     losses_by_seconds,
     moments,
-    moving_told,
+    moving_text,
     samples_per_second,
     seconds_bars,
     simulated_stays,
@@ -159,7 +159,7 @@ def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp
 
 def test_an_oracle_asks_for_the_best_plan_when_the_intruder_comes_and_for_the_first_when_it_goes():
     profile, cluster = network(12), cpus(2)
-    plan, intrusion = partition(profile, cluster), Intrusion.of("training", [[0.2, 0.5], [0.6, 0.9]])
+    plan, intrusion = partition(profile, cluster), Contention.of("training", [[0.2, 0.5], [0.6, 0.9]])
     asked = foreseen(intrusion, plan, profile, cluster, Factors((1.0, 2.0)), minibatches=1000)
     assert [one.minibatch for one in asked] == [200, 500, 600, 900]
     assert [[len(stage.layers) for stage in one.plan.stages] for one in asked] == [[8, 4], [6, 6]] * 2
@@ -194,7 +194,7 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
     still, names = {"beside the intruder": 0.1, "the whole run": 0.06}, ("never", "live")
 
     def told(beside, whole, pauses=(0.1, 0.08)):
-        return moving_told(still, {"beside the intruder": beside, "the whole run": whole}, pauses, names=names)
+        return moving_text(still, {"beside the intruder": beside, "the whole run": whole}, pauses, names=names)
 
     lost = told(0.0973, 0.0624)
     assert "took **104%** of the time of `never`, with 2 changes of the plan: **moving did not pay here**." in lost
@@ -214,10 +214,10 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
     assert "next to nothing was saved there either" in told(0.0997, 0.066)
     assert told(0.1, 0.06, ()).endswith("its plan never changed.")
     slow, usual = {"before the intruder": 0.06, "the whole run": 0.06}, {"before the intruder": 0.05} | still
-    assert moving_told(usual, slow, (0.1,), names=names).endswith(
+    assert moving_text(usual, slow, (0.1,), names=names).endswith(
         "in place of 50.0 ms: the machine itself was slower then."
     )
-    both = moving_told(usual, slow, (0.1,), names=names, early=True)
+    both = moving_text(usual, slow, (0.1,), names=names, early=True)
     assert both.endswith("the machine itself was slower then, or the plan was, which had been changed by then.")
 
 
@@ -243,7 +243,7 @@ def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_onc
 )
 def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, error):
     with raises(*error) as caught:
-        Intrusion.of(kind, visits)
+        Contention.of(kind, visits)
     assert "\n" not in str(caught.value)
 
 
@@ -267,18 +267,18 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     profile, cluster = network(seconds=[0.012] * 8), cpus(2)
     config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=60, timeout_seconds=120)
     config = config.replace(validate=False, checkpoint_every=0)  # as a replay has it
-    plan, intrusion = partition(profile, cluster), Intrusion.of("matrix-products", [[0.2, 0.4], [0.6, 0.7]])
+    plan, intrusion = partition(profile, cluster), Contention.of("matrix-products", [[0.2, 0.4], [0.6, 0.7]])
     layers = [layer for stage in plan.stages for layer in stage.layers]
     cut = zip(plan.stages, (layers[:6], layers[6:]), strict=True)
     other = replace(plan, stages=tuple(replace(stage, layers=tuple(own)) for stage, own in cut), estimate=None)
-    assert intrusion.kept_run(tmp_path, "net-moving", plan, config) is None
+    assert intrusion.finished_run(tmp_path, "net-moving", plan, config) is None
     folder, devices = tmp_path / "net-moving-001", {"profile": profile, "cluster": cluster}
     with (
         launch(plan, config, run_dir=folder, replan="never", **devices) as job,
         Foresight(job, [Wanted(15 + AHEAD, other)]) as foresight,
     ):
         until(lambda: bool(job.rows), "its first row")
-        intrusion.disturb(job, minibatches=60)
+        intrusion.inject(job, minibatches=60)
         for rank, core in enumerate(sorted(processors_of())[:2]):
             held = processors_of(int((folder / "logs" / f"rank{rank}.pid").read_text()))
             assert held in ({core}, frozenset()), "on its own, or over by now"
@@ -289,6 +289,6 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     assert [told for _, told in moments(job.record) if told != "6, 2"] == ["intruder", "gone"] * len(visits)
     followed = job.record.plans
     assert not foresight.fault and len(followed) == 2 and followed[1][0] > 15 and followed[1][1] == other
-    assert intrusion.kept_run(tmp_path, "net-moving", plan, config).folder == folder
-    assert Intrusion.of("training", intrusion.visits).kept_run(tmp_path, "net-moving", plan, config) is None
-    assert replace(intrusion, share=0.5).kept_run(tmp_path, "net-moving", plan, config) is None, "of another load"
+    assert intrusion.finished_run(tmp_path, "net-moving", plan, config).folder == folder
+    assert Contention.of("training", intrusion.visits).finished_run(tmp_path, "net-moving", plan, config) is None
+    assert replace(intrusion, share=0.5).finished_run(tmp_path, "net-moving", plan, config) is None, "of another load"

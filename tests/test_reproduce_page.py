@@ -10,7 +10,7 @@ from sparsepipe.records.run_progress import RunProgress
 from sparsepipe.study import NOTEBOOKS, catalogue
 from sparsepipe.study.driver import Progress
 from sparsepipe.study.executed import Executed, first_sentence
-from sparsepipe.study.notebook_job import NotebookJob
+from sparsepipe.study.notebook_job import NotebookJob, show_exported
 from sparsepipe.study.page import notebook_page, of_markdown, write_page
 from sparsepipe.study.report import REPORT, report, run_rows
 from sparsepipe.util.io.files import write_json
@@ -55,12 +55,32 @@ class Tags(HTMLParser):
 
 
 def executed(folder, name, *outputs, markdown="# 01 · Is it?"):
-    cells = [nbformat.v4.new_markdown_cell(markdown), nbformat.v4.new_markdown_cell("## Answer")]
+    cells = [nbformat.v4.new_markdown_cell(markdown), nbformat.v4.new_markdown_cell("## Result")]
     cells.append(nbformat.v4.new_code_cell("display(x)", outputs=list(outputs)))
     path = folder / f"{name}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     return path
+
+
+def test_a_result_ends_where_the_next_heading_begins(tmp_path):
+    path = executed(tmp_path, "a", displayed(markdown="It is 414."))
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].source = "What to see.\n\n## Result"
+    notebook.cells.append(nbformat.v4.new_markdown_cell("## Try"))
+    notebook.cells.append(nbformat.v4.new_code_cell("x", outputs=[displayed(markdown="No result.")]))
+    nbformat.write(notebook, path)
+    assert Executed.read("a", path).answer == "It is 414."
+
+
+def test_the_head_of_an_executed_copy_shows_the_exported_figure(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "stages.png").touch()
+    head = "# 05 · Which?\n\n![stages](../figures/gallery/stages.webp) ![plans](../figures/gallery/plans.webp)"
+    path = executed(tmp_path / "runs" / "notebooks", "05_partition", markdown=head)
+    show_exported(path, tmp_path / "figures")
+    shown = nbformat.read(path, as_version=4).cells[0].source
+    assert shown == "# 05 · Which?\n\n![stages](../../figures/stages.png) ", "of plans there is no picture"
 
 
 def displayed(**data):
@@ -74,8 +94,8 @@ def job(tmp_path):
 
 
 def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
-    executed(job.copies, "05_launch", displayed(markdown=f"It is {NAME}, **414**. And more."))
-    job.report("05_launch").write_text('{"warning": "a busy machine"}\n{"warning": "of the figure"}\n')
+    executed(job.copies, "06_launch", displayed(markdown=f"It is {NAME}, **414**. And more."))
+    job.report("06_launch").write_text('{"warning": "a busy machine"}\n{"warning": "of the figure"}\n')
     (job.out / "timeline.csv").write_text("run,seconds\n" + f"{NAME},1\n" * 60)
     for suffix in ("pdf", "svg", "png"):
         (job.out / f"timeline.{suffix}").write_bytes(b"")
@@ -90,7 +110,7 @@ def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
     assert [source["srcset"] for source in tags.all("source")] == ["timeline.svg"]  # on a dark page
     links = {link["href"] for link in tags.all("a")}
     assert links >= {f"timeline.{suffix}" for suffix in ("pdf", "svg", "png", "csv", "json")}
-    assert links >= {"notebooks/05_launch.html", "../runs/notebooks/05_launch.ipynb"}
+    assert links >= {"notebooks/06_launch.html", "../runs/notebooks/06_launch.ipynb"}
     assert all((job.out / link).exists() for link in links if not link.startswith("#"))
     assert text.count("of the figure") == 1 and "a busy machine" in text and "did not run to its end" in text
     assert len(tags.all("tr")) == 1 + 40 and "123+" in text and "seed = 7" in text
@@ -126,9 +146,9 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
 
 def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):
     assert f"0 of {len(NOTEBOOKS)} notebooks" in write_page(job).read_text()
-    (job.copies / "01_data.ipynb").parent.mkdir(parents=True)
-    (job.copies / "01_data.ipynb").write_text("{")
-    executed(job.copies, "03_layer_graph")
+    (job.copies / "02_data.ipynb").parent.mkdir(parents=True)
+    (job.copies / "02_data.ipynb").write_text("{")
+    executed(job.copies, "04_layer_graph")
     (job.out / "cut_bytes.json").write_text("[]")
     (job.out / "cut_bytes.csv").write_text("")
     assert f"1 of {len(NOTEBOOKS)} notebooks" in write_page(job).read_text()
@@ -152,13 +172,13 @@ def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):
     table = displayed(html="<table><tr><td><a href='figures/1_devices.ipynb'>7</a></td></tr></table>", plain="7")
     painted = displayed(html="<b style='color:#0072B2'>1</b>", plain="1")  # for a white page
     path = executed(
-        tmp_path, "a", *said, figure, error, table, painted, markdown=f"# 01 · {NAME}?\n\n[next](02_profile.ipynb)"
+        tmp_path, "a", *said, figure, error, table, painted, markdown=f"# 01 · {NAME}?\n\n[next](03_profile.ipynb)"
     )
     text = notebook_page(Executed.read("figures/a", path), index="../../index.html")
     tags = Tags(text)
     assert "one\n&lt;img" in text and "E: e" in text and "\x1b" not in text
     assert [picture["src"] for picture in tags.all("img")] == ["data:image/png;base64,aGk="]
-    assert {link["href"] for link in tags.all("a")} == {"../../index.html", "02_profile.html", "figures/1_devices.html"}
+    assert {link["href"] for link in tags.all("a")} == {"../../index.html", "03_profile.html", "figures/1_devices.html"}
     assert len(tags.all("table")) == 1
     kinds = {each["class"] for each in tags.all("div") if "class" in each}
     assert kinds == {"shown", "plain", "painted"} and text.count('class="painted"') == 1
@@ -213,6 +233,6 @@ def test_a_batch_says_what_runs_n_of_n_its_step_and_the_time(tmp_path, monkeypat
 
 def test_what_a_user_came_for_is_made_first():
     assert catalogue.USUAL_SECONDS.keys() == NOTEBOOKS.keys()
-    main = ["01_data", "02_profile", "03_layer_graph", "04_partition", "05_launch", "06_figures"]
+    main = ["01_pipelines", "02_data", "03_profile", "04_layer_graph", "05_partition", "06_launch"]
     assert list(NOTEBOOKS)[:6] == main
     assert sum(catalogue.USUAL_SECONDS[name] for name in main) < 300

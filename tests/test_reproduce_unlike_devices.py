@@ -1,4 +1,4 @@
-"""What 04_partition plans for: the mixed cluster by default, the published profiles by one name, files of one's own."""
+"""What 05_partition plans for: the mixed cluster by default, the published profiles by one name, files of one's own."""
 
 import pytest
 from coded import raises

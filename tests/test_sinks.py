@@ -9,7 +9,7 @@ from coded import raises
 from sparsepipe.cli import main
 from sparsepipe.cli.launches import open_sinks
 from sparsepipe.records.sinks import open_sink, scalars
-from sparsepipe.study.compressed import halves
+from sparsepipe.study import equal_stages
 
 STEP = {
     "event": "step",
@@ -61,7 +61,7 @@ class Down(Lines):
 @pytest.mark.slow
 def test_a_sink_of_ones_own_gets_every_row_of_a_run_and_is_closed(tmp_path, capsys):
     (tmp_path / "own.py").write_text(OWN)
-    plan = halves("minkvgg11bn-narrow").save(tmp_path / "plan.json")
+    plan = equal_stages("minkvgg11bn-narrow", 2).save(tmp_path / "plan.json")
     words = f"run {plan} --model minkvgg11bn-narrow --data digits --voxel-size 0.2 --num-points 64 --batch-size 4"
     words += f" --engine native --minibatches 3 --no-validation --checkpoint-every 0 --run-dir {tmp_path / 'run'}"
     assert main([*words.split(), "--log", f"{tmp_path}/own.py:Lines", str(tmp_path / "rows.json")]) == 0

@@ -48,7 +48,7 @@ def test_the_site_is_built_and_works_from_disk(tmp_path):
     pages = [
         line.partition("](")[2].rstrip(")") for line in (site / "llms.txt").read_text().splitlines() if "](" in line
     ]
-    assert {"notebooks/guides/install.md", "notebooks/01_data.md", "reference/python.md"} <= set(pages)
+    assert {"notebooks/guides/install.md", "notebooks/02_data.md", "reference/python.md"} <= set(pages)
     for page in pages:
         assert (site / page).read_text().strip() and (site / page).with_suffix(".html").is_file()
     text = "".join(path.read_text() for path in site.rglob("*.html"))
@@ -56,7 +56,7 @@ def test_the_site_is_built_and_works_from_disk(tmp_path):
 
 
 def test_what_notebooks_have_shown_leads_to_the_pages_of_the_site():
-    shown = "<a href='figures/1_devices.ipynb'>[01](01_data.ipynb) <a href=\"../figures/index.html\"> https://x/y.ipynb"
+    shown = "<a href='figures/1_devices.ipynb'>[02](02_data.ipynb) <a href=\"../figures/index.html\"> https://x/y.ipynb"
     assert links_of_site(shown, "../") == (
-        "<a href='figures/1_devices.html'>[01](01_data.html) <a href=\"../../index.html\"> https://x/y.ipynb"
+        "<a href='figures/1_devices.html'>[02](02_data.html) <a href=\"../../index.html\"> https://x/y.ipynb"
     )

@@ -40,6 +40,7 @@ MODULES = {  # of the page of Python names
     "sparsepipe.values.replication": "Synchronization schemes",
     "sparsepipe.records.sinks": "Trackers",
     "sparsepipe.planning.measured_plans": "Plans that others measured",
+    "sparsepipe.study": "What notebooks share",
 }
 LINK = re.compile(r"(?<!`)\]\(<?([^)\s>#]+)(#[^)\s>]*)?>?\)")
 SHOWN = ("image/png", "image/svg+xml", "text/html", "text/markdown", "text/plain")  # outputs that need no scripts
@@ -81,6 +82,7 @@ def assemble(source: Path, figures: Path) -> list[str]:
     for name in ("README.md", *PAGES, *guides, *background):
         write_page(source, name)
     executed = figures.parent / "runs" / "notebooks"
+    shutil.copytree(REPOSITORY / "figures" / "gallery", source / "figures" / "gallery", dirs_exist_ok=True)
     for name in NOTEBOOKS:
         write_notebook(source, name, executed / f"{name}.ipynb")
     write(source / "reference" / "command_line.md", command_line())
@@ -136,17 +138,14 @@ def write_notebook(source: Path, name: str, executed: Path) -> None:
                 output.data = {kind: value for kind, value in output.data.items() if kind in SHOWN}
                 for kind in output.data.keys() & {"text/html", "text/markdown"}:
                     output.data[kind] = links_of_site(output.data[kind], "../" * (1 + name.count("/")))
-    if not executed.exists():
-        up = "../" * (1 + name.count("/"))
-        exported = catalogue.exported(path)
-        for figure in exported:
-            picture = source / "figures" / "gallery" / f"{figure}.webp"
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPOSITORY / "figures" / "gallery" / picture.name, picture)
-        if exported:
-            head = "## Figures\n\nThis notebook has not run on this machine. Its figures of a run on two cores:\n\n"
-            pictures = "\n\n".join(f"![{figure}]({up}figures/gallery/{figure}.webp)" for figure in exported)
-            notebook.cells.append(nbformat.v4.new_markdown_cell(head + pictures, id="gallery"))
+    up = "../" * (1 + name.count("/"))
+    exported = catalogue.exported(path)
+    head = notebook.cells[0]  # in an executed copy its picture is the exported one
+    head.source = re.sub(r"\]\((?:\.\./)+[^)]*?(\w+)\.(?:png|webp)\)", rf"]({up}figures/gallery/\1.webp)", head.source)
+    if exported and not executed.exists():
+        text = "## Figures\n\nThis notebook has not run on this machine. Its figures of a run on two cores:\n\n"
+        pictures = "\n\n".join(f"![{figure}]({up}figures/gallery/{figure}.webp)" for figure in exported)
+        notebook.cells.append(nbformat.v4.new_markdown_cell(text + pictures, id="gallery"))
     target = source / "notebooks" / f"{name}.ipynb"
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)

@@ -38,7 +38,7 @@ FIRST_STEPS = (
     "profile -m minkvgg11bn-narrow -d work/shapes -v 0.05 -b 16 -o work/profile.json",
     "plan -p work/profile.json -n 2 --planner model-parallel -o work/plan.json",
     "train work/plan.json --epochs 2",
-    "reproduce 01_data 02_profile 03_layer_graph 04_partition 05_launch 06_figures",
+    "reproduce 01_pipelines 02_data 03_profile 04_layer_graph 05_partition 06_launch",
 )
 _TIMES = ("work", "dependency", "imbalance", "averaging", "communication", "bubble")
 _SIMULATED = (*_TIMES[:3], "sizes", *_TIMES[3:])
@@ -121,7 +121,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "reproduce": (
         "reproduce",
-        "reproduce 05_launch -p epochs 4 -p train_model minkvgg16bn-narrow",
+        "reproduce 06_launch -p epochs 4 -p train_model minkvgg16bn-narrow",
         "reproduce timeline throughput -d modelnet10-sample -o real/figures",
         "reproduce --resume",
         "reproduce --only-changed --width 3.5 --no-title -o paper/figures",

@@ -23,6 +23,7 @@ predictions.py    what a predictor expects of a running job's ranks, by what the
 simulated.py      the loop of a simulation, over segments.py; oracle.py: what who knew all that comes would get
 """
 
+from ..util.lazy_names import lazy_names
 from .alarms import Alarm, Standing
 from .decision import Decision, decide
 from .drift import Watch
@@ -42,3 +43,5 @@ __all__ = [
     "decide",
     "drift_of",
 ]
+
+__getattr__, __dir__ = lazy_names(globals(), {}, folders=("interference", "variants"))

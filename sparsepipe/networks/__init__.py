@@ -6,6 +6,7 @@ from functools import partial
 
 from ..errors import InputError
 from ..util.io.functions import is_function
+from ..util.lazy_names import lazy_names
 from .images import IMAGE_NETWORKS
 from .minkfcnn import minkfcnn
 from .minkpointnet import minkpointnet
@@ -93,3 +94,6 @@ def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
             num_classes=num_classes,
         )
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)
+
+
+__getattr__, __dir__ = lazy_names(globals(), {}, folders=("traced",))

@@ -207,7 +207,7 @@ def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fi
 
 
 def _others_left_out(event: str) -> Callable[[bytes], bool]:
-    """What passes rows of an event, and all whose event cannot be notified by their first letters."""
+    """What passes rows of an event, and all whose event cannot be recognised by their first letters."""
     start, own_event = b'{"event": "', f'{{"event": "{event}"'.encode()
     return lambda line: line.startswith(own_event) or not line.startswith(start)
 

@@ -1,10 +1,36 @@
-"""Reproduce the figures: execute the notebooks in order; what they share is on disk, so that each also runs alone.
+"""What the notebooks share, and the batch that executes them (`reproduce`).
 
-Notebooks import `workplace` and `cached_runs`, which need torch; to execute them it is not needed.
+`Workplace` says where data, profiles, runs and figures are kept. `train`, `emulate` and `campaign_of` reuse finished
+runs and launch those that are missing; `equal_stages` cuts a network without a profile; `Contention` injects a
+co-located workload. The modules in `_FIGURES` hold what one figure alone needs. Executing notebooks imports no torch,
+so all names but those of the batch are imported when they are first asked for.
 """
 
+from ..util.lazy_names import lazy_names
 from .catalogue import NOTEBOOKS
 from .driver import reproduce
 from .page import PAGE
 
-__all__ = ["NOTEBOOKS", "PAGE", "reproduce"]
+_HOME = {
+    "Contention": "contention",
+    "Overview": "overview",
+    "Workplace": "workplace",
+    "campaign_of": "cached_runs",
+    "emulate": "emulation",
+    "equal_stages": "cached_runs",
+    "explain_prediction": "answers",
+    "explain_throughput": "answers",
+    "explain_waiting": "answers",
+    "print_epoch": "cached_runs",
+    "published_profiles": "profiles",
+    "throughput_markdown": "answers",
+    "train": "cached_runs",
+}
+_FIGURES = (
+    *("dense", "foresight", "held_against", "learning", "machines", "moving", "published_dynpipe", "recorded"),
+    *("strategy_grid", "unlike_devices"),
+)
+
+__all__ = ["NOTEBOOKS", "PAGE", "reproduce", *_HOME]
+
+__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_FIGURES)

@@ -27,7 +27,7 @@ def minibatches_in_flight(plan: Plan) -> int:
     return sum(program.in_flight(0, rank) for rank in plan.stages[0].ranks)
 
 
-def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
+def explain_waiting(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
     """Say which plans do not keep their period when simulated as they have too few minibatches in flight.
 
     `seconds`: of a minibatch of each planner's plan as simulated. A plan waits where it is slower than its period by
@@ -57,7 +57,7 @@ def _shape(plan: Plan) -> tuple[object, ...]:
     return plan.schedule, tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
 
 
-def paces_markdown(speeds: pd.DataFrame) -> str:
+def throughput_markdown(speeds: pd.DataFrame) -> str:
     """Return a `throughput_table` as a table in Markdown: paces by strategy, measured and predicted, in samples/s.
 
     And how many times as fast as the first each is, and the `validation_accuracy` where the table has one.
@@ -76,7 +76,7 @@ def paces_markdown(speeds: pd.DataFrame) -> str:
     return table_markdown(Table([*columns], [*zip(*columns.values(), strict=True)]))
 
 
-def beside_told(speeds: pd.DataFrame) -> str:
+def explain_prediction(speeds: pd.DataFrame) -> str:
     """Say which plan of a `throughput_table` is predicted more than as many times as fast as one process as it has.
 
     No plan is by itself: its profile was measured alongside other processes, that of one process alone, and they
@@ -100,10 +100,10 @@ def beside_told(speeds: pd.DataFrame) -> str:
     )
 
 
-def tell_pace(record: RunRecord) -> str:
-    """Say how fast a run was compared with what its plan predicts and, if they differ, what its record knows of why.
+def explain_throughput(record: RunRecord) -> str:
+    """Say how fast a run was beside what its plan predicts and, if they differ, what its record knows of why.
 
-    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is notified of
+    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is reported for
     every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a run
     without a summary.
     """

@@ -2,20 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from ..launching import Job, launch
 from ..launching.run_folders import folders, new_folder
+from ..networks import network
 from ..records import RunRecord
 from ..records.campaigns import MOST_APART, campaign_began, made_for, new_campaign, when
 from ..records.provenance import plan_digest
 from ..runtime.config import RunConfig
+from ..util.io.fields import integer
 from ..util.text.numbers import pace_text, validation_text
 from ..values.cluster import Cluster
-from ..values.plan import Plan
+from ..values.plan import Plan, Stage
 from ..values.profile import Profile
+from ..views.plots.table import ONE_PROCESS
 from .report import report
 
 _OF_PROGRESS = ("event", "epoch", "epoch_minibatches", "minibatches")
@@ -70,10 +74,17 @@ def campaign_of(
     *,
     anew: bool = False,
 ) -> tuple[str, dict[str, RunRecord | None]]:
-    """The campaign that compares `plans`, and its run of each; None for one that is still to be trained.
+    """Find the newest experiment (comparable runs) under these settings, and its finished run of each plan.
 
-    It is the newest one under this configuration and on these profiles and clusters; without one, or `anew`, it begins
-    now. Runs are called MODEL-NAME by the names of `plans`. Which they are is printed.
+    Args:
+        runs: folder of the run directories, such as `Workplace.runs`.
+        plans: name: plan. Runs are called MODEL-NAME.
+        config: the settings that all runs share.
+        rests_on: the profiles and clusters that the plans were made from.
+        anew: begin a new experiment, in which all plans are trained again.
+
+    Returns:
+        The experiment's name, for `launch(…, campaign=…)`, and the record of each plan; None for one without a run.
     """
     settings = [config.to_json(), *(value.digest for value in rests_on)]
     asked = {f"{config.model}-{name}": (plan, config) for name, plan in plans.items()}
@@ -86,10 +97,13 @@ def campaign_of(
     return campaign, dict(zip(plans, map(campaign_found.get, asked), strict=True))
 
 
-def tell_epoch(row: Mapping[str, Any]) -> None:
-    """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row.
+def print_epoch(row: Mapping[str, Any]) -> None:
+    """Print throughput and validation accuracy at the end of each epoch: `job.wait(on_row=print_epoch)`.
 
-    Whoever executes the notebook is reported, too, so that it can say "epoch 3 of 4".
+    Args:
+        row: one row of the run's metrics, as `Job.wait` gives it; others than ends of epochs print nothing.
+
+    The batch that executes a notebook gets the rows as well, to show "epoch 3 of 4".
     """
     if row.get("event") in ("start", "epoch"):
         report(run={key: row[key] for key in _OF_PROGRESS if key in row})
@@ -104,10 +118,47 @@ def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:
     return RunConfig.from_json(record.config) == config and plan_digest(record.plan) == plan_digest(plan)
 
 
-def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, RunRecord]:
-    """Train every plan under its configuration, all at once; finished runs of that name and configuration are taken.
+def equal_stages(model: str, num_stages: int = 1) -> Plan:
+    """Cut a sparse network into stages of equally many layers, one process each. No profile is needed.
 
-    If one fails or the user interrupts, the others are cancelled.
+    Args:
+        model: name of a network of `sparsepipe.networks.NETWORKS`.
+        num_stages: number of stages; 1 is the whole network in one process.
+
+    Returns:
+        The plan, without an estimate.
+
+    Raises:
+        InputError: unknown network, or more stages than layers.
+
+    >>> [len(stage.layers) for stage in equal_stages("minkvgg11bn-narrow", 2).stages]
+    [18, 18]
+    """
+    layers = tuple(layer.id for layer in network(model, num_classes=2).graph().layers)
+    integer(num_stages, "num_stages", least=1, most=len(layers))
+    ends = [len(layers) * k // num_stages for k in range(num_stages + 1)]
+    stages = (Stage(layers[begin:end], (rank,)) for rank, (begin, end) in enumerate(pairwise(ends)))
+    return Plan(tuple(stages), planner=ONE_PROCESS if num_stages == 1 else f"{num_stages} equal stages")
+
+
+def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, RunRecord]:
+    """Train every plan under its configuration, all at the same time; reuse finished runs.
+
+    If one fails, or the cell is interrupted, the others are cancelled. Each is a `launch` in a folder of its own.
+
+    Args:
+        runs: folder of the run directories, such as `Workplace.runs`.
+        asked: name of the run: its plan and its settings. A finished run of that name and those settings is reused.
+
+    Returns:
+        The record of each run, by name. Loss and accuracy by epoch are printed.
+
+    Raises:
+        InputError: a plan that does not fit its network, or settings that do not fit together.
+        RunFailed: a run that ended with an error.
+
+    Example:
+        `records = train(place.runs, {"small": (equal_stages(model), RunConfig(model, data, voxel_size=0.05))})`
     """
     newest_runs = {name: newest(runs, name, config) for name, (_, config) in asked.items()}
     jobs: dict[str, Job] = {}
@@ -120,7 +171,7 @@ def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, 
         for name, job in jobs.items():
             if len(jobs) > 1:  # one after the other is told, all train at once
                 print(f"{name}:", flush=True)
-            job.wait(on_row=tell_epoch)
+            job.wait(on_row=print_epoch)
     except BaseException:
         for job in jobs.values():
             job.cancel()

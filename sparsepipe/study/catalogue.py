@@ -9,18 +9,19 @@ from ..util.io.files import read_json
 
 # Notebook -> those whose results it starts from. It runs without them too, and then makes what it needs itself.
 NOTEBOOKS: dict[str, tuple[str, ...]] = {
-    "01_data": (),
-    "02_profile": (),
-    "03_layer_graph": ("02_profile",),
-    "04_partition": ("02_profile",),
-    "05_launch": ("02_profile",),
-    "06_figures": ("05_launch",),
+    "01_pipelines": (),
+    "02_data": (),
+    "03_profile": (),
+    "04_layer_graph": ("03_profile",),
+    "05_partition": ("03_profile",),
+    "06_launch": ("03_profile",),
     "07_learning": (),
     "08_segmentation": (),
     "09_your_own_network": (),
     "10_waiting": (),
     "11_moving": (),
     "12_sizes": (),
+    "13_own_sparse_modules": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -33,43 +34,46 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/10_dense": (),
     "figures/11_held_against_others": (),
     "figures/12_gaps": (),
+    "figures/13_interference_runs": (),
     "00_start": (),
 }
 LAST = "00_start"  # it shows what the others made: it comes after them, and again after any of them
 # They measure: nothing else runs meanwhile.
 ALONE = frozenset(
     {
-        "02_profile",
-        "05_launch",
+        "03_profile",
+        "06_launch",
         "07_learning",
         "08_segmentation",
         "09_your_own_network",
         "10_waiting",
         "11_moving",
         "12_sizes",
+        "13_own_sparse_modules",
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",
         "figures/7_compression",
         "figures/8_waiting",
-        "figures/9_interference",
         "figures/10_dense",
+        "figures/13_interference_runs",
     }
 )
 # Seconds on two cores of a server: what is expected of a notebook that has not yet run here.
 USUAL_SECONDS = {
-    "01_data": 20,
-    "02_profile": 50,
-    "03_layer_graph": 11,
-    "04_partition": 12,
-    "05_launch": 97,
-    "06_figures": 11,
+    "01_pipelines": 7,
+    "02_data": 20,
+    "03_profile": 50,
+    "04_layer_graph": 15,
+    "05_partition": 12,
+    "06_launch": 105,
     "07_learning": 58,
-    "08_segmentation": 79,
-    "09_your_own_network": 57,
+    "08_segmentation": 60,
+    "09_your_own_network": 35,
     "10_waiting": 53,
     "11_moving": 150,
     "12_sizes": 70,
+    "13_own_sparse_modules": 25,
     "figures/4_accuracy": 60,
     "figures/3_sparse_dense": 37,
     "figures/1_devices": 13,
@@ -78,10 +82,11 @@ USUAL_SECONDS = {
     "figures/6_bytes_memory": 10,
     "figures/7_compression": 75,
     "figures/8_waiting": 72,
-    "figures/9_interference": 250,
+    "figures/9_interference": 15,
     "figures/10_dense": 118,
     "figures/11_held_against_others": 45,
     "figures/12_gaps": 30,
+    "figures/13_interference_runs": 240,
     "00_start": 6,
 }
 
@@ -148,9 +153,13 @@ def exported_by(code: str) -> tuple[str, ...]:
 
 
 def parameter_names(path: Path) -> tuple[str, ...]:
-    """The parameters of a notebook: what its cell of that tag gives a value."""
+    """The parameters of a notebook: what its open cell (`settings`) and its collapsed one (`parameters`) assign.
+
+    Papermill adds a batch's values below the latter, so that they replace values of both.
+    """
     cells = read_json(path, what="notebook").get("cells", [])
-    tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    both = {"settings", "parameters"}
+    tagged = ["".join(cell["source"]) for cell in cells if both & {*cell.get("metadata", {}).get("tags", [])}]
     return tuple(re.findall(r"^(\w+) = ", "\n".join(tagged), flags=re.MULTILINE))
 
 

@@ -142,7 +142,7 @@ def scores(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def bleu_told(found: Sequence[float]) -> str:
+def bleu_text(found: Sequence[float]) -> str:
     """Say in a sentence which BLEU, from 0 to 100, translations of several runs have; empty of none."""
     if not found:
         return ""
@@ -152,7 +152,7 @@ def bleu_told(found: Sequence[float]) -> str:
     return f"The BLEU of translations is {text}."
 
 
-def kept_told(kept: Mapping[tuple[str, str], float]) -> str:
+def kept_text(kept: Mapping[tuple[str, str], float]) -> str:
     """Say which share of what is predicted runs have, by (task, strategy), and of which tasks all are far off."""
     text = f"Measured throughput is {from_to(min(kept.values()), max(kept.values()), '.0%')} of what was predicted."
     alone = {task: share for (task, strategy), share in kept.items() if strategy == ONE_PROCESS}

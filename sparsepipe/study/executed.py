@@ -1,8 +1,9 @@
-"""An executed notebook as it is kept: its title, the answer at its end, and the cells that a page shows."""
+"""An executed notebook as it is kept: its title, its result, and the cells that a page shows."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ class Executed:
 
     @property
     def answer(self) -> str:
-        """The Markdown that the cells below its heading "Answer" display; nothing if they did not run."""
-        heads = [k for k, cell in enumerate(self.cells) if source(cell).strip() == "## Answer"]
-        below = self.cells[heads[-1] :] if heads else ()
-        texts = [text for cell in below for output in outputs(cell) if (text := shown(output, "text/markdown"))]
+        """The Markdown that the cells under its heading "Result" display; nothing if they did not run."""
+        heads = [k for k, cell in enumerate(self.cells) if source(cell).rstrip().endswith("## Result")]
+        below = self.cells[heads[-1] + 1 :] if heads else ()
+        under = takewhile(lambda cell: not source(cell).startswith("## "), below)
+        texts = [text for cell in under for output in outputs(cell) if (text := shown(output, "text/markdown"))]
         return "\n\n".join(texts)
 
     @property

@@ -15,7 +15,7 @@ from ..records import RunRecord
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
-from .intrusion import Intrusion, Reached, came_and_went
+from .contention import Contention, Reached, came_and_went
 
 ORACLE = "oracle"  # what such a run is called beside the variants of `--replan`
 AHEAD = 16  # minibatches that it takes to prepare a plan, before a job has shown how many
@@ -57,7 +57,7 @@ def slowed_by(record: RunRecord) -> Factors:
 
 
 def foreseen(
-    intrusion: Intrusion, plan: Plan, profile: Profile, cluster: Cluster, factors: Factors, *, minibatches: int
+    intrusion: Contention, plan: Plan, profile: Profile, cluster: Cluster, factors: Factors, *, minibatches: int
 ) -> tuple[Wanted, ...]:
     """The plans that an oracle wants and when, where ranks take `factors` times as long alongside the intruder.
 

@@ -1,6 +1,6 @@
-"""Does it learn? Runs of one process each, side by side, and baselines to compare their accuracy with."""
+"""Does it learn? Baselines to compare accuracies with, and real scans with synthetic labels."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,29 +8,13 @@ import numpy as np
 from ..data import VoxelDataset, find, load
 from ..data.sources import data_folders
 from ..errors import InputError
-from ..networks import network
-from ..records import RunRecord
 from ..runtime.config import RunConfig
-from ..values.plan import Plan, Stage
-from ..views.plots.table import ONE_PROCESS
-from .cached_runs import train
 from .most_frequent import most_frequent_share
 
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres
 _ROAD, _CAR, _BUILDING, _VEGETATION = 40, 10, 50, 70  # raw labels of SemanticKITTI
 ROOM_HEIGHTS = {"floor": 0.1, "table": 1.0, "wall": np.inf}  # metres over the floor, up to which a point is of a class
-
-
-def alone(model: str) -> Plan:
-    """The whole network in one process."""
-    ids = tuple(layer.id for layer in network(model, num_classes=2).graph().layers)
-    return Plan((Stage(ids, (0,)),), planner=ONE_PROCESS)
-
-
-def train_side_by_side(runs: Path, configs: Mapping[str, RunConfig]) -> dict[str, RunRecord]:
-    """Train every configuration in a process of its own, all at once; finished runs under the same one are taken."""
-    return train(runs, {name: (alone(config.model), config) for name, config in configs.items()})
 
 
 def real_shapes() -> str:
@@ -123,7 +107,7 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
     return scans
 
 
-def scans_told(scans: Collection[str], *, held_out: float) -> str:
+def scans_text(scans: Collection[str], *, held_out: float) -> str:
     """Say in words which scans a figure is about, and what of them is held out: not by the names of their folders."""
     if not scans:
         return ""

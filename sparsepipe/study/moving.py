@@ -24,7 +24,7 @@ from ..values.trace import WORK
 from ..views import Table, table_markdown
 from ..views.plots.system_bars import SystemBar
 from ..views.ties import TIE
-from .intrusion import came_and_went
+from .contention import came_and_went
 
 _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
 _LEAST_TOLD = 0.005  # seconds of a gain: less is none
@@ -182,14 +182,14 @@ def _told(change: Change) -> dict[str, str]:
     }
 
 
-def moving_told(
+def moving_text(
     still: Bars, moved: Bars, pauses: Sequence[float], *, names: tuple[str, str], early: bool = False
 ) -> str:
     """What a run gained whose plan changed, alongside one whose plan stayed, in sentences of Markdown.
 
     `still`, `moved`: mean seconds of an iteration by the cases of `seconds_bars`; `pauses`: seconds of each change;
     `names`: of the two runs; `early`: whether the plan changed before the intruder came. Whether moving paid is
-    notified of the whole run. Numbers that follow from others are those that a reader works out from what is shown.
+    reported of the whole run. Numbers that follow from others are those that a reader works out from what is shown.
     """
     base, other = (f"`{name}`" for name in names)
     before, beside, whole = _NAMES

@@ -5,7 +5,9 @@ Each has a kernel of its own, which ends with this process however that ends.
 
 import hashlib
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -18,13 +20,14 @@ from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ..data.sources import find
 from ..errors import InputError
 from ..records import NO_PICTURES, NOTEBOOK, PAPER
 from ..util.host.left_out import ADDRESSES, HADOOP, left_out
 from ..util.host.python_path import python_environment
-from ..util.io.files import read_json, write_json
+from ..util.io.files import read_json, write_atomic, write_json
 from ..util.io.functions import is_function
 from ..util.io.keywords import meant
 from ..util.io.paths import expanded
@@ -63,8 +66,7 @@ class NotebookKernels:
         Returns {}, or {"error"} in one line, with the "cell" that failed (from 1, as the notebook stands).
         """
         papermill = _papermill()
-        known = papermill.inspect_notebook(source)
-        given = {name: value for name, value in parameters.items() if name in known}
+        given = {name: parameters[name] for name in catalogue.parameter_names(source) if name in parameters}
         with log.open("wb") as errors:
             try:
                 papermill.execute_notebook(
@@ -128,6 +130,7 @@ def _papermill() -> Any:  # noqa: ANN401 - it has no types
     with warnings.catch_warnings(), left_out(ADDRESSES), left_out(HADOOP):  # no notebook has any, or is there
         warnings.simplefilter("ignore")  # papermill's own imports
         import papermill
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of parameters of the cell above the tagged one
     return papermill
 
 
@@ -170,6 +173,19 @@ def _first_code_cell_after_parameters(source: Path) -> int:
     return next((k + 1 for k, names in enumerate(tags) if "parameters" in names), 0)
 
 
+def show_exported(copy: Path, figures: Path) -> None:
+    """Let the picture at the head of an executed copy be the figure in `figures`; without a picture there is none."""
+    text = copy.read_text(encoding="utf-8")
+
+    def exported(match: re.Match[str]) -> str:
+        path = figures / f"{match[2]}.png"
+        address = quote(Path(os.path.relpath(path, copy.parent)).as_posix())
+        return f"![{match[1]}]({address})" if path.exists() else ""
+
+    write_atomic(copy, _GALLERY.sub(exported, text))
+
+
+_GALLERY = re.compile(r"!\[([^\]]*)\]\((?:\.\./)+figures/gallery/(\w+)\.webp\)")
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Where data and published profiles are looked for: other folders there are other inputs.
 _LOOKED_AT = ("SPARSEPIPE_DATA", "SPARSEPIPE_REFERENCE")
@@ -333,6 +349,7 @@ class NotebookJob:
             where = f"cell {answer['cell']}: " if "cell" in answer else ""
             return Outcome(seconds, where + " ".join(answer["error"].split()))
         drawn = not not_drawn(self.report(name))
+        show_exported(self.copy(name), self.out)
         write_json(self._stamp(name), {"digest": self._digest(name), "told": self._told(name), "pictures": drawn})
         with self.lock:
             write_json(self._times, {**self._last_seconds(), name: round(seconds, 1)})

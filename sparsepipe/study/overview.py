@@ -53,12 +53,12 @@ _LIGHT = [work_color(k, kind) for k in range(len(STAGE_COLORS)) for kind in ("fo
 _STAY = {color: color for color in (*STAGE_COLORS, *RUN_COLORS) if color not in LIT}
 
 _LOOP = (  # what happens, what it leaves, and the notebook that does it
-    ("data", "point clouds, images, texts", "01_data"),
-    ("profile", "seconds and bytes of each layer", "02_profile"),
-    ("layer graph", "where it can be cut", "03_layer_graph"),
-    ("plan, simulate", "which stage on which device", "04_partition"),
-    ("launch, watch", "real processes, a record", "05_launch"),
-    ("figures", "what it gained", "06_figures"),
+    ("idea", "a pipeline in five pictures", "01_pipelines"),
+    ("data", "point clouds, images, texts", "02_data"),
+    ("profile", "seconds and bytes of each layer", "03_profile"),
+    ("layer graph", "where it can be cut", "04_layer_graph"),
+    ("plan, simulate", "which stage on which device", "05_partition"),
+    ("launch, compare", "real processes, a record", "06_launch"),
 )
 _NEWEST = 10  # rows of a table, unless asked for others
 _BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:4px 0;min-width:8em"
@@ -93,7 +93,7 @@ class Overview:
             for what, leaves, notebook in _LOOP
         ]
         steps = arrow.join(boxes)
-        text = "↻ 05 holds what was measured against what its plans predict: where they differ, measure and plan again"
+        text = "↻ 06 compares measurement and prediction; if they differ, profile and plan again"
         whole = Html("<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>")
         return Shown(whole.format(steps, text))
 
@@ -102,24 +102,24 @@ class Overview:
         """The data sets that were made or prepared here, the newest first."""
         folders = (path for path in self.root.glob("work/data/*") if path.is_dir())
         head = ("data", "classes", "training samples", "folder")
-        return self._table(head, folders, _of_data, "no data yet: 01_data makes some")
+        return self._table(head, folders, _of_data, "no data yet: 02_data makes some")
 
     @property
     def profiles(self) -> "Shown":
         """The profiles that were measured here, the newest first."""
         head = ("model", "device types", "measured with", "ms per minibatch", "measured", "doubtful")
         paths = self.root.glob("work/profiles/*.json")
-        return self._table(head, paths, _of_profile, "no profile yet: 02_profile measures one", counted=" files")
+        return self._table(head, paths, _of_profile, "no profile yet: 03_profile measures one", counted=" files")
 
     @property
     def runs(self) -> "Shown":
         """The runs that were launched here, the newest first."""
         folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
         head = ("run", "state", "model", "strategy", "samples/s", "validation accuracy", "started")
-        also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>05</a>").format(
-            "05_launch.ipynb"
+        also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>06</a>").format(
+            "06_launch.ipynb"
         )
-        return self._table(head, folders, _of_run, "no run yet: 05_launch trains three", also)
+        return self._table(head, folders, _of_run, "no run yet: 06_launch trains three", also)
 
     @property
     def thumbnails(self) -> "Shown":
@@ -151,15 +151,15 @@ class Overview:
         profiles, runs = (len(list(self.root.glob(where))) for where in ("work/profiles/*.json", "runs/*/plan.json"))
         figures = len(list(self.figures.glob("*.csv")))
         if not profiles:
-            text = "**Nothing has been measured yet**: begin with [01_data](01_data.ipynb)"
+            text = "**Nothing has been measured yet**: begin with [02_data](02_data.ipynb)"
         elif not runs:
-            text = f"**{number_of(profiles, 'profile')}, no run yet**: go on with [04_partition](04_partition.ipynb)"
+            text = f"**{number_of(profiles, 'profile')}, no run yet**: continue with [05_partition](05_partition.ipynb)"
         else:
             text = (
                 f"**{number_of(profiles, 'profile')}, {number_of(runs, 'run')} and {number_of(figures, 'figure')}** "
-                "are here: [05_launch](05_launch.ipynb)"
+                "are here: [06_launch](06_launch.ipynb)"
             )
-            text += " trains and compares, [06_figures](06_figures.ipynb) draws"
+            text += " trains, compares and draws"
         page = self.figures / PAGE
         all_of_it = f" All figures: [{PAGE}]({_relative(page)})." if page.exists() else ""
         return f"{text}; `sparsepipe reproduce` runs all of it.{all_of_it}"

@@ -143,13 +143,10 @@ def typed_numbers(which: str) -> list[SystemBar]:
     ]
 
 
-def light_told(light: Sequence[str], heavy: Sequence[str]) -> str:
-    """Say which variants ran alongside the light intruder, and why those alone where more ran alongside the heavy
-    one.
-    """
-    names_text = (
-        f"beside the light one {' and '.join(filter(None, [', '.join(light[:-1]), *light[-1:]]))} ran, once each"
-    )
+def light_text(light: Sequence[str], heavy: Sequence[str]) -> str:
+    """Say which variants ran alongside the light intruder, and why those alone if more ran alongside the heavy one."""
+    lightly = " and ".join(filter(None, [", ".join(light[:-1]), *light[-1:]]))
+    names_text = f"with the light one, {lightly} ran, once each"
     if {*light} < {*heavy}:
         why = ", which stand for the three systems in DynPipe's figure 13a" if {*light} == _VARIANTS else ""
         return f"{names_text}{why}; the others beside the heavy one alone"

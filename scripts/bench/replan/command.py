@@ -17,7 +17,7 @@ from sparsepipe.data import make_shapes
 from sparsepipe.errors import InputError
 from sparsepipe.monitoring.interference import KINDS
 from sparsepipe.runtime import RunConfig
-from sparsepipe.study.intrusion import Intrusion
+from sparsepipe.study.contention import Contention
 from sparsepipe.values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 _PARTS = ("drain", "transfer", "reconnect", "fill")
@@ -119,7 +119,7 @@ def pauses(options: argparse.Namespace, folder: Path) -> tuple[list[Change], dic
 def ways_to_answer(options: argparse.Namespace, folder: Path, *, deadline: float) -> dict[str, Any]:
     """What each variant gives."""
     config = _small(options, minibatches=600, batch_size=32)
-    intrusion = Intrusion(options.intruder, _VISITS)
+    intrusion = Contention(options.intruder, _VISITS)
     given = {"names": options.ways, "rounds": options.rounds, "deadline": deadline}
     found = variants.variants_of(config, intrusion, folder, **given)
     return {"small_model": options.small_model, "minibatches": config.minibatches, **found.as_json()}

@@ -20,8 +20,8 @@ from sparsepipe.monitoring.launching import launch
 from sparsepipe.monitoring.variants import VARIANTS
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
+from sparsepipe.study.contention import Contention
 from sparsepipe.study.foresight import ORACLE, Foresight, foreseen, slowed_by
-from sparsepipe.study.intrusion import Intrusion
 from sparsepipe.study.moving import changes, moments, whole_run_seconds
 
 _WARM = 20  # first minibatches, in which kernels and caches warm up
@@ -56,7 +56,7 @@ class Variants:
 
 
 def variants_of(
-    config: RunConfig, intrusion: Intrusion, folder: Path, *, names: Sequence[str], rounds: int, deadline: float
+    config: RunConfig, intrusion: Contention, folder: Path, *, names: Sequence[str], rounds: int, deadline: float
 ) -> Variants:
     """Profile, plan and learn a predictor, then train under each variant in turn, with another seed each round.
 
@@ -128,7 +128,7 @@ def _run(
     name: str,
     plan: Plan,
     config: RunConfig,
-    intrusion: Intrusion,
+    intrusion: Contention,
     run_dir: Path,
     devices: tuple[Profile, Cluster],
     predictor: Predictor | None,
@@ -150,7 +150,7 @@ def _run(
     return job.record, ""
 
 
-def _seconds_undisturbed(record: RunRecord, intrusion: Intrusion) -> float:
+def _seconds_undisturbed(record: RunRecord, intrusion: Contention) -> float:
     """Seconds of a minibatch after the first ones, before the intruder of a run comes."""
     ends = sorted((row["minibatch"], row["seconds"]) for row in record.metrics("step"))
     last = round(intrusion.visits[0][0] * len(ends))
@@ -158,8 +158,8 @@ def _seconds_undisturbed(record: RunRecord, intrusion: Intrusion) -> float:
     return float((ends[last][1] - ends[first][1]) / (last - first))
 
 
-def _disturbed(job: Job, intrusion: Intrusion, count: int) -> None:
-    intrusion.disturb(job, minibatches=count)
+def _disturbed(job: Job, intrusion: Contention, count: int) -> None:
+    intrusion.inject(job, minibatches=count)
     job.wait()
 
 

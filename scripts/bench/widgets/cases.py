@@ -66,5 +66,5 @@ def nasnet(num_devices: int) -> Case:
 
 
 def notebook() -> Case:
-    """Return what 04_partition opens on where 02_profile was not run."""
-    return Case("04_partition's network and devices", _NOTEBOOK, "native-2t")
+    """Return what 05_partition opens on where 03_profile was not run."""
+    return Case("05_partition's network and devices", _NOTEBOOK, "native-2t")

@@ -13,14 +13,14 @@ from .cases import Case, chain, nasnet, notebook
 from .parts import NAMES
 from .rounds import measure
 
-NETWORKS = ("04_partition", "nasnetalarge", "chain")
+NETWORKS = ("05_partition", "nasnetalarge", "chain")
 SERVERS = {"lab.sh": "as scripts/lab.sh starts it", "plain": "without what lab.sh has it read"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     add_json(parser)
-    told = "04_partition: what it opens on; nasnetalarge: its layers; chain: of --layers; default: the first two"
+    told = "05_partition: what it opens on; nasnetalarge: its layers; chain: of --layers; default: the first two"
     parser.add_argument("--network", choices=NETWORKS, nargs="+", default=NETWORKS[:2], help=told)
     parser.add_argument("--layers", type=int, default=60, help="of the chain")
     parser.add_argument("--devices", type=int, default=8, help="of nasnetalarge and the chain")
@@ -46,7 +46,7 @@ def main() -> int:
 
 def case_of(name: str, options: argparse.Namespace) -> Case:
     """Return the case of that name."""
-    if name == "04_partition":
+    if name == "05_partition":
         return notebook()
     return nasnet(options.devices) if name == "nasnetalarge" else chain(options.layers, options.devices)
 

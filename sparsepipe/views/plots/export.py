@@ -313,7 +313,7 @@ def _bodies(data: bytes, rows: bytes, table: int) -> dict[int, bytes]:
 
 
 def _merged(bodies: Mapping[int, bytes]) -> dict[int, bytes] | None:
-    """The objects without those that equal another; None if it cannot be notified what refers to them."""
+    """The objects without those that equal another; None if it is unknown what refers to them."""
     kept = dict(bodies)
     while True:
         first: dict[bytes, int] = {}

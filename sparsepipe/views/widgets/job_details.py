@@ -143,7 +143,7 @@ class EndedJob:
 
     def _compare_rules(self, record: RunRecord, last: int) -> None:
         """Of several pipelines: their paces compared with those that they would have alone, and who averaged with whom;
-        what held the last epoch up, or why that cannot be notified.
+        what held the last epoch up, or why that cannot be determined.
         """
         outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
         self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))

@@ -405,7 +405,7 @@ class PlanChange:
                 chooser.value = chosen if chosen in names else next(iter(names), None)
 
     def say(self, job: str, called: str, doubt: str = "") -> None:
-        """Show that a job was asked, and what could not be notified of the plan, until `done`."""
+        """Show that a job was asked, and what is unknown of the plan, until `done`."""
         self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
 
     def done(self) -> None:

@@ -1,4 +1,4 @@
-"""Replays of plans: real processes that sleep as long as the profile says; finished ones are read from their record."""
+"""Emulate plans: real processes that sleep for the profiled times; finished emulations are reused."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from .workplace import digest
 
 
 def _finished(folder: Path) -> bool:
-    """Return whether a replay stands there that can be read; a damaged one is passed over, which is said."""
+    """Whether a finished emulation is there; a damaged one is left out, with a line that says so."""
     try:
         return (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished"
     except DamagedRecord as error:
@@ -23,7 +23,7 @@ def _finished(folder: Path) -> bool:
         return False
 
 
-def replay(
+def emulate(
     runs: Path,
     plan: Plan,
     profile: Profile,
@@ -33,9 +33,29 @@ def replay(
     stragglers: str = "",
     seed: int = 0,
 ) -> RunRecord:
-    """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name.
+    """Run a plan by real processes that sleep for the profiled times instead of computing.
 
-    So do what delays ranks and the seed, of one pipeline or of several.
+    Messages, averages and waits are real, and many devices fit on few cores. A finished emulation of the same plan,
+    costs, cluster, stragglers and seed is reused.
+
+    Args:
+        runs: folder of the run directories, such as `Workplace.runs`.
+        plan: a plan of one pipeline or of pipeline replicas.
+        profile: seconds and bytes of each layer, for the device types of `cluster`.
+        cluster: the devices and links that are emulated.
+        minibatches: how many go through the pipeline.
+        stragglers: injected slowdowns, as `sparsepipe train --inject` takes them; "": none.
+        seed: of random choices of the synchronization scheme and of the stragglers.
+
+    Returns:
+        The record of the finished run.
+
+    Raises:
+        InputError: a plan that does not fit profile and cluster.
+        RunFailed: a process that ended with an error.
+
+    Example:
+        `emulate(place.runs, plan, profile, cluster, 40).metrics("summary")[-1]`
     """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     called, samples = plan.planner, profile.batch_size or 1

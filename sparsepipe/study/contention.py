@@ -1,4 +1,4 @@
-"""An intruder that comes and goes while a job trains, at minibatches, so that every variant has it for as many."""
+"""A co-located workload that comes and goes at given minibatches of a job, the same ones for every variant."""
 
 import os
 import time
@@ -27,12 +27,21 @@ _FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": e
 
 
 @dataclass(frozen=True)
-class Intrusion:
-    """What disturbs a job of several ranks on one machine: a kind of intruder on the last rank's processor, and when.
+class Contention:
+    """A co-located workload that comes and goes on the last rank's processor while a job trains.
 
-    `visits` are (from, to) as shares of the run's minibatches. Each rank has a processor of its own, in order: a
-    processor is a device here, of which the intruder takes `share` at most: alongside another process 1 is half of it.
-    Raises InputError for a kind or a share that is none, and visits that are not in order.
+    Each rank is pinned to a processor of its own: a processor is a device here.
+
+    Args:
+        kind: the workload, such as "matrix-products" (`sparsepipe interference run --help` lists them).
+        visits: (from, to), as shares of the run's minibatches, in order.
+        share: most of the processor's time that the workload takes; 1: as much as it gets, half of it.
+
+    Raises:
+        InputError: unknown kind, a share that is none, visits that are not in order.
+
+    Example:
+        `Contention.of("matrix-products", [[0.1, 0.9]]).inject(job, minibatches=400)`
     """
 
     kind: str
@@ -50,12 +59,12 @@ class Intrusion:
             )
 
     @classmethod
-    def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Intrusion":
+    def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Contention":
         """As a notebook's parameters give it: lists of two shares of a run each."""
         return cls(kind, tuple(tuple(map(float, visit)) for visit in visits), share)  # type: ignore[misc]
 
-    def disturb(self, job: Job, *, minibatches: int) -> None:
-        """Keep each rank of a job on its own processor, and let the intruder come and go until its last visit is over.
+    def inject(self, job: Job, *, minibatches: int) -> None:
+        """Pin each rank of a job to a processor, and run the workload during its visits. Returns after the last one.
 
         It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
         early where the job ends. If processors are fewer than ranks, ranks share them.
@@ -79,7 +88,7 @@ class Intrusion:
                 facts = {"kind": self.kind, "visits": self.visits, "share": self.share, "came_and_went": seen}
                 write_json(folder / FILE, facts)
 
-    def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
+    def finished_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
         """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
         record = newest(runs, name, config)
         if record is None or not (record.folder / FILE).exists():
@@ -98,8 +107,8 @@ def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
     return _read(record)[1] if (record.folder / FILE).exists() else []
 
 
-def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
-    """What disturbed a run, and when it came and went; all that it got of a processor, if no share is notified of."""
+def _read(record: RunRecord) -> tuple[Contention, list[tuple[int, int]]]:
+    """What disturbed a run, and when it came and went; all that it got of a processor, if no share is known."""
     path = record.folder / FILE
     visits = _FIELDS(read_json(path, what="intruder's visits"), str(path))
     if missing := sorted({"kind", "visits", "came_and_went"} - visits.keys()):
@@ -109,7 +118,7 @@ def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
         raise InputError("visits.malformed", f"{path}: expected pairs (from, to)")
     count = len(visits["visits"])
     try:
-        what = Intrusion.of(visits["kind"], pairs[:count], share=visits.get("share", 1.0))
+        what = Contention.of(visits["kind"], pairs[:count], share=visits.get("share", 1.0))
     except InputError as error:
         raise error.within(f"{path}: ") from None
     return what, pairs[count:]
