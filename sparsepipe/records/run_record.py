@@ -3,7 +3,7 @@
 runs/<name>/plan.json config.json origin.json   the plan, the settings, and the code and data behind them
             plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
             labels.json                         tags and a note that a user gave it: see labels.py
-            alongside.json                         runs that shared the machine with it, if there were any
+            beside.json                            runs that shared the machine with it, if there were any
             status.json                         its state: running, finished, stopped, failed, refused (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
