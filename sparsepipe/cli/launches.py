@@ -59,7 +59,7 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
             "option.of_ray", "--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
         )
     cache = getattr(options, "cache", None)
-    if launcher == LOCAL and cache not in (None, NO_CACHE):
+    if launcher == LOCAL and cache not in (None, NO_CACHE) and not options.dry_run:
         # Else workers would go on without, which their logs alone tell.
         expanded(cache).mkdir(parents=True, exist_ok=True)
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}

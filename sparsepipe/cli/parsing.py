@@ -322,8 +322,10 @@ class _OneLineParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if near := meant(str(value), self._offered(action)):
-                error.message = f"invalid choice: {value!r}; did you mean {near}?"
+            offered = self._offered(action)
+            near = meant(str(value), offered)
+            remedy = f"; did you mean {near}?" if near else f" (choose from {', '.join(offered)})"
+            error.message = f"invalid choice: {value!r}{remedy}"
             raise
 
     def _offered(self, action: argparse.Action) -> list[str]:

@@ -283,7 +283,9 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace) -> Answer:
     sinks = open_sinks(options)
     done = options.resume is not None and _nothing_left(folder, config)
     job = launch(chosen, resolved, run_dir=folder, resume=options.resume is not None, **where)
-    write_atomic(folder / NAME, run_file_text(_resolved(options, folder, job.record.config), name=str(folder / NAME)))
+    if not options.forward_only:
+        text = run_file_text(_resolved(options, folder, job.record.config), name=str(folder / NAME))
+        (folder / NAME).write_text(text)  # the supervisor that starts now removes half-written files
     if options.detach:
         return left_alone(job)
     return followed(job, sinks=sinks, nothing_left=done)
