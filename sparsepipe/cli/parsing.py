@@ -223,6 +223,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=min(_WIDEST, max(80, shutil.get_terminal_size().columns)))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        return self.written(action)
+
+    def written(self, action: argparse.Action) -> str:
+        """Return an option with its value as it is typed, or the name of an argument."""
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = ", ".join(_names_of_today(action))
@@ -259,9 +263,9 @@ class _OneLineParser(argparse.ArgumentParser):
             group = self.prog.partition(" ")[2]
             rows = [f"  {name:<10}  {OPTIONS[f'{group} {name}'][0]}" for name in self._verbs()]
             return "\n".join([f"usage: {self.prog} VERB …", "", GROUPS[group].capitalize() + ".", "", *rows, ""])
-        formatter = self._get_formatter()
+        formatter = _Formatter(self.prog)
         needed = [action for action in self._actions if action.option_strings and action.required]
-        words = [formatter._format_action_invocation(action).split(", ")[-1] for action in needed]
+        words = [formatter.written(action).split(", ")[-1] for action in needed]
         words += [formatter._format_args(action, action.dest) for action in _positionals(self)]
         formatter.add_usage(" ".join([self.prog, "[options]", *words]), [], [])
         formatter.add_text(self.description)

@@ -1,4 +1,4 @@
-"""Pickers for who is slow, of every explorer that simulates pipelines: presets, and a text as --straggler takes it."""
+"""Pickers for who is slow, of every explorer that simulates pipelines: presets, and a text as --inject takes it."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ class StragglerPicker:
         self.text = written(
             "straggler",
             example="slow:rank=0,factor=4,from=8;jitter:p=0.1,seconds=0.05",
-            tip="KIND:option=value,… as --straggler takes it, several separated by semicolons; press Enter",
+            tip="KIND:option=value,… as --inject takes it, several separated by semicolons; press Enter",
         )
         self.follow()
 
