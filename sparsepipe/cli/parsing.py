@@ -179,8 +179,8 @@ def parser() -> "VerbsParser":
     for name, (summary, add_options) in OPTIONS.items():
         verb = top.verb_group(name).add_parser(name.split()[-1], help=summary)
         verb.description = f"{summary[0].upper()}{summary[1:]}."
-        verb.common, verb.answer_words = COMMON.get(name, ()), WORDS.get(name, {})
-        verb.examples = EXAMPLES.get(name, ())
+        verb.common, verb.examples = COMMON.get(name, ()), EXAMPLES.get(name, ())
+        verb.epilog = "\n\n".join(filter(None, [_words(WORDS.get(name, {})), _examples(verb.examples)]))
         _add_verb(verb, name, add_options)
         top.verbs[name] = verb
     for name, (today, add_options, act) in _OLD_VERBS.items():
@@ -209,7 +209,7 @@ def complete(known: argparse.ArgumentParser) -> None:
 class _HelpAll(argparse.Action):
     """Print the help with every option, and exit."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, _OneLineParser)
         parser.common = ()
         parser.print_help()
@@ -250,7 +250,6 @@ class _OneLineParser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **settings})
         self.common: Sequence[str] = ()
-        self.answer_words: Mapping[str, str] = {}
         self.examples: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
@@ -283,8 +282,7 @@ class _OneLineParser(argparse.ArgumentParser):
             formatter.add_text(_examples(self.examples[:1]))
         else:
             formatter.add_text(further)
-            formatter.add_text(_words(self.answer_words))
-            formatter.add_text(_examples(self.examples))
+            formatter.add_text(self.epilog)
         return formatter.format_help()
 
     def _verbs(self) -> list[str]:
@@ -322,7 +320,7 @@ class _OneLineParser(argparse.ArgumentParser):
         shown.help = meaning + default
         return shown
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -351,9 +349,9 @@ class VerbsParser(_OneLineParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.verbs: dict[str, argparse.ArgumentParser] = {}
-        self._groups: dict[str, Any] = {"": _verbs_of(self, required=True)}
+        self._groups = {"": _verbs_of(self, required=True)}
 
-    def verb_group(self, name: str) -> Any:
+    def verb_group(self, name: str) -> "argparse._SubParsersAction[_OneLineParser]":
         """Return what holds the parsers of the verbs of a group, such as of "runs list"; `plan` is a verb itself."""
         group = name.rpartition(" ")[0]
         if group not in self._groups:
@@ -385,7 +383,7 @@ class VerbsParser(_OneLineParser):
         return "\n".join([*lines, "", _examples(FIRST_STEPS), "", _TAIL, ""])
 
 
-def _verbs_of(parser: argparse.ArgumentParser, *, required: bool) -> Any:
+def _verbs_of(parser: argparse.ArgumentParser, *, required: bool) -> "argparse._SubParsersAction[_OneLineParser]":
     return parser.add_subparsers(required=required, metavar="VERB", parser_class=_OneLineParser, help="verb")
 
 
