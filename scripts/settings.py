@@ -19,7 +19,7 @@ line. This page is written by `python scripts/settings.py`, from the tables that
 
 def page() -> str:
     """Return the page as Markdown."""
-    groups = {f"Training: {name} (`sparsepipe run`)": part for name, part in PARTS.items()}
+    groups = {f"Training: {name} (`sparsepipe train`)": part for name, part in PARTS.items()}
     groups |= {"Profiling (`sparsepipe profile`)": ProfileConfig, "Planning (`sparsepipe plan`)": PlanSettings}
     groups |= {"Simulation (`sparsepipe simulate`)": SimulationSettings}
     groups |= {f"Planner `{name}`": planner for name, planner in PLANNERS.items() if rows(planner)}

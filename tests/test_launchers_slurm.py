@@ -30,6 +30,7 @@ def hosts(*counts: int) -> Cluster:
         (["run", "p.json", "--launcher", "slurm", "--submit", "--epochs", "2"], ["run", "p.json", "--epochs", "2"]),
         (["run", "--launcher=slurm", "p.json", "--json"], ["run", "p.json"]),
         (["run", "p.json", "--launch", "slurm", "--clus", "hosts", "--run-dir", "x"], ["run", "p.json"]),
+        (["train", "p.json", "-c", "hosts", "-ox", "-s", "seed=1"], ["train", "p.json", "-s", "seed=1"]),
         (["run", "p.json", "--model-args", '{"a": 1}'], ["run", "p.json", "--model-args", '{"a": 1}']),
     ],
 )
@@ -54,7 +55,7 @@ def test_what_is_asked_of_slurm(tmp_path):
         "my plan.json",
         "--cluster",
         "slurm",
-        "--run-dir",
+        "--out",
         str(folder),
     ]
     alone = sbatch_script(words, run_dir=folder, num_ranks=3, cluster=None)

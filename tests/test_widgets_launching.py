@@ -65,7 +65,7 @@ def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, clus
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "model-parallel-2-stages-001.json"
     assert Plan.load(path) == explorer.plan and explorer.messages.value == ""
-    assert f"sparsepipe run {path} --model net --data DATA" in explorer.saver.told.value
+    assert f"sparsepipe train {path} --model net --data DATA" in explorer.saver.told.value
     explorer.saver.save_button.click()
     assert len(list((tmp_path / "plans").iterdir())) == 2
     explorer.controls.devices.memory.value = 1e7

@@ -302,7 +302,7 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     shown = explorer.current()
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "optimal-2-pipelines-001.json"
-    assert Plan.load(path) == shown.plan and f"sparsepipe run {path} --model net" in explorer.saver.told.value
+    assert Plan.load(path) == shown.plan and f"sparsepipe train {path} --model net" in explorer.saver.told.value
     explorer.saver.launch_button.click()
     line = board.offered.lines["optimal-2-pipelines-002"]
     assert board.prepared(line.name) == (shown.plan, config) and line.widget in board.offered.widget.children

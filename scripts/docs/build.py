@@ -157,6 +157,9 @@ def links_of_site(shown: str, up: str) -> str:
     return re.sub(r"""((?:href=["']|\]\()(?!\w+:)[^"'#()]+)\.ipynb\b""", r"\1.html", shown)
 
 
+_OF_ALL = ("help", "help_all", "json", argparse.SUPPRESS)  # of every verb; the last is of the verbs below a verb
+
+
 def command_line() -> str:
     """The page of the command line: for each verb its summary, options by group as `--help` has them, and examples."""
     parts = ["# Command line\n\n[The guide](../notebooks/guides/command_line.md) explains output and exit codes; "]
@@ -164,7 +167,7 @@ def command_line() -> str:
     for name, verb in parser().verbs.items():
         parts.append(f"\n## sparsepipe {name}\n\n{plain(verb.description or '')}\n")
         for group in verb._action_groups:
-            actions = [action for action in group._group_actions if action.dest not in ("help", "json")]
+            actions = [action for action in group._group_actions if action.dest not in _OF_ALL]
             if rows := "\n".join(filter(None, (option_row(verb, action) for action in actions))):
                 head = plain(": ".join(filter(None, [group.title, group.description])).rstrip("."))
                 parts.append(f"\n**{head[:1].upper()}{head[1:]}**\n\n| option | meaning |\n|---|---|\n{rows}\n")

@@ -45,7 +45,7 @@ def _data_list(verb: Parser) -> None:
 def _data_fetch(verb: Parser) -> None:
     verb.add_argument("name", metavar="NAME", help="data set with a manifest, as data list prints it")
     verb.add_argument(
-        *flags("--out"), type=expanded, metavar="DIR", help="folder of the download (default: the user's cache)"
+        *flags("--out"), type=expanded, metavar="DIR", help="folder of the download (default: the last data folder)"
     )
 
 

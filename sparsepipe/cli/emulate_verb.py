@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, one_line
@@ -104,8 +105,8 @@ def emulated(options: argparse.Namespace) -> Answer:
     return _reached(summary, profile.batch_size or 1, expected=expected)
 
 
-def _planned(options: argparse.Namespace, plan: Plan, *, folder: Any, expected: float) -> Answer:
-    """What would be emulated, for --dry-run."""
+def _planned(options: argparse.Namespace, plan: Plan, *, folder: Path, expected: float) -> Answer:
+    """The answer of --dry-run."""
     document = {"run_dir": str(folder), "launcher": options.launcher, "minibatches": options.minibatches}
     document |= {"simulated_minibatches_per_second": expected, "plan": plan.to_json()}
     text = (

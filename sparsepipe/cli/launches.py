@@ -59,7 +59,7 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
             "option.of_ray", "--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
         )
     cache = getattr(options, "cache", None)
-    if launcher == LOCAL and cache not in (None, NO_CACHE):
+    if launcher == LOCAL and cache not in (None, NO_CACHE) and not options.dry_run:
         # Else workers would go on without, which their logs alone tell.
         expanded(cache).mkdir(parents=True, exist_ok=True)
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
@@ -189,22 +189,22 @@ def check_forward_only(options: argparse.Namespace) -> None:
 
 
 def checkpoint_or_run(given: Path) -> Path:
-    """Return the folder that --forward-only names: of a checkpoint, or of a run, which its name in runs/ says, too."""
+    """Return the folder that `predict` is given: of a checkpoint, or of a run, which its name in runs/ says, too."""
     return given if _is_checkpoint(given) else run_folder(given)
 
 
 def trained_by(options: argparse.Namespace) -> RunRecord | None:
-    """Open the run whose checkpoint --forward-only names, None where that stands alone.
+    """Open the run whose checkpoint `predict` is given, None where that stands alone.
 
     Raises InputError where there is none.
     """
     if not options.forward_only.exists():
         told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"
-        raise InputError("option.of_training", f"--forward-only {options.forward_only}: {told}")
+        raise InputError("option.of_training", f"{one_line(options.forward_only)}: {told}")
     folder = run_of(options.forward_only)
     if not folder and not _is_checkpoint(options.forward_only):
         told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
-        raise InputError("option.of_training", f"--forward-only {one_line(options.forward_only)}: {told}")
+        raise InputError("option.of_training", f"{one_line(options.forward_only)}: {told}")
     return RunRecord.load(folder) if folder else None
 
 

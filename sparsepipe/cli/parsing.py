@@ -179,8 +179,8 @@ def parser() -> "VerbsParser":
     for name, (summary, add_options) in OPTIONS.items():
         verb = top.verb_group(name).add_parser(name.split()[-1], help=summary)
         verb.description = f"{summary[0].upper()}{summary[1:]}."
-        verb.common, verb.answer_words = COMMON.get(name, ()), WORDS.get(name, {})
-        verb.examples = EXAMPLES.get(name, ())
+        verb.common, verb.examples = COMMON.get(name, ()), EXAMPLES.get(name, ())
+        verb.epilog = "\n\n".join(filter(None, [_words(WORDS.get(name, {})), _examples(verb.examples)]))
         _add_verb(verb, name, add_options)
         top.verbs[name] = verb
     for name, (today, add_options, act) in _OLD_VERBS.items():
@@ -209,7 +209,7 @@ def complete(known: argparse.ArgumentParser) -> None:
 class _HelpAll(argparse.Action):
     """Print the help with every option, and exit."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, _OneLineParser)
         parser.common = ()
         parser.print_help()
@@ -223,6 +223,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=min(_WIDEST, max(80, shutil.get_terminal_size().columns)))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        return self.written(action)
+
+    def written(self, action: argparse.Action) -> str:
+        """Return an option with its value as it is typed, or the name of an argument."""
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = ", ".join(_names_of_today(action))
@@ -246,7 +250,6 @@ class _OneLineParser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **settings})
         self.common: Sequence[str] = ()
-        self.answer_words: Mapping[str, str] = {}
         self.examples: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
@@ -259,9 +262,9 @@ class _OneLineParser(argparse.ArgumentParser):
             group = self.prog.partition(" ")[2]
             rows = [f"  {name:<10}  {OPTIONS[f'{group} {name}'][0]}" for name in self._verbs()]
             return "\n".join([f"usage: {self.prog} VERB …", "", GROUPS[group].capitalize() + ".", "", *rows, ""])
-        formatter = self._get_formatter()
+        formatter = _Formatter(self.prog)
         needed = [action for action in self._actions if action.option_strings and action.required]
-        words = [formatter._format_action_invocation(action).split(", ")[-1] for action in needed]
+        words = [formatter.written(action).split(", ")[-1] for action in needed]
         words += [formatter._format_args(action, action.dest) for action in _positionals(self)]
         formatter.add_usage(" ".join([self.prog, "[options]", *words]), [], [])
         formatter.add_text(self.description)
@@ -279,8 +282,7 @@ class _OneLineParser(argparse.ArgumentParser):
             formatter.add_text(_examples(self.examples[:1]))
         else:
             formatter.add_text(further)
-            formatter.add_text(_words(self.answer_words))
-            formatter.add_text(_examples(self.examples))
+            formatter.add_text(self.epilog)
         return formatter.format_help()
 
     def _verbs(self) -> list[str]:
@@ -318,12 +320,14 @@ class _OneLineParser(argparse.ArgumentParser):
         shown.help = meaning + default
         return shown
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if near := meant(str(value), self._offered(action)):
-                error.message = f"invalid choice: {value!r}; did you mean {near}?"
+            offered = self._offered(action)
+            near = meant(str(value), offered)
+            remedy = f"; did you mean {near}?" if near else f" (choose from {', '.join(offered)})"
+            error.message = f"invalid choice: {value!r}{remedy}"
             raise
 
     def _offered(self, action: argparse.Action) -> list[str]:
@@ -345,9 +349,9 @@ class VerbsParser(_OneLineParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.verbs: dict[str, argparse.ArgumentParser] = {}
-        self._groups: dict[str, Any] = {"": _verbs_of(self, required=True)}
+        self._groups = {"": _verbs_of(self, required=True)}
 
-    def verb_group(self, name: str) -> Any:
+    def verb_group(self, name: str) -> "argparse._SubParsersAction[_OneLineParser]":
         """Return what holds the parsers of the verbs of a group, such as of "runs list"; `plan` is a verb itself."""
         group = name.rpartition(" ")[0]
         if group not in self._groups:
@@ -379,7 +383,7 @@ class VerbsParser(_OneLineParser):
         return "\n".join([*lines, "", _examples(FIRST_STEPS), "", _TAIL, ""])
 
 
-def _verbs_of(parser: argparse.ArgumentParser, *, required: bool) -> Any:
+def _verbs_of(parser: argparse.ArgumentParser, *, required: bool) -> "argparse._SubParsersAction[_OneLineParser]":
     return parser.add_subparsers(required=required, metavar="VERB", parser_class=_OneLineParser, help="verb")
 
 

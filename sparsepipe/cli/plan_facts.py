@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import InputError
 from ..util.io.files import read_json
@@ -17,7 +16,7 @@ _MACHINES = ("profile", "cluster", "server_file", "devices", "bandwidth", "memor
 _FACTS = ("voxel_size", "num_points")  # of the data, which profiles of before have alone
 
 
-def machines_of(options: argparse.Namespace) -> dict[str, Any]:
+def machines_of(options: argparse.Namespace) -> dict[str, object]:
     """Return the options by which `plan` was told its profile and its devices, as the plan's file keeps them."""
     given = {name: getattr(options, name) for name in _MACHINES if getattr(options, name)}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
@@ -28,7 +27,7 @@ class PlanFacts:
     """The provenance of a plan's file; empty for a file of another system, and for a plan that names none."""
 
     path: Path
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, object]
 
     @classmethod
     def load(cls, path: Path) -> "PlanFacts":
@@ -38,15 +37,15 @@ class PlanFacts:
         return cls(path, facts if isinstance(facts, dict) else {})
 
     @property
-    def origin(self) -> Mapping[str, Any]:
-        """How its profile was measured."""
+    def origin(self) -> Mapping[str, object]:
+        """The origin of its profile."""
         profiles = self.provenance.get("profiles")
         first = profiles[0] if isinstance(profiles, list) and len(profiles) == 1 else {}
         origin = first.get("origin") if isinstance(first, dict) else None
         return origin if isinstance(origin, dict) else {}
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The settings of a run that its profile was measured with: network, data and sizes."""
         origin = self.origin
         if isinstance(known := origin.get("settings"), dict):
@@ -64,15 +63,18 @@ class PlanFacts:
         machines = self.provenance.get("machines")
         if not isinstance(machines, dict) or self.origin.get("model", model) != model:
             return None
-        known = {**dict.fromkeys(_MACHINES), **machines}
-        for name in ("cluster", "server_file"):
-            known[name] = known[name] and Path(known[name])
-        profile, devices = profile_and_cluster(argparse.Namespace(**known), warn=False)
-        if profile.digest != self.provenance["profiles"][0].get("digest"):
-            files = ", ".join(map(str, known["profile"] or [known["server_file"]]))
+        paths = {name: Path(machines[name]) for name in ("cluster", "server_file") if name in machines}
+        profile, devices = _of_machines({**machines, **paths})
+        profiles = self.provenance.get("profiles")
+        if not isinstance(profiles, list) or profile.digest != profiles[0].get("digest"):
+            files = ", ".join(map(str, machines.get("profile") or paths.values()))
             raise InputError("plan.profile_changed", f"{files}: changed since {self.path} was planned")
-        if cluster is not None and known["profile"]:
-            others = {**dict.fromkeys(_MACHINES), "profile": known["profile"], "cluster": cluster}
-            profile, devices = profile_and_cluster(argparse.Namespace(**others), warn=False)
+        if cluster is not None and "profile" in machines:
+            profile, devices = _of_machines({"profile": machines["profile"], "cluster": cluster})
         plan.check(profile.graph, devices)
         return profile, devices
+
+
+def _of_machines(given: Mapping[str, object]) -> tuple[Profile, Cluster]:
+    """Return what options of `plan` name, whose others are not given."""
+    return profile_and_cluster(argparse.Namespace(**{**dict.fromkeys(_MACHINES), **given}), warn=False)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from ..errors import InputError, one_line
 from ..runtime import RunConfig
@@ -52,11 +51,11 @@ _EXCLUSIVE = (("batch_size", *BUDGETS), ("epochs", "minibatches"))
 
 
 def is_run_file(path: Path | None) -> bool:
-    """Whether a path given for a plan names a run.toml, by its ending."""
+    """Return True if a path given for a plan names a run.toml, by its ending."""
     return path is not None and path.suffix == ".toml"
 
 
-def read_run_file(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path) -> dict[str, object]:
     """Return the values of a run.toml by option: `plan`, settings of a run, and those of [launch].
 
     Raises InputError that names the file for what is no TOML, and for an unknown section or name.
@@ -65,11 +64,11 @@ def read_run_file(path: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError("run_file.not_toml", f"{path}: not a TOML file ({one_line(error)})") from None
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     try:
         for name, value in document.items():
             if name == "plan":
-                values[name] = expanded(_of_type(name, value, str))
+                values[name] = expanded(str(_of_type(name, value, str)))
             elif isinstance(value, dict):
                 for key, item in value.items():
                     values |= _checked(f"{name}.{key}", item)
@@ -84,9 +83,9 @@ def read_run_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_changes(texts: Iterable[str]) -> dict[str, Any]:
+def read_changes(texts: Iterable[str]) -> dict[str, object]:
     """Return the values of `--set PART.NAME=VALUE`, of which the part may be left out. Raises InputError."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for text in texts:
         name, equals, written = text.partition("=")
         if not equals:
@@ -102,7 +101,7 @@ def read_changes(texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _checked(name: str, value: Any) -> dict[str, Any]:
+def _checked(name: str, value: object) -> dict[str, object]:
     """Return the value of `part.name`, or of `name`, by its option, as the option has it.
 
     Raises InputError for one that is unknown, or of another type.
@@ -113,7 +112,7 @@ def _checked(name: str, value: Any) -> dict[str, Any]:
     known = {**rows(PARTS.get(section, RunConfig))} if section != LAUNCH else {}
     if section in ("", LAUNCH) and key in _LAUNCH:
         taken = _of_type(name, value, _LAUNCH[key])
-        return {key: expanded(taken) if key in ("cluster", "predictor") else taken}
+        return {key: expanded(str(taken)) if key in ("cluster", "predictor") else taken}
     if key not in known:
         names = _LAUNCH if section == LAUNCH else known
         raise InputError("run_file.unknown", f"{shown(name)}: {expected(key, names)}")
@@ -125,7 +124,7 @@ def _checked(name: str, value: Any) -> dict[str, Any]:
     return {key: value}
 
 
-def _of_type(name: str, value: Any, kind: type) -> Any:
+def _of_type(name: str, value: object, kind: type) -> object:
     if kind is list and isinstance(value, str):
         value = [value]
     items = value if isinstance(value, list) else []
@@ -137,7 +136,7 @@ def _of_type(name: str, value: Any, kind: type) -> Any:
 _TYPES = {str: "a text", int: "a whole number", list: "a list of texts"}
 
 
-def completed(options: argparse.Namespace, values: Mapping[str, Any]) -> argparse.Namespace:
+def completed(options: argparse.Namespace, values: Mapping[str, object]) -> argparse.Namespace:
     """Return the options with `values` for those that are not given.
 
     A setting stays out if the options give another one that takes its place, such as a budget instead of a size.
@@ -148,7 +147,7 @@ def completed(options: argparse.Namespace, values: Mapping[str, Any]) -> argpars
     return argparse.Namespace(**{**vars(options), **added})
 
 
-def run_file_text(values: Mapping[str, Any], *, name: str = NAME) -> str:
+def run_file_text(values: Mapping[str, object], *, name: str = NAME) -> str:
     """Return a run.toml with these values: a comment says what each sets, and those that are not given are comments."""
     lines = [f"# {_HEAD.format(name=name)}", "# Paths are relative to the current folder.", ""]
     lines += [f"plan = {_toml(str(values['plan']))}" if "plan" in values else '# plan = "work/plan.json"']
@@ -171,7 +170,7 @@ def run_file_text(values: Mapping[str, Any], *, name: str = NAME) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     """Write a value of a setting as TOML has it; nothing for None."""
     if value is None:
         return ""
@@ -211,7 +210,7 @@ def init(options: argparse.Namespace) -> Answer:
         raise InputError("run_file.suffix", f"-o {options.out}: expected a name that ends in .toml")
     if options.out.exists():
         raise InputError("run_file.exists", f"{options.out}: exists already; choose another -o FILE.toml")
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     if options.plan:
         known = {**PlanFacts.load(options.plan).settings, "plan": options.plan}
     changes = read_changes(options.set)
@@ -223,7 +222,7 @@ def init(options: argparse.Namespace) -> Answer:
     return Answer({"file": str(options.out), "values": {name: _json(value) for name, value in values.items()}}, text)
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 

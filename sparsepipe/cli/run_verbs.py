@@ -174,7 +174,7 @@ def _folder_in(folder: Path, run: Path) -> Path:
 
 
 def _agreed(question: str) -> bool:
-    """Whether the user says yes. Raises InputError where nobody can be asked."""
+    """Return True if the user says yes. Raises InputError where nobody can be asked."""
     if not sys.stdin.isatty():
         raise InputError("runs.nobody_to_ask", "no terminal to ask on: give --yes to delete without a question")
     sys.stderr.write(question)

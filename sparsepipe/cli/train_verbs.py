@@ -114,7 +114,7 @@ def _train_options(verb: Parser) -> None:
 
 
 def _launch_options(verb: Parser) -> None:
-    """Where a run starts, and where its record goes."""
+    """Options of the launch, and of the run directory."""
     verb.add_argument(
         *flags("--cluster"),
         type=cluster_file,
@@ -224,7 +224,7 @@ def _without_defaults(options: argparse.Namespace, typed: argparse.Namespace) ->
 _DEPENDENT = {"model": ("model_args",), "data": ("data_args", "loss", "loss_args", "num_points")}
 
 
-def _suiting(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _suiting(options: argparse.Namespace, settings: Mapping[str, object]) -> dict[str, object]:
     """The settings of a plan without those of its network, or its data, where the options give another one."""
     others = [name for name in _DEPENDENT if getattr(options, name) not in (None, settings.get(name))]
     left_out = {dependent for name in others for dependent in _DEPENDENT[name]}
@@ -259,8 +259,7 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace) -> Answer:
     config = settings_of(options, before=dict(record.config) if record else None)
     resolved = resolve(config)
     chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(resolved))
-    if driver and chosen.replication is None:
-        chosen = driver.planned(chosen)
+    chosen = _as_driver_says(driver, chosen)
     warn(f"plan: {text}" for text in chosen.warnings)
     warn(without_effect(typed, resolved, chosen))
     if not options.dry_run:
@@ -283,10 +282,17 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace) -> Answer:
     sinks = open_sinks(options)
     done = options.resume is not None and _nothing_left(folder, config)
     job = launch(chosen, resolved, run_dir=folder, resume=options.resume is not None, **where)
-    write_atomic(folder / NAME, run_file_text(_resolved(options, folder, job.record.config), name=str(folder / NAME)))
+    if not options.forward_only:
+        text = run_file_text(_resolved(options, folder, job.record.config), name=str(folder / NAME))
+        (folder / NAME).write_text(text)  # the supervisor that starts now removes half-written files
     if options.detach:
         return left_alone(job)
     return followed(job, sinks=sinks, nothing_left=done)
+
+
+def _as_driver_says(driver: DriverFile | None, plan: Plan) -> Plan:
+    """Return the plan with the schedule and the recomputation that a driver file asks for."""
+    return driver.planned(plan) if driver and plan.replication is None else plan
 
 
 def _record_and_folder(options: argparse.Namespace, driver: DriverFile | None) -> tuple[RunRecord | None, Path]:
@@ -327,7 +333,7 @@ def _planned(
     folder: Path,
     launcher: str,
 ) -> Answer:
-    """What would run, for --dry-run: the plan, the settings that are not defaults, the launcher and the folder."""
+    """The answer of --dry-run: the plan, the settings that are not defaults, the launcher and the folder."""
     does = "compute outputs" if options.forward_only else "train"
     lines = [
         f"would {does} under {one_line(options.plan or 'the plan of the run')}, and write to {one_line(folder)}",
@@ -341,7 +347,7 @@ def _planned(
     return Answer(document, "\n".join(lines))
 
 
-def _resolved(options: argparse.Namespace, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(options: argparse.Namespace, folder: Path, config: Mapping[str, object]) -> dict[str, object]:
     """The values of the run.toml that repeats a run: its plan, all settings, and how it was launched."""
     launched = {name: getattr(options, name) for name in ("launcher", "cluster", "expect", "replan", "predictor")}
     launched |= {name: getattr(options, name) for name in ("replication", "ray_address", "port")}
@@ -428,8 +434,7 @@ def import_files(options: argparse.Namespace) -> Answer:
         raise InputError("option.missing", f"{path} names no network: add --model M")
     values = given(asked, rows(RunConfig))
     run = resolve(RunConfig(**{"data": "none", **values}))
-    plan = load_plan(asked.plan, lambda: layer_graph(run))
-    plan = driver.planned(plan) if driver and plan.replication is None else plan
+    plan = _as_driver_says(driver, load_plan(asked.plan, lambda: layer_graph(run)))
     if run.is_table:
         plan.check(layer_graph(run))
     values["plan"] = plan.save(options.out / "plan.json")

@@ -73,7 +73,7 @@ def to_points(
         raise InputError(
             "predictions.not_of_clouds",
             f"{_named(predictions)}: has no {', '.join(missing)}, expected predictions of voxels of point clouds; "
-            "run --forward-only with a network for segmentation",
+            "sparsepipe predict with a network for segmentation",
         )
     folder = data.folder if isinstance(data, VoxelDataset) else open_folder(find(data))
     files = {file.name: file for file in folder.files}

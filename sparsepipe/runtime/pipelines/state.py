@@ -347,7 +347,7 @@ class RunState:
 
     @property
     def replication(self) -> dict[str, Any]:
-        """What is known of the averages so far, as `sparsepipe run --json` has it."""
+        """What is known of the averages so far, as `sparsepipe train --json` has it."""
         return {
             "rule": self.run.rule.name if self.run.rule else None,
             "group_sizes": {str(size): count for size, count in sorted(self.merges.sizes.items())},

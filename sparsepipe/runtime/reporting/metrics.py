@@ -1,4 +1,4 @@
-"""A run's steady pace, how busy each stage was, and the document that `sparsepipe run --json` prints."""
+"""A run's steady pace, how busy each stage was, and the document that `sparsepipe train --json` prints."""
 
 import math
 from collections.abc import Sequence

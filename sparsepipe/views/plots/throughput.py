@@ -79,7 +79,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
     if not summaries:
         raise InputError(
             "run.no_summary",
-            f"{record.folder}: has no summary ({record.status['state']}); let it end (run --resume), or leave it out",
+            f"{record.folder}: has no summary ({record.status['state']}); let it end (train --resume), or leave it out",
         )
     return _told(record, summaries[-1][SAMPLES if record.knows_samples else MINIBATCHES])
 

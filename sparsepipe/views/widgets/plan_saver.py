@@ -1,4 +1,4 @@
-"""From the explorer's picture to a job: the plan as a file that `sparsepipe run` takes, and on a launch board."""
+"""From the explorer's picture to a job: the plan as a file that `sparsepipe train` takes, and on a launch board."""
 
 import glob
 import shlex
@@ -64,7 +64,7 @@ class PlanSaver:
     def block(self, reason: str) -> None:
         """Save and launch nothing until this is called again without a reason."""
         for button, tip in (
-            (self.save_button, f"save as a file in {self.folder} for sparsepipe run"),
+            (self.save_button, f"save as a file in {self.folder} for sparsepipe train"),
             (self.launch_button, "save the plan and open it on the launch board to edit its settings"),
             (self.apply_button, "save the plan and switch the running job of the launch board to it"),
         ):
@@ -76,7 +76,7 @@ class PlanSaver:
         answer = self._answer()
         path = self._write(answer.plan)
         model = self.profile.origin.get("model")
-        command = ["sparsepipe", "run", str(path), *(["--model", str(model)] if model else []), "--data"]
+        command = ["sparsepipe", "train", str(path), *(["--model", str(model)] if model else []), "--data"]
         self.told.value = _SMALL.format(_SAVED.format(path, f"{shlex.join(command)} DATA"))
         return path
 

@@ -1,4 +1,4 @@
-"""Pickers for who is slow, of every explorer that simulates pipelines: presets, and a text as --straggler takes it."""
+"""Pickers for who is slow, of every explorer that simulates pipelines: presets, and a text as --inject takes it."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class StragglerPicker:
         self.text = written(
             "custom straggler",
             example="slow:rank=0,factor=4,from=8;jitter:p=0.1,seconds=0.05",
-            tip="straggler as KIND:option=value,…; separate several by semicolons; press Enter",
+            tip="straggler as KIND:option=value,… (like train --inject); separate several by semicolons; press Enter",
         )
         self.follow()
 
