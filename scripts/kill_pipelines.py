@@ -219,6 +219,8 @@ def one_run(
     steady = data is None and not replan  # a pipeline that has moved has another pace
     found, told = faults(record, killed, epoch=epoch, epochs=epochs, replay=steady, bounded=bounded)
     found += left_and_torn(record, totals)
+    states = [str(one.status["state"]) for one in record.pipelines]
+    found += [f"pipeline {k} {state}" for k, state in enumerate(states) if state != "finished"]
     if replan:
         told += f", on the {'new' if record.plan == known[1] else 'old'} plan"
         if record.plan not in known or any(record.plan.local(k) != one.plan for k, one in enumerate(record.pipelines)):
