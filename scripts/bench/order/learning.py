@@ -54,9 +54,7 @@ def trained(workload: Learning, *, step: int) -> tuple[float, float]:
     module = build(workload.network, engine, seed=config.seed)
     optimizer = torch.optim.SGD(module.parameters(), lr=config.learning_rate, momentum=config.momentum)
     ids = [row.id for row in workload.network.rows]
-    first_stage = {
-        name for name, _ in module.named_parameters() if name.partition(".")[0] in ids[: len(ids) // STAGES]
-    }
+    first_stage = {name for name, _ in module.named_parameters() if name.partition(".")[0] in ids[: len(ids) // STAGES]}
     minibatch, correct = 0, 0
 
     def judged(samples: Any, indices: Sequence[int], epoch: int, weights: dict[str, Tensor]) -> tuple[Tensor, int]:
