@@ -193,8 +193,8 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, budget: float |
     """Return the size of each sample of an epoch. `budget`: of a minibatch, where it has no number of samples."""
     batch_size, seed = _batch_size(options, profile), getattr(options, "seed", None) or 0
     mean = profile.size() / (profile.batch_size or (1 if budget else batch_size))
-    samples = max(1, round(budget / mean)) if budget else batch_size
-    count = (getattr(options, "minibatches", None) or EPOCH) * samples
+    together = max(1, round(budget / mean)) if budget else batch_size
+    count = (getattr(options, "minibatches", None) or EPOCH) * together
     if options.data and options.sample_sizes:
         raise InputError(
             "option.two_sources",
