@@ -335,7 +335,7 @@ def generative() -> Family:
         def forward(self, x: Any) -> tuple[Tensor, Tensor]:
             y = self.up(self.deep(self.down(self.stem(x))))
             scores = self.classes(y)
-            kept = (scores.F > scores.F.mean()).squeeze(1)
+            kept = (scores.F - scores.F.mean() > 0).squeeze(1)
             return scores.F, self.last(self.prune(y, kept)).F
 
     return Net(), _clouds(ME)

@@ -12,7 +12,6 @@ import __future__
 
 import ast
 import copy
-import gc
 import inspect
 import linecache
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from traceback import walk_tb
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -31,7 +29,7 @@ from .recording import Position
 _RUN = f'__import__("{__package__}.statements", fromlist=["run_statement"]).run_statement'
 _FUNCTION, _RESULT = "statement_moved_out", "result_of_statement"
 _Body = list[ast.stmt]
-_MOST = 64  # statements that a network may have moved out: each is found by another recording
+_MOST = 40  # statements that a network may have moved out: each is found by another recording
 
 
 @dataclass
@@ -88,8 +86,8 @@ class Outlining:
 
         If it is out already, the statement before it joins it. Returns whether there is something new to record.
         """
-        for code, position in positions:
-            source = self._source(code)
+        for function, position in positions:
+            source = self._source(function)
             if source is not None and self._take(source, position, why):
                 return True
         return False
@@ -127,6 +125,10 @@ class Outlining:
         allowed = _allowed(source, added)
         if allowed is None or self._count >= _MOST:
             return False
+        for found in source.ranges:
+            if found.body is allowed.body and found.first < allowed.last and allowed.first < found.last:
+                first, last = min(found.first, allowed.first), max(found.last, allowed.last)
+                allowed = _Range(allowed.body, first, last, found.why)
         inside = {id(node) for each in allowed.body[allowed.first : allowed.last] for node in ast.walk(each)}
         kept = []
         for found in source.ranges:
@@ -147,17 +149,14 @@ class Outlining:
         self._count += 1
         return True
 
-    def _source(self, code: CodeType) -> _Source | None:
+    def _source(self, function: FunctionType) -> _Source | None:
         for source in self._sources:
-            if code in (source.original, source.code):
+            if source.function is function:
                 return source
-        functions = [
-            each for each in gc.get_referrers(code) if isinstance(each, FunctionType) and each.__code__ is code
-        ]
-        tree = _tree(code) if len(functions) == 1 else None
+        tree = _tree(function.__code__)
         if tree is None:
             return None
-        self._sources.append(_Source(functions[0], code, tree))
+        self._sources.append(_Source(function, function.__code__, tree))
         return self._sources[-1]
 
 
@@ -186,24 +185,23 @@ def _positions(frames: Iterable[tuple[FrameType, int]], module: nn.Module) -> li
     found = []
     for frame, instruction in frames:
         code = frame.f_code
-        if code.co_argcount and not _is_ours(code) and frame.f_locals.get(code.co_varnames[0]) is module:
-            line, _, column, _ = next(islice(code.co_positions(), instruction // 2, None))
-            found.append((code, (line or code.co_firstlineno, column or 0)))
+        if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
+            function = _method(module, code)
+            if function is not None:
+                line, _, column, _ = next(islice(code.co_positions(), instruction // 2, None))
+                found.append((function, (line or code.co_firstlineno, column or 0)))
     return found
 
 
-def _is_ours(code: CodeType) -> bool:
-    return Path(code.co_filename).parent == Path(__file__).parent
-
-
-def user_line(error: BaseException) -> str:
-    """Return file and line of the innermost frame that is neither torch's nor ours; "" for none."""
-    found = ""
-    for frame, line in walk_tb(error.__traceback__):
-        home = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if home not in ("torch", __package__.partition(".")[0]) and frame.f_globals.get("__name__") != "contextlib":
-            found = f"{Path(frame.f_code.co_filename).name}:{line}"
-    return found
+def _method(module: nn.Module, code: CodeType) -> FunctionType | None:
+    """Return the function of a module's class that has some code, within decorators, too; None if it is torch's."""
+    for kind in type(module).__mro__:
+        function = vars(kind).get(code.co_name)
+        while function is not None and kind not in nn.Module.__mro__:
+            if isinstance(function, FunctionType) and function.__code__ is code:
+                return function
+            function = getattr(function, "__wrapped__", None)
+    return None
 
 
 # A function's statements
@@ -448,7 +446,10 @@ def _uses(statements: _Body, name: str) -> tuple[tuple[str | int, ...], ...]:
             if isinstance(inner, ast.Attribute):
                 chain.append(inner.attr)
             elif isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant):
-                chain.append(inner.slice.value)
+                value = inner.slice.value
+                if not isinstance(value, str | int):
+                    break
+                chain.append(value)
             else:
                 break
             inner = inner.value

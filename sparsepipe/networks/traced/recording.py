@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _REGISTERED = ("_buffers", "_parameters", "_modules")
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
-Position = tuple[CodeType, tuple[int, int]]  # code, line and column
+Position = tuple[FunctionType, tuple[int, int]]  # a method, line and column
 
 
 class CannotBeTraced(CodedError):
@@ -279,8 +279,8 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
 
 def _drawn_by_python() -> tuple[Any, ...]:
     """Return where the generators of Python and numpy are."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), *rest  # type: ignore[union-attr]
+    of_numpy: Any = np.random.get_state()
+    return random.getstate(), of_numpy[1].tobytes(), *of_numpy[2:]
 
 
 def _kept(source: fx.Node, tensor: Tensor) -> Tensor | None:

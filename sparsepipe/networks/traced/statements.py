@@ -128,7 +128,11 @@ def used_of(module: nn.Module, uses: Uses) -> tuple[tuple[str, ...], tuple[str, 
         path, part = list[str](), module
         for step in waiting.pop(0):
             children = part._modules
-            key = str(step % len(part)) if isinstance(step, int) and hasattr(part, "__len__") else str(step)
+            key = (
+                str(step % len(part))
+                if isinstance(step, int) and isinstance(part, nn.ModuleList | nn.Sequential)
+                else str(step)
+            )
             if children.get(key) is None:
                 if part is module:
                     waiting += _of_attribute(module, key, tensors, seen)

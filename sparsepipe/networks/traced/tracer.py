@@ -304,7 +304,8 @@ class LayerTracer(fx.Tracer):
             function.__code__, tuple(names), tuple(constants), tuple(parts), frozenset(written), self_name, path, used,
             tensors, owner.training, function, owner,
         )  # fmt: skip
-        read = [self._state(getattr(owner, name)) for name in tensors]
+        held = {**owner._parameters, **owner._buffers}
+        read = [self._state(held[name]) for name in tensors]
         result = self.create_proxy("call_function", target, (*given, *read), {})
         if not isinstance(result, fx.Proxy):
             return result
