@@ -48,10 +48,10 @@ class CannotBeTraced(CodedError):
 class StoppedModule(Exception):
     """A module's forward cannot be recorded, and it is too large to be one layer."""
 
-    def __init__(self, path: str, why: str, positions: Sequence[Position]) -> None:
-        """`positions`: where it was in the module's methods, the innermost first."""
+    def __init__(self, path: str, why: str, positions: Sequence[Position], *, takes_object: bool = False) -> None:
+        """`positions`: where it was in the module's methods, the innermost first; `takes_object`: such as a cache."""
         super().__init__(f"{path}: {why}")
-        self.path, self.why, self.positions = path, why, positions
+        self.path, self.why, self.positions, self.takes_object = path, why, positions, takes_object
 
 
 class UnevenStatement(Exception):

@@ -193,7 +193,7 @@ class LayerTracer(fx.Tracer):
             try:
                 return self.create_proxy("call_module", path, args, kwargs)
             except CannotBeTraced:  # it takes a cache or another object: no layer can
-                raise StoppedModule(path, self.opaque[path], positions_of(error, m)) from error
+                raise StoppedModule(path, self.opaque[path], positions_of(error, m), takes_object=True) from error
 
     def _within(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.stack.append(path)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 from unittest.mock import patch
@@ -171,7 +171,12 @@ def _first_that_agrees(
     """Try torch.fx, then torch.export, then the module as one layer: the first that gives what the module gives."""
     reasons: list[str] = []
     partial: TracedNetwork | None = None
-    ways = [Way(_with_fx, _no_whole), Way(_with_export, exported.whole_module), Way(_as_one, _no_whole)]
+    ways = [
+        Way(_with_fx, _no_whole),
+        Way(_with_fx_without_caches, _no_whole),
+        Way(_with_export, exported.whole_module),
+        Way(_as_one, _no_whole),
+    ]
     if isinstance(module, torch.jit.ScriptModule):
         reasons.append("torch.jit has compiled it as a whole")
         del ways[:-1]
@@ -179,7 +184,7 @@ def _first_that_agrees(
         try:
             network = _assembled(module, examples, name, modes, way, num_classes, reasons)
         except CannotBeTraced as error:
-            reasons.append(str(error))
+            reasons += filter(None, [str(error)])
             continue
         try:
             _check_against(network, examples)
@@ -296,7 +301,7 @@ def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
     while True:
         recordings, opaque = {}, dict[str, str]()
         try:
-            with outlining.applied(), examples.without_caches(module):
+            with outlining.applied():
                 for training in examples.expected:
                     with put_back(module):
                         module.train(training)
@@ -304,6 +309,8 @@ def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
                         opaque |= _frozen(module, examples, recordings[training], leaves, large)
                         opaque |= recordings[training].opaque
         except StoppedModule as stopped:
+            if stopped.takes_object and examples.options:
+                raise CannotBeTraced("module.gives_object", stopped.why) from stopped  # the next way has no caches
             if not outlining.move_out(stopped.positions, stopped.why):
                 if not stopped.path:
                     raise CannotBeTraced("module.raises", stopped.why) from stopped
@@ -322,6 +329,17 @@ def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
                 each.statements = outlining.lines
             return recordings
         leaves |= outer
+
+
+def _with_fx_without_caches(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
+    """Record as above without caches, if the module can do without.
+
+    Not at first: without caches, transformers' masks depend on whether there is one sample.
+    """
+    if not examples.options:
+        raise CannotBeTraced("module.example_kept", "")
+    with examples.without_caches(module):
+        return _with_fx(module, replace(examples, options={}))
 
 
 def _large_parts(module: nn.Module) -> set[str]:
