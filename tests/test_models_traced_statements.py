@@ -57,7 +57,7 @@ class WritesParts(Blocks):
     def forward(self, x):
         x = self.blocks[1](self.blocks[0](x)) + 0.1
         x[x > 0.5] = 0.5
-        x[:, :1] = x[:, 1:2] * self.gain
+        x[:, :1] = self.gain
         return self.head(self.blocks[3](self.blocks[2](x)))
 
 

@@ -304,18 +304,19 @@ class LayerTracer(fx.Tracer):
             function.__code__, tuple(names), tuple(constants), tuple(parts), frozenset(written), self_name, path, used,
             tensors, owner.training, function, owner,
         )  # fmt: skip
-        held = {**owner._parameters, **owner._buffers}
+        both = {**owner._parameters, **owner._buffers}
+        held = {name: tensor for name, tensor in both.items() if tensor is not None}
         read = [self._state(held[name]) for name in tensors]
         result = self.create_proxy("call_function", target, (*given, *read), {})
         if not isinstance(result, fx.Proxy):
             return result
-        held = result.node.meta["value"]
-        if Structure.of(held) is None:
+        value = result.node.meta["value"]
+        if Structure.of(value) is None:
             raise UnevenStatement(target)  # whoever reads it may give what can cross
         if not returns:
-            return {name: self.create_proxy("call_function", operator.getitem, (result, name), {}) for name in held}
-        leaves, spec = flattened(held)
-        if len(leaves) == 1 and leaves[0] is held:
+            return {name: self.create_proxy("call_function", operator.getitem, (result, name), {}) for name in value}
+        leaves, spec = flattened(value)
+        if len(leaves) == 1 and leaves[0] is value:
             return result
         entries = [self.create_proxy("call_function", entry_at, (result, i), {}) for i in range(len(leaves))]
         return pytree.tree_unflatten(entries, spec)
