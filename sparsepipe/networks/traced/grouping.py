@@ -104,7 +104,10 @@ class Grouping:
 
     def _is_check(self, node: fx.Node) -> bool:
         """Whether it gives nothing to others, and may raise."""
-        return name_of(node) == "same_answer" or (isinstance(node.target, Statement) and not node.meta["value"])
+        value = node.meta["value"]
+        return name_of(node) == "same_answer" or (
+            isinstance(node.target, Statement) and isinstance(value, dict) and not value
+        )
 
     def _is_floating(self, node: fx.Node) -> bool:
         """Whether it reads but inputs, parameters and constants, and little work."""
