@@ -68,20 +68,53 @@ def test_code_that_exits_is_told_of_as_code_that_raises(tmp_path, when):
             call()
 
 
+def neighbours(folder):
+    (folder / "parts_of_mine").mkdir(parents=True)
+    (folder / "parts_of_mine" / "deep.py").write_text("f = 1\n")
+    (folder / "blocks_of_mine.py").write_text("f = 1\n")
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("line", "remedy"),
+    ("line", "late"),
     [
-        ("import blocks_of_mine", "; blocks_of_mine lies next to it: put {folder} on PYTHONPATH"),
-        ("from parts_of_mine.deep import f", "; parts_of_mine lies next to it: put {folder} on PYTHONPATH"),
-        ("from .blocks_of_mine import f", "; give it as net_folder.net:build, and put {parent} on PYTHONPATH"),
-        ("import nothing_of_the_kind", "(No module named 'nothing_of_the_kind')"),
+        ("from blocks_of_mine import f", False),
+        ("from parts_of_mine.deep import f", False),
+        ("from .blocks_of_mine import f", False),
+        ("from .blocks_of_mine import f", True),
+        ("from ..net_folder.parts_of_mine.deep import f", False),
     ],
 )
-@pytest.mark.parametrize("late", [False, True])
-def test_a_neighbour_that_is_imported_is_told_how(line, remedy, late, tmp_path):
-    folder = tmp_path / "net_folder"
-    (folder / "parts_of_mine").mkdir(parents=True)
-    (folder / "blocks_of_mine.py").write_text("f = 1\n")
+def test_a_file_imports_its_neighbours_and_its_package(line, late, tmp_path):
+    folder, before = neighbours(tmp_path / "net_folder"), list(sys.path)
+    text = f"def build():\n    {line}\n    return f\n" if late else f"{line}\ndef build(): return f\n"
+    assert written(folder / "net.py", text).load()() == 1
+    assert sys.path == before and not list(folder.rglob("__pycache__"))
+
+
+def test_a_neighbour_is_that_of_its_folder_as_it_is_now(tmp_path):
+    """Two projects with a file of the same name each, and one that is written anew within the second."""
+    text = "from blocks_of_mine import f\ndef build(): return f\n"
+    first, second = (written(neighbours(tmp_path / name) / "net.py", text) for name in ("a", "b"))
+    (tmp_path / "b" / "blocks_of_mine.py").write_text("f = 2\n")
+    built = first.load()
+    assert (built(), second.load()(), first.load()()) == (1, 2, 1)
+    assert second.load() is second.load()
+    (tmp_path / "b" / "blocks_of_mine.py").write_text("f = 3\n")
+    assert (second.load()(), built()) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy", "late"),
+    [
+        ("import blocks_of_mine", "; blocks_of_mine lies next to it: put {folder} on PYTHONPATH", True),
+        ("from parts_of_mine.deep import f", "; parts_of_mine lies next to it: put {folder} on PYTHONPATH", True),
+        ("import nothing_of_the_kind", "(No module named 'nothing_of_the_kind')", False),
+        ("import nothing_of_the_kind", "(No module named 'nothing_of_the_kind')", True),
+    ],
+)
+def test_a_neighbour_that_is_imported_late_is_told_how(line, remedy, late, tmp_path):
+    folder = neighbours(tmp_path / "net_folder")
     text = f"def build():\n    {line}\n" if late else f"{line}\ndef build(): ...\n"
     function = written(folder / "net.py", text)
     with pytest.raises(InputError) as caught:

@@ -12,7 +12,7 @@ from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.networks.traced import trace, verify
 from sparsepipe.networks.traced.in_place import out_of_place
 from sparsepipe.networks.traced.recording import CannotBeTraced
-from sparsepipe.networks.traced.verification import differences
+from sparsepipe.networks.traced.verification import differences, mean_square, run_cut
 
 
 class Between(nn.Module):
@@ -301,6 +301,14 @@ class Remembers(nn.Linear):
         return {"logits": super().forward(x), "more": [{"cache": Cache()}]}
 
 
-def test_the_entry_of_an_output_that_is_no_tensor_is_named():
-    with raises("model.not_traceable", "it returns more.0.cache: a Cache", "leave it out", "use_cache=False"):
-        trace(Remembers(6, 6), torch.randn(4, 6))
+def test_entries_of_an_output_that_cannot_cross_are_left_out_by_name():
+    """A language model with default settings was refused: its output has a cache, which no loss reads."""
+    said = []
+    network = trace(nn.Sequential(nn.Linear(6, 6), Remembers(6, 6)), torch.randn(4, 6), name="net", say=said.append)
+    (line,) = said
+    assert "more.0.cache (Cache)" in line
+    verify(network, torch.randn(3, 6), engine=PlainEngine())
+    found = run_cut(
+        network, torch.randn(3, 6), engine=PlainEngine(), loss=mean_square, stages=[["0"], ["1"]], training=True
+    )
+    assert found.outputs[1] is None

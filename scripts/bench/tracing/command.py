@@ -6,6 +6,7 @@ from typing import Any
 
 from scripts.bench import tracing
 from scripts.bench.document import add_json, say, tell
+from scripts.bench.tracing import families, outcomes
 from scripts.bench.tracing.rounds import STAGES, Answer, answer
 from tests.traced_zoo import ZOO, missing
 
@@ -15,18 +16,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="left out: all of them")
     add_json(parser)
     options = parser.parse_args(argv)
-    if unknown := set(options.networks) - set(ZOO):
-        parser.error(f"there is no network {min(unknown)!r}, expected {', '.join(ZOO)}")
-    answers, absent = [], {}
-    for name in options.networks or ZOO:
+    if unknown := set(options.networks) - {*ZOO, *families.FAMILIES}:
+        parser.error(f"there is no network {min(unknown)!r}, expected {', '.join([*ZOO, *families.FAMILIES])}")
+    answers, cut_in_two, absent = [], [], {}
+    for name in options.networks or [*ZOO, *families.FAMILIES]:
+        if name in families.FAMILIES:
+            if package := families.absent(name):
+                absent[name] = f"{package} is not installed"
+                continue
+            cut_in_two.append(outcomes.outcome(name))
+            say(str(cut_in_two[-1]))
+            continue
         if why := missing(name):
             absent[name] = why
             say(f"{name}: {why}")
             continue
         answers.append(answer(name))
         say(_line(answers[-1]))
-    document = {"networks": [each.as_json() for each in answers], "left_out": absent, "cut": counts(answers)}
-    tell(document, options.json, table(answers, absent))
+    document = {
+        "networks": [each.as_json() for each in answers],
+        "left_out": absent,
+        "cut": counts(answers),
+        "families": [each.as_json() for each in cut_in_two],
+        "outcomes": outcomes.counts(cut_in_two),
+    }
+    tell(document, options.json, "\n".join([table(answers, absent), *families_table(cut_in_two)]))
     return 0
 
 
@@ -49,6 +63,14 @@ def table(answers: Sequence[Answer], absent: dict[str, str]) -> str:
     )
     left_out = [f"left out: {name}, {why}" for name, why in absent.items()]
     return "\n".join([head, *map(_line, answers), *left_out, last])
+
+
+def families_table(cut_in_two: Sequence[outcomes.Outcome]) -> list[str]:
+    """Write the table of the networks that are cut in two, and the count of each outcome."""
+    if not cut_in_two:
+        return []
+    total = ", ".join(f"{number} {kind}" for kind, number in outcomes.counts(cut_in_two).items())
+    return ["", "cut in two, compared with plain torch on three minibatches:", *map(str, cut_in_two), total]
 
 
 def _line(each: Answer) -> str:

@@ -9,7 +9,8 @@ import io
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ from .in_place import out_of_place
 from .inputs import Inputs
 from .recording import OF_HOOKS, OF_TRANSFORMS, CannotBeTraced, Recording, is_leaf, names_of, observe
 from .sizes import Length
-from .values import flattened, tensors_of
+from .values import entries_that_cross, flattened, tensors_of
 
 
 def record(module: nn.Module, inputs: Inputs) -> Recording:
@@ -33,8 +34,9 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
         with (
             _silence(),
             _attributes_assigned(),
-            patch.object(Tensor, "register_hook", _no_hook),
-        ):  # export leaves it out
+            patch.object(Tensor, "register_hook", _no_hook),  # export leaves it out
+            patch.object(module, "forward", _of_entries(module.forward)),
+        ):
             program = torch.export.export(
                 module, args, kwargs, dynamic_shapes=_dynamic(module, inputs, args, kwargs), strict=False
             )
@@ -80,6 +82,16 @@ def _attributes_assigned() -> contextlib.AbstractContextManager[Any]:
     """Let a forward assign tensors to attributes, which torch 2.9 refuses; whoever records a module puts them back."""
     check = "torch.export._trace._detect_attribute_assignment"
     return patch(check, lambda module: contextlib.nullcontext(), create=True)
+
+
+def _of_entries(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that leaves out caches and other objects, which export refuses."""
+
+    @wraps(forward)
+    def of_entries(*args: Any, **kwargs: Any) -> Any:
+        return entries_that_cross(forward(*args, **kwargs))
+
+    return of_entries
 
 
 def _no_hook(tensor: Tensor, hook: Any) -> None:
@@ -258,4 +270,4 @@ def whole_module(node: fx.Node, module: nn.Module) -> str:
 def _output_spec(module: nn.Module, inputs: Inputs) -> pytree.TreeSpec:
     args, kwargs = inputs.arguments({})
     with torch.random.fork_rng(devices=[]):  # with gradients: a forward may ask for hooks on them
-        return flattened(module(*args, **kwargs))[1]
+        return flattened(entries_that_cross(module(*args, **kwargs)))[1]

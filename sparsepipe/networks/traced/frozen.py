@@ -7,6 +7,7 @@ changes meanwhile would stay as it was once the recording runs in Python's stead
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FunctionType, GeneratorType
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from torch import fx, nn
 
 from .operations import name_of
-from .recording import OF_MODULES, Recording
+from .recording import OF_MODULES, Recording, UnevenStatement
+from .statements import Statement
 from .values import Structure, is_constant, is_tensor
 
 _TORCH = "torch's generator"
@@ -24,20 +26,32 @@ _DATA = (int, float, complex, str, list, dict, set, deque, random.Random, np.ran
 _LONGEST = 1000  # of the lists and dicts outside of modules that are looked into
 
 
-def difference(first: Recording, again: Recording) -> tuple[str, str] | None:
-    """Return where two recordings of a forward differ: the path of the module, and how; None if they do not."""
+@dataclass(frozen=True)
+class Difference:
+    """Where two recordings of a forward differ: the innermost module that went two ways, and the operation."""
+
+    path: str
+    why: str
+    node: fx.Node | None = None
+
+
+def difference(first: Recording, again: Recording) -> Difference | None:
+    """Return where two recordings of a forward differ first; None if they do not.
+
+    Raises UnevenStatement for a statement that gives another structure.
+    """
     places: dict[fx.Node, int] = {}
     for number, (a, b) in enumerate(zip(first.nodes, again.nodes, strict=False)):
         places[a] = places[b] = number
         why = _other_node(a, b, places)
         if why:
-            return _common_path(a, b), why
+            return Difference(_common_path(a, b), why, b)
     if len(first.nodes) != len(again.nodes):
         longer = max(first.nodes, again.nodes, key=len)
         node = longer[min(len(first.nodes), len(again.nodes))]
-        return str(node.meta["path"]), f"it calls {name_of(node)} more often in another minibatch"
+        return Difference(node.meta["path"], f"it calls {name_of(node)} more often in another minibatch", node)
     if first.output_spec != again.output_spec or _placed(first.outputs, places) != _placed(again.outputs, places):
-        return "", "it returns another structure for another minibatch"
+        return Difference("", "it returns another structure for another minibatch")
     return None
 
 
@@ -56,6 +70,8 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
         )
     structures = Structure.of(a.meta["value"]), Structure.of(b.meta["value"])
     if None not in structures and structures[0] != structures[1]:
+        if isinstance(a.target, Statement):
+            raise UnevenStatement(a.target)
         return f"{_call(a)} gives a list that is as long as the minibatch"
     return ""
 

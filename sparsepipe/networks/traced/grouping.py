@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 from .copies import module_at
 from .operations import holds_tensors, is_cheap, is_small, is_view, name_of, of_numbers
 from .recording import Recording
+from .statements import Statement, paths_called
 from .values import Structure
 
 
@@ -27,7 +28,7 @@ class Layer:
     @property
     def modules(self) -> list[str]:
         """Paths of the modules that it calls, each once."""
-        return list(dict.fromkeys(str(node.target) for node in self.nodes if node.op == "call_module"))
+        return list(dict.fromkeys(path for node in self.nodes for path in paths_called(node)))
 
 
 class Grouping:
@@ -73,7 +74,7 @@ class Grouping:
                 self._join_or_open(node, path)
             elif origin is None and self._is_floating(node) and node not in self.leaves:
                 self.late.add(node)
-            elif origin is None and name_of(node) == "same_answer":
+            elif origin is None and self._is_check(node):
                 self.checks.append(node)
             elif origin is not None and is_small(node) and not self._effect_of_inputs(node):
                 self.origin[node] = origin
@@ -101,13 +102,20 @@ class Grouping:
         else:
             self._open(node)
 
+    def _is_check(self, node: fx.Node) -> bool:
+        """Whether it gives nothing to others, and may raise."""
+        value = node.meta["value"]
+        return name_of(node) == "same_answer" or (
+            isinstance(node.target, Statement) and isinstance(value, dict) and not value
+        )
+
     def _is_floating(self, node: fx.Node) -> bool:
         """Return whether it reads but inputs, parameters and constants, and little work."""
         if self._reads_written(node):
             return False
         reads_parameter = any(source.op == "get_attr" for source in node.all_input_nodes)
         sparse = any(not isinstance(s.meta["value"], Tensor) for s in node.all_input_nodes if s.op == "placeholder")
-        if node.meta["written"] or name_of(node) == "same_answer":
+        if node.meta["written"] or name_of(node) == "same_answer" or isinstance(node.target, Statement):
             return False
         return is_small(node) if reads_parameter or sparse else is_cheap(node)
 
@@ -164,9 +172,11 @@ class Grouping:
                 self._merge(holders[0], holders[-1])
 
     def _holds(self, node: fx.Node, name: str) -> bool:
-        if node.op == "call_module":
-            return name.startswith(f"{node.target}.") or name in node.meta["buffers"]
-        return any(source.op == "get_attr" and source.target == name for source in node.all_input_nodes)
+        if any(name.startswith(f"{path}.") for path in paths_called(node)) or name in node.meta["buffers"]:
+            return True
+        return node.op != "call_module" and any(
+            source.op == "get_attr" and source.target == name for source in node.all_input_nodes
+        )
 
     def _merge_what_cannot_cross(self) -> None:
         while True:

@@ -50,7 +50,7 @@ def out_of_place(
     if isinstance(target, torch._ops.OpOverload):
         return _overload(target, args, kwargs)
     name = _name(target)
-    if name.endswith("_") and not name.endswith("__"):
+    if name.endswith("_") and not name.endswith("__") and target not in (operator.and_, operator.or_, operator.not_):
         homes = [home for home in (torch, nn.functional) if getattr(home, name, None) is target]
         found = next((getattr(home, name[:-1]) for home in homes if hasattr(home, name[:-1])), None)
         if found is None:

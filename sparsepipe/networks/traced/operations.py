@@ -11,7 +11,8 @@ from .values import is_number, is_tensor
 VIEWS = frozenset(
     "getitem getattr view reshape transpose permute select slice narrow squeeze unsqueeze expand expand_as view_as "
     "T mT t contiguous chunk split split_with_sizes unbind unsafe_chunk unsafe_split movedim moveaxis swapaxes "
-    "swapdims size shape stride numel unflatten detach alias _unsafe_view lift_fresh_copy sym_size sym_numel".split()
+    "swapdims size shape stride numel unflatten detach alias _unsafe_view lift_fresh_copy sym_size sym_numel "
+    "entry_at".split()
 )
 CASTS = frozenset("to type type_as float double half bfloat16 int long bool cpu _to_copy clone".split())
 ARITHMETIC = frozenset(

@@ -4,10 +4,11 @@ import copy
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ...errors import CodedError
 from .copies import module_at
 from .sizes import Length
+from .statements import Statement, paths_called
 from .values import tensors_of
 
 CONTAINERS = (  # of torch's own modules those that are looked into
@@ -36,8 +38,28 @@ _REGISTERED = ("_buffers", "_parameters", "_modules")
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
+Position = tuple[FunctionType, tuple[int, int]]  # a method, line and column
+
+
 class CannotBeTraced(CodedError):
     """A forward does what a graph of operations cannot say."""
+
+
+class StoppedModule(Exception):
+    """A module's forward cannot be recorded, and it is too large to be one layer."""
+
+    def __init__(self, path: str, why: str, positions: Sequence[Position], *, takes_object: bool = False) -> None:
+        """`positions`: where it was in the module's methods, the innermost first; `takes_object`: such as a cache."""
+        super().__init__(f"{path}: {why}")
+        self.path, self.why, self.positions, self.takes_object = path, why, positions, takes_object
+
+
+class UnevenStatement(Exception):
+    """A statement that is one operation gives a list that is as long as the minibatch."""
+
+    def __init__(self, statement: Statement) -> None:
+        super().__init__("a statement gives a list that is as long as the minibatch")
+        self.statement = statement
 
 
 class ChangedModule(Exception):
@@ -60,6 +82,7 @@ class Recording:
     no_grad    whether it ran without gradients
     written    the nodes whose tensors it changed
     buffers    the buffers that it changed, by name
+    positions  where it is in the methods of the module in whose forward it is
     """
 
     nodes: list[fx.Node]
@@ -67,6 +90,7 @@ class Recording:
     outputs: list[Any]  # nodes, and what is the same in every minibatch
     output_spec: pytree.TreeSpec
     opaque: dict[str, str] = field(default_factory=dict)  # path of what could not be looked into → why
+    statements: dict[str, str] = field(default_factory=dict)  # file and line of those that are one operation → why
     sizes: dict[str, tuple[Length, ...]] = field(default_factory=dict)  # of inputs, where Python may have read them
 
 
@@ -156,10 +180,13 @@ def _refill(holder: Any, held: Any) -> None:
 
 
 @contextmanager
-def own_draws() -> Iterator[None]:
-    """Let the block draw random numbers, of torch, numpy and Python; their generators are as before afterwards."""
+def own_draws(*, devices: Sequence[int] = ()) -> Iterator[None]:
+    """Let the block draw random numbers, of torch, numpy and Python; their generators are as before afterwards.
+
+    `devices`: numbers of the GPUs that may draw, too.
+    """
     drawn = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
@@ -189,6 +216,8 @@ def run(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], module:
         return module(str(node.target))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    if isinstance(node.target, Statement):
+        return node.target.run(args, module)
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
@@ -221,17 +250,18 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
         for source in node.all_input_nodes
         for tensor in _counted(source)
     ]
-    held = {}
-    if node.op == "call_module":
-        held = {
+    held = {
+        path: {
             name: (buffer, buffer._version, buffer.clone())
-            for name, buffer in module_at(root, str(node.target)).named_buffers()
+            for name, buffer in module_at(root, path).named_buffers()
             if not torch.is_inference(buffer)
         }
-    drawn = torch.get_rng_state()
+        for path in paths_called(node)
+    }
+    drawn, of_python = torch.get_rng_state(), _drawn_by_python()
     value = run(node, args, kwargs, partial(module_at, root))
     node.meta["value"] = value
-    node.meta["draws"] = not torch.equal(drawn, torch.get_rng_state())
+    node.meta["draws"] = not torch.equal(drawn, torch.get_rng_state()) or of_python != _drawn_by_python()
     node.meta["no_grad"] = not torch.is_grad_enabled()
     node.meta["written"] = {
         source
@@ -239,14 +269,20 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
         if tensor._version != version or (kept is not None and not _is_same(tensor, kept))
     }
     node.meta["buffers"] = set()
-    if held:
-        now = dict(module_at(root, str(node.target)).named_buffers())
-        for name, (buffer, version, kept) in held.items():
+    for path, buffers in held.items():
+        now = dict(module_at(root, path).named_buffers())
+        for name, (buffer, version, kept) in buffers.items():
             if now.get(name) is not buffer or buffer._version != version or not _is_same(buffer, kept):
-                node.meta["buffers"].add(names.get(id(buffer), f"{node.target}.{name}"))
+                node.meta["buffers"].add(names.get(id(buffer), f"{path}.{name}"))
     node.meta["storages"] = frozenset(
         tensor.untyped_storage()._cdata for tensor in tensors_of(value) if tensor.layout == torch.strided
     )
+
+
+def _drawn_by_python() -> tuple[Any, ...]:
+    """Return where the generators of Python and numpy are."""
+    of_numpy: Any = np.random.get_state()
+    return random.getstate(), of_numpy[1].tobytes(), *of_numpy[2:]
 
 
 def _kept(source: fx.Node, tensor: Tensor) -> Tensor | None:

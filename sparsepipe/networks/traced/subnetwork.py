@@ -1,9 +1,11 @@
 """Some layers of a traced network as a module, from the values alive before a stage to those alive after it."""
 
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -13,7 +15,7 @@ from ..batch_norm import GroupBatchNorm
 from ..running import run_layers
 from .checkpoints import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
-from .recording import filled, run
+from .recording import filled, own_draws, run
 from .rows import Program, TracedRow
 from .values import features, is_tensor
 
@@ -218,7 +220,9 @@ def _seeded(seed: int, tensors: Mapping[str, Any], program: Program) -> Iterator
     """Let the block draw from a seed of its own; torch's generators are as before afterwards."""
     devices = {features(tensors[name]).device for name in program.inputs}
     numbers = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    with SHARED_GENERATORS, torch.random.fork_rng(devices=numbers):
+    with SHARED_GENERATORS, own_draws(devices=numbers):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
         for number in numbers:
             with torch.cuda.device(number):

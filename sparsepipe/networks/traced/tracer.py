@@ -5,28 +5,35 @@ innermost module in whose forward it happens.
 """
 
 import math
+import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from traceback import walk_tb
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch import eager_transforms, vmap
 from torch.fx._symbolic_trace import _maybe_revert_all_patches
+from torch.utils import _pytree as pytree
 
 from .checkpoints import without_checkpoints
 from .decisions import decidable, same_answer
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
+from .outlining import positions_now, positions_of
 from .proxies import ValueProxy, stand_in, stands_for_itself
 from .recording import (
     OF_TRANSFORMS,
     CannotBeTraced,
     ChangedModule,
     Recording,
+    StoppedModule,
+    UnevenStatement,
     attributes_of,
     is_leaf,
     minkowski_functions,
@@ -34,7 +41,8 @@ from .recording import (
     observe,
     restore,
 )
-from .values import flattened, is_number, tensors_of
+from .statements import RECORDER, Statement, Uses, used_of
+from .values import Structure, entries_that_cross, entry_at, flattened, is_number, tensors_of
 
 _MAKERS = (  # functions that make a tensor of sizes, which may be recorded ones
     *("arange", "zeros", "ones", "full", "empty", "eye", "linspace", "tensor", "as_tensor", "tril_indices"),
@@ -50,20 +58,28 @@ _TRANSFORMS = (  # how torch.func's begin: they put values into wrappers, which 
 )
 
 
-def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), watch: Watch | None = None) -> Recording:
+def record(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    leaves: Collection[str] = (),
+    large: Collection[str] = (),
+    watch: Watch | None = None,
+) -> Recording:
     """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
 
-    `watch`: of what Python changes, where the forward was recorded before: it may change nothing any more.
-    Raises CannotBeTraced if the module's own forward cannot be recorded, ChangedModule for one that is watched and
-    has a part that cannot.
+    `large`: paths of parts that are too large to be one layer. `watch`: of what Python changes, where the forward was
+    recorded before: it may change nothing any more.
+    Raises StoppedModule if the forward of the module, or of a large part, cannot be recorded; ChangedModule for one
+    that is watched and has a part that cannot.
     """
-    tracer = LayerTracer(module, leaves, watch)
+    tracer = LayerTracer(module, leaves, large, watch)
     try:
         return tracer.record(inputs)
+    except (ChangedModule, StoppedModule, UnevenStatement):
+        raise
     except Exception as error:
-        if isinstance(error, ChangedModule):
-            raise
-        raise CannotBeTraced("module.raises", _reason(error)) from error
+        raise StoppedModule("", _reason(error), positions_of(error, module)) from error
 
 
 def _reason(error: BaseException) -> str:
@@ -87,14 +103,14 @@ def _made(error: BaseException) -> str:
 class LayerTracer(fx.Tracer):
     """One recording. Nothing of the module changes but what its forward changes."""
 
-    def __init__(self, module: nn.Module, leaves: Collection[str], watch: Watch | None) -> None:
+    def __init__(self, module: nn.Module, leaves: Collection[str], large: Collection[str], watch: Watch | None) -> None:
         places, functions = minkowski_functions()
         makers = tuple(getattr(torch, name) for name in _MAKERS)
         packing = torch.nn.utils.rnn
         functions += [packing.pack_padded_sequence, packing.pad_packed_sequence, packing.pack_sequence]
         super().__init__(autowrap_modules=(math,), autowrap_functions=(*makers, *functions))
         self._autowrap_search += [torch, packing, *places]
-        self.module, self.leaves, self.watch = module, frozenset(leaves), watch
+        self.module, self.leaves, self.large, self.watch = module, frozenset(leaves), frozenset(large), watch
         self.names = names_of(module)
         self.paths = {part: path for path, part in module.named_modules()}
         self.stack: list[str] = []
@@ -121,15 +137,28 @@ class LayerTracer(fx.Tracer):
                 stand_ins[name] = stand_in(node, self)
             args, kwargs = inputs.arguments(stand_ins)
             leaves, spec = flattened(self.module(*args, **kwargs))
+            leaves, spec = flattened(pytree.tree_unflatten(list(map(self._output_entry, leaves)), spec))
             outputs.append(spec)
             return leaves
 
         self.entry = forward
-        with _patched(self), without_checkpoints():
-            graph = self.trace(self.module)
+        token = RECORDER.set(self)
+        try:
+            with _patched(self), without_checkpoints():
+                graph = self.trace(self.module)
+        finally:
+            RECORDER.reset(token)
         self.closed = True
         leaves = next(node for node in graph.nodes if node.op == "output").args[0]
         return Recording(self.recorded, self.inputs, list(leaves), outputs[0], dict(self.opaque))
+
+    def _output_entry(self, leaf: Any) -> Any:
+        """Return an entry of the output without caches and other objects, which cannot cross."""
+        if not isinstance(leaf, fx.Proxy):
+            return entries_that_cross(leaf)
+        if Structure.of(leaf.node.meta["value"]) is not None:
+            return leaf
+        return self.create_proxy("call_function", entries_that_cross, (leaf,), {})
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         return self.entry, []
@@ -138,6 +167,8 @@ class LayerTracer(fx.Tracer):
         if self.running:
             return forward(*args, **kwargs)
         path = self.paths.get(m)
+        if path is None and next(chain(m.parameters(), m.buffers()), None) is None:
+            return forward(*args, **kwargs)  # a function, such as a loss that is made where it is used
         if path is None:
             raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} that is no submodule is called")
         if path and (path in self.leaves or is_leaf(m)):
@@ -148,16 +179,21 @@ class LayerTracer(fx.Tracer):
         mark, moved, attributes = len(self.recorded), len(self.moved), attributes_of(m)
         try:
             return self._within(path, forward, args, kwargs)
-        except ChangedModule:
+        except (ChangedModule, StoppedModule, UnevenStatement):
             raise
         except Exception as error:  # whatever stops it
+            if path in self.large:
+                raise StoppedModule(path, _reason(error), positions_of(error, m)) from error
             if self.watch is not None:
                 raise ChangedModule(path, _reason(error)) from error
             self._forget(mark, moved)
             restore(attributes)
             self.opaque = {known: why for known, why in self.opaque.items() if not known.startswith(f"{path}.")}
             self.opaque[path] = _reason(error)
-            return self.create_proxy("call_module", path, args, kwargs)
+            try:
+                return self.create_proxy("call_module", path, args, kwargs)
+            except CannotBeTraced:  # it takes a cache or another object: no layer can
+                raise StoppedModule(path, self.opaque[path], positions_of(error, m), takes_object=True) from error
 
     def _within(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.stack.append(path)
@@ -208,7 +244,8 @@ class LayerTracer(fx.Tracer):
         """Record an operation and run it on the example. Returns what it gives itself if that is always the same."""
         first = args[0] if args else None
         self._check_open(self)
-        called = list(self.module.get_submodule(target).modules()) if kind == "call_module" else []
+        paths = target.modules if isinstance(target, Statement) else [target] if kind == "call_module" else []
+        called = [part for path in paths for part in self.module.get_submodule(path).modules()]
         self._check_unchanged(called)
         target, args, kwargs, in_place = out_of_place(kind, target, args, kwargs)
         if in_place and not isinstance(target, type) and any(map(is_number, map(_value, args[:1]))):
@@ -217,6 +254,8 @@ class LayerTracer(fx.Tracer):
             self._may_be_written(first)
         node = self.graph.create_node(kind, target, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)))
         node.meta["path"] = self.stack[-1] if self.stack else ""
+        if node.meta["path"] in {"", *self.large}:
+            node.meta["positions"] = positions_now(self.module.get_submodule(node.meta["path"]))
         for source in node.all_input_nodes:
             if source in self.stale:
                 self.graph.erase_node(node)
@@ -234,6 +273,54 @@ class LayerTracer(fx.Tracer):
         self._written(node, first if in_place else None, args, kwargs)
         return stand_in(node, self)
 
+    def record_statement(
+        self, function: FunctionType, values: dict[str, Any], written: Sequence[str], uses: Uses, *, returns: bool
+    ) -> Any:
+        """Record a call of a function that statements of the innermost module's forward were moved to."""
+        if self.running:
+            return function(**values)
+        path = self.stack[-1]
+        owner = self.module.get_submodule(path)
+        names, given, constants, parts, self_name = [], [], [], [], ""
+        for name, value in values.items():
+            if value is owner:
+                self_name = name
+            elif isinstance(value, nn.Module):
+                if value not in self.paths:
+                    raise CannotBeTraced(
+                        "module.no_submodule", f"a {type(value).__name__} that is no submodule is called"
+                    )
+                parts.append((name, self.paths[value]))
+            elif fx_proxies(value) or tensors_of(value):
+                names.append(name)
+                given.append(value)
+            elif Structure.of(value) is not None:
+                constants.append((name, value))
+            else:
+                what = f"it gives a {type(value).__name__} to a layer, and layers exchange tensors alone"
+                raise CannotBeTraced("module.gives_object", what)
+        used, tensors = used_of(owner, uses) if self_name else ((), ())
+        target = Statement(
+            function.__code__, tuple(names), tuple(constants), tuple(parts), frozenset(written), self_name, path, used,
+            tensors, owner.training, function, owner,
+        )  # fmt: skip
+        both = {**owner._parameters, **owner._buffers}
+        held = {name: tensor for name, tensor in both.items() if tensor is not None}
+        read = [self._state(held[name]) for name in tensors]
+        result = self.create_proxy("call_function", target, (*given, *read), {})
+        if not isinstance(result, fx.Proxy):
+            return result
+        value = result.node.meta["value"]
+        if Structure.of(value) is None:
+            raise UnevenStatement(target)  # whoever reads it may give what can cross
+        if not returns:
+            return {name: self.create_proxy("call_function", operator.getitem, (result, name), {}) for name in value}
+        leaves, spec = flattened(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return result
+        entries = [self.create_proxy("call_function", entry_at, (result, i), {}) for i in range(len(leaves))]
+        return pytree.tree_unflatten(entries, spec)
+
     def _may_be_written(self, proxy: Any) -> None:
         if not isinstance(proxy, fx.Proxy):
             raise CannotBeTraced("module.changes_own_tensor", "it changes its tensor in place")
@@ -243,6 +330,8 @@ class LayerTracer(fx.Tracer):
     def _written(self, node: fx.Node, changed: Any, args: Any, kwargs: Any) -> None:
         """Let whoever holds what was changed read the result from now on, and no one what shares its memory."""
         written = set(node.meta["written"])
+        if written and isinstance(node.target, Statement):
+            raise CannotBeTraced("module.changes_own_tensor", "it changes a tensor in place")
         if isinstance(changed, fx.Proxy):
             written.add(changed.node)
         if any(source.op == "get_attr" for source in written):

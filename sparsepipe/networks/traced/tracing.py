@@ -1,9 +1,12 @@
 """Makes a network of any torch module, and makes sure that it is the same network."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,10 +20,22 @@ from .frozen import Watch
 from .grouping import Grouping
 from .inputs import Inputs
 from .network import TracedNetwork
-from .recording import CannotBeTraced, ChangedModule, Recording, names_of, observe, put_back, seed_all
+from .outlining import Outlining
+from .recording import (
+    CannotBeTraced,
+    ChangedModule,
+    Recording,
+    StoppedModule,
+    UnevenStatement,
+    names_of,
+    observe,
+    put_back,
+    seed_all,
+)
 from .sizes import Sizes
+from .statements import paths_called
 from .subnetwork import LayerFailed
-from .values import Structure, features, flattened, is_tensor, odd_entry, tensors_of
+from .values import Structure, entries_that_cross, features, flattened, is_tensor, tensors_of, without_objects
 
 MODES = (True, False)  # whether it trains
 
@@ -72,6 +87,8 @@ def trace(
     if say is not None:
         for line in traced.opaque:
             say(line)
+        if examples.left_out:
+            say(f"{name}: its output's {', '.join(examples.left_out)} is left out: no loss reads it")
     return traced
 
 
@@ -83,6 +100,8 @@ class Examples:
     second: Inputs
     expected: Mapping[bool, Sequence[Any]]  # by whether it trains: what it gives for the first, and twice for the other
     kept: str  # what Python changes from one minibatch to the next
+    left_out: tuple[str, ...]  # entries of the output that cannot cross, such as caches
+    options: Mapping[str, Any]  # what the forward is given so that it makes no caches
 
     @classmethod
     def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
@@ -104,7 +123,34 @@ class Examples:
                     "on a parameter: nothing to train",
                 )
         kept = next((why for _, why in runs.values() if why), "")
-        return cls(inputs, second, {training: found for training, (found, _) in runs.items()}, kept)
+        entries = {training: tuple(map(without_objects, found)) for training, (found, _) in runs.items()}
+        left_out = dict.fromkeys(name for each in entries.values() for _, names in each for name in names)
+        expected = {training: [output for output, _ in each] for training, each in entries.items()}
+        options = _WITHOUT_CACHES if left_out and _takes(module, inputs, _WITHOUT_CACHES) else {}
+        return cls(inputs, second, expected, kept, tuple(left_out), options)
+
+    @contextmanager
+    def without_caches(self, module: nn.Module) -> Iterator[None]:
+        """Have the module make no caches, if it can do without: keys and values would be joined to empty ones."""
+        if not self.options:
+            yield
+            return
+        with patch.object(module, "forward", wraps(module.forward)(partial(module.forward, **self.options))):
+            yield
+
+
+_WITHOUT_CACHES = {"use_cache": False}  # as transformers' forwards take it
+
+
+def _takes(module: nn.Module, inputs: Inputs, options: Mapping[str, Any]) -> bool:
+    """Whether a module takes these arguments, too, and then returns nothing that cannot cross."""
+    args, kwargs = inputs.arguments({})
+    try:
+        with put_back(module):
+            output = module(*args, **kwargs, **options)
+    except CODE_FAILURES:
+        return False
+    return not without_objects(output)[1]
 
 
 @dataclass(frozen=True)
@@ -125,7 +171,12 @@ def _first_that_agrees(
     """Try torch.fx, then torch.export, then the module as one layer: the first that gives what the module gives."""
     reasons: list[str] = []
     partial: TracedNetwork | None = None
-    ways = [Way(_with_fx, _no_whole), Way(_with_export, exported.whole_module), Way(_as_one, _no_whole)]
+    ways = [
+        Way(_with_fx, _no_whole),
+        Way(_with_fx_without_caches, _no_whole),
+        Way(_with_export, exported.whole_module),
+        Way(_as_one, _no_whole),
+    ]
     if isinstance(module, torch.jit.ScriptModule):
         reasons.append("torch.jit has compiled it as a whole")
         del ways[:-1]
@@ -133,7 +184,7 @@ def _first_that_agrees(
         try:
             network = _assembled(module, examples, name, modes, way, num_classes, reasons)
         except CannotBeTraced as error:
-            reasons.append(str(error))
+            reasons += filter(None, [str(error)])
             continue
         try:
             _check_against(network, examples)
@@ -186,18 +237,25 @@ def _assembled(
         training: Grouping(each, module, whole=lambda node: way.whole(node, module), written=written)
         for training, each in recordings.items()
     }
-    for training, each in recordings.items():
+    for each in recordings.values():
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
-            entry = odd_entry(examples.expected[training][0]) or "what is neither tensor nor number"
-            remedy = " (in transformers: use_cache=False)" if entry.endswith("Cache") else ""
             raise CannotBeTraced(
-                "module.returns_object", f"it returns {entry}, expected tensors and numbers: leave it out{remedy}"
+                "module.returns_object",
+                "it returns what is neither tensor nor number, expected tensors and numbers: leave it out",
             )
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
     for each in recordings.values():
         _let_go(each)
     opaque = {path: why for each in recordings.values() for path, why in each.opaque.items()}
+    statements = {place: why for each in recordings.values() for place, why in each.statements.items()}
+    inside = {
+        path
+        for each in recordings.values()
+        for node in each.nodes
+        if node.op != "call_module"
+        for path in paths_called(node)
+    }
     if way.record is _as_one:
         opaque[""] = "; ".join(dict.fromkeys(reasons))
     return TracedNetwork(
@@ -209,8 +267,11 @@ def _assembled(
         direct_inputs=tuple(key for key, tensor in inputs.tensors.items() if isinstance(tensor, Tensor)),
         differentiable=made.differentiable,
         rectified=made.rectified,
-        opaque=tuple(_line(name, module, path, why) for path, why in opaque.items()),
-        opaque_paths=frozenset(opaque),
+        opaque=(
+            *(_line(name, module, path, why) for path, why in opaque.items()),
+            *(f"{name}: {place} is one layer: {why}" for place, why in statements.items()),
+        ),
+        opaque_paths=frozenset(opaque) | inside,
         modes=modes,
         sizes=Sizes.of(name, {training: each.sizes for training, each in recordings.items()}),
         constants=made.constants,
@@ -233,41 +294,86 @@ def _line(name: str, module: nn.Module, path: str, why: str) -> str:
 
 
 def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
+    """Record with torch.fx. What stops it is one layer: a part of the module, or a statement of a large part."""
     leaves: set[str] = set()
     reasons: dict[str, str] = {}
+    outlining, large = Outlining(), _large_parts(module)
     while True:
         recordings, opaque = {}, dict[str, str]()
-        for training in examples.expected:
-            with put_back(module):
-                module.train(training)
-                recordings[training] = tracer.record(module, examples.first, leaves=leaves)
-                opaque |= _frozen(module, examples, recordings[training], leaves)
-                opaque |= recordings[training].opaque
+        try:
+            with outlining.applied():
+                for training in examples.expected:
+                    with put_back(module):
+                        module.train(training)
+                        recordings[training] = tracer.record(module, examples.first, leaves=leaves, large=large)
+                        opaque |= _frozen(module, examples, recordings[training], leaves, large)
+                        opaque |= recordings[training].opaque
+        except StoppedModule as stopped:
+            if stopped.takes_object and examples.options:
+                raise CannotBeTraced("module.gives_object", stopped.why) from stopped  # the next way has no caches
+            if not outlining.move_out(stopped.positions, stopped.why):
+                if not stopped.path:
+                    raise CannotBeTraced("module.raises", stopped.why) from stopped
+                leaves.add(stopped.path)
+                reasons[stopped.path] = stopped.why
+            continue
+        except UnevenStatement as uneven:
+            if not outlining.extend(uneven.statement.code):
+                raise CannotBeTraced("module.recordings_differ", str(uneven)) from uneven
+            continue
         outer = {path for path in opaque if not any(path.startswith(f"{other}.") for other in opaque)}
         reasons.update(opaque)
         if all(set(each.opaque) | leaves >= outer for each in recordings.values()):
             for each in recordings.values():
                 each.opaque = {path: why for path, why in reasons.items() if path in leaves | outer}
+                each.statements = outlining.lines
             return recordings
         leaves |= outer
 
 
-def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves: Collection[str]) -> dict[str, str]:
+def _with_fx_without_caches(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
+    """Record as above without caches, if the module can do without.
+
+    Not at first: without caches, transformers' masks depend on whether there is one sample.
+    """
+    if not examples.options:
+        raise CannotBeTraced("module.example_kept", "")
+    with examples.without_caches(module):
+        return _with_fx(module, replace(examples, options={}))
+
+
+def _large_parts(module: nn.Module) -> set[str]:
+    """Return the paths of parts with more than half of the parameters: as one layer they could not be balanced."""
+    total = sum(parameter.numel() for parameter in module.parameters())
+    return {
+        path
+        for path, part in module.named_modules()
+        if path and 2 * sum(parameter.numel() for parameter in part.parameters()) > total
+    }
+
+
+def _frozen(
+    module: nn.Module,
+    examples: Examples,
+    recording: Recording,
+    leaves: Collection[str],
+    large: Collection[str],
+) -> dict[str, str]:
     """Record the next minibatch; return the path of a module that does something else now, and why; {} for none.
 
     In evaluation without gradients, as a run evaluates: Python may ask for them.
-    Raises CannotBeTraced if that is the module itself.
+    Raises StoppedModule if that is the module itself, UnevenStatement for a statement that gives another structure.
     """
     leaves = {*leaves, *recording.opaque}
     try:
         with torch.set_grad_enabled(module.training):
-            again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
+            again = tracer.record(module, examples.second, leaves=leaves, large=large, watch=Watch(module))
     except ChangedModule as error:
         return {error.path: error.why}
     found = frozen.difference(recording, again)
-    if found and not found[0]:
-        raise CannotBeTraced("module.recordings_differ", found[1])
-    return dict([found]) if found else {}
+    if found is not None and (not found.path or found.path in large):
+        raise StoppedModule(found.path, found.why, found.node.meta.get("positions", ()) if found.node else ())
+    return {found.path: found.why} if found is not None else {}
 
 
 def _with_export(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
@@ -275,7 +381,7 @@ def _with_export(module: nn.Module, examples: Examples) -> Mapping[bool, Recordi
         raise CannotBeTraced("module.example_kept", examples.kept)
     recordings = {}
     for training in examples.expected:
-        with put_back(module):
+        with put_back(module), examples.without_caches(module):
             module.train(training)
             recordings[training] = exported.record(module, examples.first)
     with put_back(module):
@@ -298,8 +404,13 @@ def _as_one(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
         with put_back(module):
             module.train(training)
             observe(call, module, names_of(module))
-        leaves, spec = flattened(call)
-        recordings[training] = Recording([*nodes.values(), call], nodes, leaves, spec)
+        made = [call]
+        if without_objects(call.meta["value"])[1]:
+            made.append(graph.create_node("call_function", entries_that_cross, (call,)))
+            made[-1].meta["path"] = ""
+            observe(made[-1], module, names_of(module))
+        leaves, spec = flattened(made[-1])
+        recordings[training] = Recording([*nodes.values(), *made], nodes, leaves, spec)
     return recordings
 
 
@@ -433,7 +544,7 @@ def _check_single(network: TracedNetwork, inputs: Inputs, training: bool) -> Non
         found = stage.result(stage(inputs.tensors, minibatch=0))
     except Exception:  # of any kind: the module takes no such minibatch, or its layers raise, which a run says
         return
-    if not _same(found, expected):
+    if not _same(found, entries_that_cross(expected)):
         raise CannotBeTraced(
             "module.decides_by_one", "Python decides by whether there is one sample or more, or by a length of 1"
         )

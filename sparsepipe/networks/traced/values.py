@@ -72,15 +72,31 @@ def flattened(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(value)
 
 
-def odd_entry(value: Any) -> str:
-    """Return where a value holds what is neither tensor nor number, and what it is: "past_key_values: a DynamicCache".
+def without_objects(output: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return an output with None for each entry that cannot cross, and the names of those entries.
 
-    "" for a value without.
+    An entry is named with its class: "past_key_values (DynamicCache)".
     """
-    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
-        if Structure.of(leaf) is None:
-            return ": ".join(filter(None, (written_path(path), f"a {type(leaf).__name__}")))
-    return ""
+    leaves, spec = flattened(output)
+    paths = [path for path, _ in pytree.tree_flatten_with_path(output)[0]]
+    odd = [Structure.of(leaf) is None for leaf in leaves]
+    names = tuple(
+        f"{written_path(path) or 'all of it'} ({type(leaf).__name__})"
+        for path, leaf, is_odd in zip(paths, leaves, odd, strict=True)
+        if is_odd
+    )
+    kept = [None if is_odd else leaf for leaf, is_odd in zip(leaves, odd, strict=True)]
+    return (pytree.tree_unflatten(kept, spec) if names else output), names
+
+
+def entries_that_cross(output: Any) -> Any:
+    """Return an output with None for each entry that cannot cross; a layer of a module that is one layer does so."""
+    return without_objects(output)[0]
+
+
+def entry_at(value: Any, number: int) -> Any:
+    """Return a leaf of a structure by its number."""
+    return flattened(value)[0][number]
 
 
 def written_path(path: Any) -> str:

@@ -15,8 +15,9 @@ from .checkpoints import without_checkpoints
 from .copies import module_at, other_weights
 from .network import TracedNetwork
 from .recording import names_of, own_draws, put_back, seed_all
+from .statements import paths_called
 from .subnetwork import TracedSubnetwork
-from .values import Structure, features, flattened, in_order, is_sparse, is_tensor
+from .values import Structure, entries_that_cross, features, flattened, in_order, is_sparse, is_tensor
 
 Loss = Callable[[Any], Tensor]
 
@@ -173,6 +174,7 @@ def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -
         for each in row.programs.values():
             calls = [str(step.target) for step in each.steps if step.op == "call_module"]
             uneven.update(calls if len(calls) > 1 or len(row.programs) < 2 else ())
+            uneven.update(path for step in each.steps if step.op != "call_module" for path in paths_called(step))
     for row in network.rows:
         program = row.programs.get(training) if uneven.isdisjoint(row.modules) else None
         alone = program is not None and sum(step.op == "call_module" for step in program.steps) == 1
@@ -257,6 +259,10 @@ def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bo
             seed_all(number)
             output = module(*args, **kwargs)
             names = names_of(module)
+            # Of a tensor's names the one that its layer has it under: a bias may be a decoder's and its holder's.
+            names |= {
+                id(p): key for key, p in module.named_parameters(remove_duplicate=False) if key in network.layer_of
+            }
             trained = {names[id(p)]: p for p in module.parameters() if p.requires_grad}
             try:
                 given = [_dense(each) for each in _gradients([loss(output)], list(trained.values()), [None])]
@@ -276,7 +282,8 @@ def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bo
 
 def _outputs(output: Any) -> list[Any]:
     """Return the leaves of an output with tensors of their own: one may be a buffer, which the next pass changes."""
-    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flattened(output)[0]]
+    leaves = flattened(entries_that_cross(output))[0]
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 def _copied(value: Any) -> Any:

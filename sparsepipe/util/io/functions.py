@@ -1,16 +1,19 @@
 """Functions of the user's own, named in text: a network, a data set, a loss. Imported again by every process.
 
     package.module:function     found as Python finds modules
-    path/file.py:function       a file, wherever it lies; relative to the current folder
+    path/file.py:function       a file, wherever it lies; relative to the current folder. It may import its neighbours
+                                and its package: their folder is on Python's path while it is imported
 
 Nothing is pickled: what travels in a record is the name, with the file's SHA-256.
 """
 
+import ast
 import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +26,9 @@ from ..moved_modules import module_now
 from .files import sha256
 from .paths import expanded
 
+_USER = "sparsepipe_user_"  # what names of users' files begin with, as modules
+_NEIGHBOURS = "__sparsepipe_neighbours__"  # in a user's file: names of the neighbours that it imported
+_ROOT = "__sparsepipe_root__"  # in a neighbour: the folder that it was imported from, and its file's SHA-256
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
 
@@ -135,24 +141,89 @@ class UserFunction:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, once as long as it stays as it is.
+    """Import a file under a name of its own, once as long as it and the neighbours that it imports stay as they are.
 
     Another file of the same name is another module, and so is one that was written again, as a cell of a notebook does.
     """
-    name = f"sparsepipe_user_{path.stem}_{digest([str(path), sha256(path)])}"
-    if name in sys.modules:
+    root, package = _package_of(path)
+    name = f"{_USER}{path.stem}_{digest([str(path), sha256(path)])}"
+    name = f"{package}.{name}" if package else name
+    _forget_neighbours(root)
+    if name in sys.modules and all(sys.modules.get(each) is not None for each in vars(sys.modules[name])[_NEIGHBOURS]):
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and the like look their module up
-    try:
-        # Not by the loader: its bytecode counts as fresh for a file of the same size, written within the second.
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
+    with _neighbours_importable(root):
+        if package:
+            importlib.import_module(package)  # imports within functions look it up
+        sys.modules[name] = module  # dataclasses and the like look their module up
+        try:
+            # Not by the loader: its bytecode counts as fresh for a file of the same size, written within the second.
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+    vars(module)[_NEIGHBOURS] = tuple(each for each, _ in _neighbours(root))
     return module
+
+
+def _package_of(path: Path) -> tuple[Path, str]:
+    """Return the folder that a file's imports start from, and the package that it is in: "" without relative imports.
+
+    Raises SyntaxError.
+    """
+    tree = ast.parse(path.read_bytes(), str(path))
+    level = max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
+    folder, parts = path.parent, list[str]()
+    while folder.name.isidentifier() and (len(parts) < level or (parts and (folder / "__init__.py").is_file())):
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+@contextmanager
+def _neighbours_importable(root: Path) -> Iterator[None]:
+    """Have Python look for modules in a folder first, as it does for a script in it, and note which it finds there."""
+    before, bytecode = set(sys.modules), sys.dont_write_bytecode
+    sys.path.insert(0, str(root))
+    sys.dont_write_bytecode = True  # see _from_file
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(root))
+        sys.dont_write_bytecode = bytecode
+        for name in set(sys.modules) - before:
+            file = _file_of(sys.modules[name])
+            if file.is_relative_to(root) and "site-packages" not in file.parts and _USER not in name:
+                vars(sys.modules[name])[_ROOT] = (root, _content(file))
+
+
+def _file_of(module: ModuleType) -> Path:
+    """Return a module's file, or the folder of a package without one; "/" for what has neither."""
+    return Path(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "/"))
+
+
+def _content(file: Path) -> str:
+    return sha256(file) if file.is_file() else ""
+
+
+def _neighbours(root: Path | None = None) -> list[tuple[str, ModuleType]]:
+    """Return the neighbours that are imported, of one folder if it is given."""
+    modules = [(name, module) for name, module in list(sys.modules.items()) if _ROOT in getattr(module, "__dict__", ())]
+    return [(name, module) for name, module in modules if root in (None, vars(module)[_ROOT][0])]
+
+
+def _forget_neighbours(root: Path) -> None:
+    """Forget neighbours of other folders that have a name of this one's, and this one's if one was written anew."""
+    here = _neighbours(root)
+    changed = any(vars(module)[_ROOT][1] != _content(_file_of(module)) for _, module in here)
+    for name, module in _neighbours():
+        top = name.partition(".")[0]
+        others = vars(module)[_ROOT][0] != root and ((root / top).is_dir() or (root / f"{top}.py").is_file())
+        if others or (changed and (name, module) in here):
+            del sys.modules[name]
 
 
 def _way_out(home: str) -> str:

@@ -1,6 +1,6 @@
 """What BERT learns from: two pieces of text, of which words are masked, and whether the second follows the first.
 
-Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15% of the words are to be predicted; of these 80%
+Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15% of the words are predicted; of these 80%
 are masked, 10% become any other and 10% stay. Every other time the second piece is of another document.
 """
 

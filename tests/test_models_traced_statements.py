@@ -1,0 +1,207 @@
+"""Statements that cannot be recorded are one layer each: the rest of a network is cut, and equals the module."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from sparsepipe.engines.plain import PlainEngine
+from sparsepipe.networks.traced import trace
+from sparsepipe.networks.traced.recording import own_draws
+from sparsepipe.networks.traced.verification import differences, mean_square, run_cut
+
+
+class Blocks(nn.Module):
+    """Four blocks and a head; what happens between them, tests say."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4))
+        self.head, self.gain = nn.Linear(width, 2), nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("limit", torch.tensor(0.2))
+
+
+class Checks(Blocks):
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+            assert x.isfinite().all(), "finite"
+        if x.numel() and x.abs().max() > 100:
+            raise ValueError("too large")
+        return self.head(x)
+
+
+class Decides(Blocks):
+    """Reads a parameter and a buffer itself, sets one variable in one branch alone."""
+
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        if x.abs().max() > self.limit:
+            scale = self.gain / float(x.detach().abs().max())
+            x = x * scale
+        return self.head(self.blocks[3](self.blocks[2](x)))
+
+
+class CountsRows(Blocks):
+    def forward(self, x):
+        x = self.blocks[0](x)
+        rows = []
+        for i in range(len(x)):
+            rows.append(self.blocks[1](x[i]) / (i + 1))
+        x = torch.stack(rows)
+        return self.head(self.blocks[3](self.blocks[2](x)))
+
+
+class WritesParts(Blocks):
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x)) + 0.1
+        x[x > 0.5] = 0.5
+        x[:, :1] = self.gain
+        return self.head(self.blocks[3](self.blocks[2](x)))
+
+
+class LeavesEarly(Blocks):
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        if x.abs().max() < 0.1:
+            return self.head(x), x
+        x = self.blocks[2](x)
+        return self.head(self.blocks[3](x)), x
+
+
+class Skips(Blocks):
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            if x.sum() > 3 + i:
+                continue
+            x = x + block(x)
+        return self.head(x)
+
+
+class HardExperts(Blocks):
+    """Some experts get no rows, so that their gradient is zero."""
+
+    def forward(self, x):
+        chosen = (x[:, 0] > 0).long()
+        y = torch.zeros_like(x)
+        for i, block in enumerate(self.blocks):
+            rows = (chosen == i).nonzero()[:, 0]
+            if len(rows):
+                y[rows] = block(x[rows])
+        return self.head(y)
+
+
+class Method(Blocks):
+    def forward(self, x):
+        return self.head(self.features(x, scale=2.0))
+
+    def features(self, x, *, scale):
+        x = self.blocks[1](self.blocks[0](x))
+        x = self.limited(x, scale) if x.max() > 0.3 else x
+        return self.blocks[3](self.blocks[2](x))
+
+    def limited(self, x, scale):
+        return self.gain * x.clamp(max=float(self.limit)) * scale
+
+
+class OneLargePart(nn.Module):
+    """What cannot be recorded is in the part that has most parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.trunk = nn.Linear(6, 6), Decides()
+
+    def forward(self, x):
+        return {"logits": self.trunk(torch.relu(self.stem(x)))}
+
+
+class NormInside(Blocks):
+    """A statement calls a batch norm, whose statistics are a stage's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        if x.isfinite().all():
+            x = self.norm(x)
+        return self.head(self.blocks[3](self.blocks[2](x)))
+
+
+KINDS = [
+    *(Checks, Decides, CountsRows, WritesParts, LeavesEarly, Skips, HardExperts, Method, OneLargePart, NormInside),
+]
+
+
+def samples(count):
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(count)).double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_is_cut_around_a_statement(kind):
+    torch.manual_seed(0)
+    module, said = kind().double(), []
+    network = trace(module, samples(4), name="net", say=said.append)
+    assert len(network.rows) >= 4 and "" not in network.opaque_paths
+    assert all(f"{__name__}.py:" in line for line in said) and said
+    for count in (2, 3, 5, 8):
+        for training in (True, False):
+            for stages in (0, 2):
+                found = differences(network, samples(count), engine=PlainEngine(), stages=stages, training=training)
+                assert not found, (count, training, stages)
+    saved = set(module.state_dict())
+    held = [network.build([row.id], engine=PlainEngine()).state_dict() for row in network.rows]
+    assert set().union(*held) == saved
+
+
+def test_the_line_names_the_statement_and_its_cause():
+    module = Decides().double()
+    said = []
+    trace(module, samples(4), name="net.py:build", say=said.append)
+    (line,) = said
+    assert "`if x.abs().max() > self.limit:`" in line
+
+
+class Counts(Blocks):
+    """A statement that counts minibatches would count on each stage's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        x = self.blocks[0](x)
+        self.calls += 1
+        x = x * self.calls
+        return self.head(self.blocks[1](x))
+
+
+def test_a_statement_that_changes_an_attribute_is_none():
+    network = trace(Counts().double(), samples(4))
+    assert network.opaque_paths == {""}
+
+
+class Depth(Blocks):
+    def forward(self, x):
+        for block in self.blocks:
+            if random.random() < 0.5:
+                x = block(x)
+        return self.head(x)
+
+
+def test_what_python_draws_in_a_statement_does_not_depend_on_the_cut():
+    torch.manual_seed(0)
+    network = trace(Depth().double(), samples(4))
+    ids = [row.id for row in network.rows]
+    options = {"engine": PlainEngine(), "loss": mean_square, "training": True, "seeded": True}
+    outputs = {}
+    for minibatch in range(6):
+        whole = run_cut(network, samples(3), stages=[ids], minibatch=minibatch, **options)
+        with own_draws():
+            random.seed(minibatch + 1000)
+            cut = run_cut(network, samples(3), stages=[[id] for id in ids], minibatch=minibatch, **options)
+        assert torch.equal(whole.outputs[0], cut.outputs[0])
+        outputs[minibatch] = whole.outputs[0]
+    assert not all(torch.equal(outputs[0], each) for each in outputs.values())
