@@ -33,6 +33,7 @@ from .planning import Answer
 
 SEED = 0
 _FEWEST, _MOST, _PASSES = 64, 256, 1024  # minibatches that are simulated, and those times stages
+_COSTS = 2**16  # minibatches times layers, which are evaluated for each of them
 _MOST_PASSES, _MOST_SAMPLES = 2**14, 2**13  # beyond them a simulation takes seconds
 _EACH = 24  # minibatches of each of several pipelines, at least
 _BINS = 12
@@ -223,7 +224,8 @@ def _over(epoch: OrderForecast, seconds: float) -> float:
 def _count(plan: Plan, batch_size: int) -> int:
     """Minibatches to simulate: whole steps of all pipelines. Raises InputError where those take too long."""
     depth = max(len(pipeline.stages) for pipeline in plan.pipelines)
-    wanted = max(_FEWEST, _EACH * len(plan.pipelines), min(_MOST, _PASSES // depth))
+    most = min(_MOST, _PASSES // depth, _COSTS // len(plan.pipelines[0].layers))
+    wanted = max(_FEWEST, _EACH * len(plan.pipelines), most)
     wanted = min(wanted, max(1, _MOST_SAMPLES // batch_size))
     step = synchronous_step(plan)
     count = max(step, wanted // step * step)
