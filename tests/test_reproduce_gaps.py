@@ -20,6 +20,8 @@ def test_each_planner_has_a_mark_for_its_gap_and_one_for_its_seconds():
     assert left.y[0] != others[0].y[0] and round(others[0].y[0]) == 1, "two marks of one gap do not hide each other"
     assert others[1].x[0] > 0, "a logarithmic axis has no place for 0"
     assert gaps([]).layout.annotations[0].text
+    titles = [figure.layout.title.text for figure in (gaps([]), gaps(found))]
+    assert titles[0] == titles[1], "the title of an axis stood above the figure"
 
 
 def test_shipped_profiles_are_planned_without_a_folder(capsys):

@@ -17,6 +17,7 @@ from sparsepipe.util.text.numbers import as_measured
 from sparsepipe.values.replication import rule
 from sparsepipe.views.widgets import LaunchBoard, PartitionExplorer
 from sparsepipe.views.widgets.job_details import speeds_table
+from sparsepipe.views.widgets.launch import TrainingCurves
 
 BATCH_SIZE = 16
 CONFIG = RunConfig("net", "data", batch_size=BATCH_SIZE, voxel_size=0.04, epochs=3, learning_rate=0.02)
@@ -383,3 +384,12 @@ def test_a_damaged_record_is_told_in_its_line_and_the_others_go_on(tmp_path, pla
     board.details.job.value = ""
     board.update()
     assert "plan.json" in board.offered.lines["other"].state.value and "Traceback" not in board.messages.value
+
+
+def test_an_emulated_job_has_no_curves():
+    """Its board began with two empty axes, of a loss and an accuracy that nobody computes."""
+    curves, step = TrainingCurves(), {"event": "step", "seconds": 1.0, "minibatch": 0, "loss": None}
+    curves.draw({"emulated": [step]}, ended=True)
+    assert curves.widget.layout.display == "none"
+    curves.draw({"emulated": [step], "trained": [{**step, "loss": 2.0}]}, ended=True)
+    assert curves.widget.layout.display != "none"

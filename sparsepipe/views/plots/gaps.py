@@ -36,14 +36,8 @@ class Gap:
         """Read it from a plan, which must have an estimate. `planner`: what it is called, its name unless given."""
         assert plan.estimate is not None
         expected = plan.estimate
-        return cls(
-            network,
-            len(plan.layers),
-            devices,
-            planner_label(planner or plan.planner),
-            expected.gap,
-            expected.plan_seconds,
-        )
+        label = planner_label(planner or plan.planner)
+        return cls(network, len(plan.layers), devices, label, expected.gap, expected.plan_seconds)
 
 
 def gaps_table(gaps: Sequence[Gap]) -> pd.DataFrame:
@@ -86,8 +80,8 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
             )
             figure.add_trace(trace, row=1, col=column)
     most = max(1.0, float(table.percent.max(skipna=True) or 0.0))
-    title, room = "optimality gap (% of the plan's time)", [-0.03 * most, 1.05 * most]  # a mark at 0 is whole
-    figure.update_xaxes(title_text=title, range=room, zeroline=True, row=1, col=1)
+    room = [-0.03 * most, 1.05 * most]  # a mark at 0 is whole
+    figure.update_xaxes(title_text="optimality gap (% of the plan's time)", range=room, zeroline=True, row=1, col=1)
     figure.update_xaxes(
         title_text="planning time (s, log scale)", type="log", **log_ticks(table.seconds, most=6), row=1, col=2
     )

@@ -245,7 +245,7 @@ class WorkloadControls:
 
 
 class SizeControls:
-    """How sizes of samples vary, which changes no plan: what each order of minibatches loses."""
+    """The distribution of sizes of samples, which changes no plan, but what each order of minibatches loses."""
 
     def __init__(self, profile: Profile) -> None:
         known = bool(profile.origin.get("sample_sizes"))

@@ -348,8 +348,8 @@ class TrainingCurves:
             self._drawn = (time.monotonic(), count)
 
 
-def _has_loss(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a job trains: an emulation has steps without a loss."""
+def _has_loss(rows: Sequence[Mapping[str, object]]) -> bool:
+    """Return True for a job that trains: an emulation has steps without a loss."""
     return any(row["event"] == "step" and row["loss"] is not None for row in rows)
 
 

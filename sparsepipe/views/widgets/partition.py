@@ -353,7 +353,7 @@ class PartitionExplorer(Shown):
         if self.shown is not None:
             self.sizes_later.ask(self._asked_sizes(self.shown))
 
-    def _sizes_changed(self, _: Any) -> None:
+    def _sizes_changed(self, _: object) -> None:
         self.controls.sizes.follow()
         self.view.fade_sizes()
         self._ask_sizes()

@@ -56,7 +56,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         }
         self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
 
-    def show_sizes(self, scene: Mapping[str, Any]) -> None:
+    def show_sizes(self, scene: Mapping[str, object]) -> None:
         """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""
         self.sizes = json.dumps(scene, separators=(",", ":"))
 

@@ -4,9 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 
 from ...data.order import ORDERS
 from ...errors import InputError
@@ -24,7 +25,6 @@ from ...util.text.numbers import duration
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
-from ...values.replication import rule_text
 from .. import plots
 from ..colors import edge_of
 from ..plots.theme import RUN_COLORS
@@ -33,6 +33,7 @@ from .planning import Answer
 
 SEED = 0
 _FEWEST, _MOST, _PASSES = 64, 256, 1024  # minibatches that are simulated, and those times stages
+_COSTS = 2**16  # minibatches times layers, which are evaluated for each of them
 _MOST_PASSES, _MOST_SAMPLES = 2**14, 2**13  # beyond them a simulation takes seconds
 _EACH = 24  # minibatches of each of several pipelines, at least
 _BINS = 12
@@ -149,7 +150,7 @@ class SizesForecasts:
         return profile.size() / asked.batch_size / before
 
 
-def sizes_scene(asked: AskedSizes, forecast: SizesForecast) -> dict[str, Any]:
+def sizes_scene(asked: AskedSizes, forecast: SizesForecast) -> dict[str, object]:
     """Return all that is drawn of a forecast, as JSON-ready values; each order is [name, ratio, text, colour, tip]."""
     unit = asked.answer.problem.profile.size_unit
     rows = [
@@ -174,7 +175,7 @@ def sizes_scene(asked: AskedSizes, forecast: SizesForecast) -> dict[str, Any]:
     }
 
 
-def refused_scene(asked: AskedSizes, error: InputError) -> dict[str, Any]:
+def refused_scene(asked: AskedSizes, error: InputError) -> dict[str, object]:
     """Return what is drawn if the orders of a plan are not compared."""
     return {"serial": asked.serial, "counts": [], "axis": ["", ""], "orders": [], "told": str(error)}
 
@@ -194,18 +195,18 @@ def sizes_text(asked: AskedSizes, forecast: SizesForecast) -> str:
 
 
 def machine_text(plan: Plan) -> str:
-    """Return what the orders are compared on: "4 stages, 1f1b"."""
-    several = f"{number_of(len(plan.pipelines), 'pipeline')}, " if len(plan.pipelines) > 1 else ""
-    return f"{several}{number_of(max(len(pipeline.stages) for pipeline in plan.pipelines), 'stage')}, {plan.schedule}"
+    """Return what the orders are compared on: "1 pipeline of 4 stages, 1f1b"."""
+    stages = number_of(max(len(pipeline.stages) for pipeline in plan.pipelines), "stage")
+    return f"{number_of(len(plan.pipelines), 'pipeline')} of {stages}, {plan.schedule}"
 
 
-def sizes_figure(asked: AskedSizes, forecast: SizesForecast, *, note: str) -> tuple[Any, Any]:
+def sizes_figure(asked: AskedSizes, forecast: SizesForecast, *, note: str) -> tuple[go.Figure, pd.DataFrame]:
     """Return the figure of the orders, and its table."""
     epochs = forecast.epochs(machine_text(asked.answer.plan))
     return plots.orders(epochs, note=note), plots.orders_table(epochs)
 
 
-def sizes_settings(asked: AskedSizes, forecast: SizesForecast) -> dict[str, Any]:
+def sizes_settings(asked: AskedSizes, forecast: SizesForecast) -> dict[str, object]:
     """Return what the figure's provenance says of the sizes."""
     return {
         "distribution": asked.distribution,
@@ -223,7 +224,8 @@ def _over(epoch: OrderForecast, seconds: float) -> float:
 def _count(plan: Plan, batch_size: int) -> int:
     """Minibatches to simulate: whole steps of all pipelines. Raises InputError where those take too long."""
     depth = max(len(pipeline.stages) for pipeline in plan.pipelines)
-    wanted = max(_FEWEST, _EACH * len(plan.pipelines), min(_MOST, _PASSES // depth))
+    most = min(_MOST, _PASSES // depth, _COSTS // len(plan.pipelines[0].layers))
+    wanted = max(_FEWEST, _EACH * len(plan.pipelines), most)
     wanted = min(wanted, max(1, _MOST_SAMPLES // batch_size))
     step = synchronous_step(plan)
     count = max(step, wanted // step * step)
@@ -237,7 +239,7 @@ def _count(plan: Plan, batch_size: int) -> int:
 
 
 def _key(asked: AskedSizes, profile: Profile) -> Hashable:
-    """What a forecast depends on: times of stages and transfers, the schedule, minibatches and their sizes."""
+    """Return what a forecast depends on: times of stages and transfers, the schedule, minibatches and their sizes."""
     plan, cluster = asked.answer.plan, asked.answer.cluster
     seconds = stage_costs(plan, profile, cluster, [share * profile.size() for share in _PROBES])[0]
     stages = tuple(
@@ -247,9 +249,8 @@ def _key(asked: AskedSizes, profile: Profile) -> Hashable:
         )
         for pipeline in plan.pipelines
     )
-    rule = rule_text(plan.replication) if plan.replication is not None else ""
     sizes = (asked.distribution, asked.batch_size, profile.size())
-    return (seconds.tobytes(), stages, rule, _links(cluster), asked.answer.settings.compression, *sizes)
+    return (seconds.tobytes(), stages, plan.replication, _links(cluster), asked.answer.settings.compression, *sizes)
 
 
 def _links(cluster: Cluster) -> Hashable:
