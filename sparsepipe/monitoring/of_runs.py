@@ -94,7 +94,7 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
 
     Profile and cluster are those that the run was launched with, if they are not given. Of several pipelines each is
     compared with its own plan, and ranks have their numbers among those of all. Raises InputError in one line if
-    there are none, and for a run that nothing can be notified of; DamagedRecord names the file and the row of what is
+    there are none, and for a run without drift; DamagedRecord names the file and the row of what is
     damaged.
     """
     profile, cluster = devices_of(record, profile, cluster)
@@ -143,7 +143,7 @@ class Follower:
     """
 
     def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
-        """Raises InputError as `drift_of` does if nothing can be notified of such a run."""
+        """Raises InputError as `drift_of` does for such a run."""
         profile, cluster = devices_of(record, profile, cluster)
         self.record = record
         self._followed = len(_plans(record))

@@ -102,7 +102,7 @@ NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a k
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a result came from (command, commit, versions, machine, data), so that it can be reproduced."""
+    """The origin of a result (command, commit, versions, machine, data), so that it can be reproduced."""
 
     command: tuple[str, ...] = ()
     commit: str | None = None
@@ -224,7 +224,7 @@ class RunRecord:
 
     @property
     def workload(self) -> WorkloadFacts:
-        """What its workers did: they trained, or slept through a profile."""
+        """The work of its workers: training, or emulation of a profile."""
         return workload_facts(self.config.get("engine", ""))
 
     @property
@@ -296,7 +296,7 @@ class RunRecord:
 
     @property
     def counted(self) -> str:
-        """What its pace counts: "samples", or "minibatches" if no one knows how many samples one has."""
+        """Unit of its throughput: "samples", or "minibatches" if no one knows how many samples one has."""
         return "samples" if self.knows_samples else "minibatches"
 
     def rated(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +391,7 @@ def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
 
 
 def _command() -> tuple[str, ...]:
-    """What was typed. A kernel's own command names a connection file, another each time: its notebook stands for it."""
+    """The typed command. A kernel's command names a temporary connection file, so its notebook is named instead."""
     name = Path(sys.argv[0]).name
     if "ipykernel" in name:
         return ("jupyter", os.environ.get(NOTEBOOK, "notebook"))

@@ -89,7 +89,7 @@ def campaign_of(
 def tell_epoch(row: Mapping[str, Any]) -> None:
     """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row.
 
-    Whoever executes the notebook is reported, too, so that it can say "epoch 3 of 4".
+    The process that executes the notebook gets it, too, so that it can say "epoch 3 of 4".
     """
     if row.get("event") in ("start", "epoch"):
         report(run={key: row[key] for key in _OF_PROGRESS if key in row})

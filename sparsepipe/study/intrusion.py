@@ -28,7 +28,7 @@ _FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": e
 
 @dataclass(frozen=True)
 class Intrusion:
-    """What disturbs a job of several ranks on one machine: a kind of intruder on the last rank's processor, and when.
+    """A co-located workload on the last rank's processor: a kind of intruder, and when.
 
     `visits` are (from, to) as shares of the run's minibatches. Each rank has a processor of its own, in order: a
     processor is a device here, of which the intruder takes `share` at most: alongside another process 1 is half of it.
@@ -91,7 +91,7 @@ class Intrusion:
 
 
 def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
-    """When the intruder of a run came and went, in minibatches; nothing of a run that no one disturbed.
+    """Minibatches at which the intruder of a run came and went; empty without an intruder.
 
     Raises InputError for a file that says something else.
     """
@@ -99,7 +99,7 @@ def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
 
 
 def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
-    """What disturbed a run, and when it came and went; all that it got of a processor, if no share is notified of."""
+    """The intruder of a run with its visits; share 1 if the file names none."""
     path = record.folder / FILE
     visits = _FIELDS(read_json(path, what="intruder's visits"), str(path))
     if missing := sorted({"kind", "visits", "came_and_went"} - visits.keys()):
@@ -116,7 +116,7 @@ def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
 
 
 class Reached:
-    """How far a job is, read from its metrics at each look: `Job.rows` may be some minibatches behind."""
+    """Progress of a job, read from its metrics at each look: `Job.rows` may be some minibatches behind."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._newest = job, -1

@@ -1,4 +1,4 @@
-"""Contributions and the merges that a rule makes of them: who is reported what, and what is counted for the summary."""
+"""Contributions and the merges that a rule makes of them: the messages to pipelines, and the counts of the summary."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class Merges:
             self._take([Merge(0, (pipeline,), (number,), (1.0,))], by_rule=False)
 
     def forget(self, pipeline: int) -> None:
-        """A pipeline's attempt has ended: the next has nothing under way, and its updates are notified of again."""
+        """A pipeline's attempt has ended: the next has nothing under way, and its updates are reported again."""
         self._leave(pipeline)
         self._under_way[pipeline] = None
         self._told[pipeline].clear()

@@ -11,7 +11,7 @@ _BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 
 
 def epoch_trace(record: RunRecord, epoch: int) -> Trace:
-    """What a run did in one epoch, its minibatches counted from 0.
+    """Trace of one epoch of a run, its minibatches counted from 0.
 
     Its fact `paces` has the samples/s of the epoch and of the run, where a run of one pipeline in several epochs knows
     them: an epoch may be faster or slower than the median one, which the run's pace is. Raises InputError if it has

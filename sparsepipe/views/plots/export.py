@@ -109,7 +109,7 @@ def _for_dark_pages_too(svg: bytes) -> bytes:
 
 
 def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What the PDF says of itself, as it travels without the JSON next to it."""
+    """Metadata of the PDF, for copies without the JSON file."""
     version, rests_on = facts["versions"].get("sparsepipe", ""), facts["provenance"]
     told = f"provenance {rests_on['digest']}, table {facts['table_sha256'][:12]}, commit {facts['commit']}"
     doubts = f"; doubtful: {'; '.join(rests_on['doubts'])}" if rests_on["doubts"] else ""
@@ -292,7 +292,7 @@ def _bodies(data: bytes, rows: bytes, table: int) -> dict[int, bytes]:
 
 
 def _merged(bodies: Mapping[int, bytes]) -> dict[int, bytes] | None:
-    """The objects without those that equal another; None if it cannot be notified what refers to them."""
+    """The objects without those that equal another; None if it is unknown what refers to them."""
     kept = dict(bodies)
     while True:
         first: dict[bytes, int] = {}

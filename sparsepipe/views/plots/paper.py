@@ -24,7 +24,7 @@ _BARE, _BARE_ABOVE = 16, 44  # pixels over a plot without a title: alone, and wi
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper asks of its figures: the same `Paper` for several makes them one size.
+    """Figure format of a paper: the same `Paper` for several makes them one size.
 
     `inches`: the width of the PDF. `height`: its height, in inches too; that of the figure's shape unless given.
     `title`: False leaves it out, as captions carry it; what makes numbers doubtful is shown all the same.

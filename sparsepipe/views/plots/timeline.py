@@ -131,7 +131,7 @@ def timeline(
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
-    """What happens between the first forward and the last backward of the minibatches (all without), and when.
+    """Spans between the first forward and the last backward of the minibatches (default: all), with their times.
 
     Updates and averaging do not widen the window: they belong to a round of minibatches, not to one.
     """
@@ -146,7 +146,7 @@ def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Spa
 
 
 def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> str:
-    """Which minibatches a window is for, and why there are others in it; nothing if all are drawn."""
+    """Note on the minibatches of a window; empty if all are drawn."""
     if minibatches is None:
         return ""
     work = table[table.kind.isin(_OF_A_MINIBATCH) & (table.end_seconds > table.start_seconds)].minibatch

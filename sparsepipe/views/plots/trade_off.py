@@ -13,7 +13,7 @@ from .theme import INK, RUN_COLORS, RUN_MARKERS, finished
 
 
 class Candidate(Protocol):
-    """What is drawn of a candidate; `sweeps.Candidate` is one."""
+    """The part of a candidate that is drawn; `sweeps.Candidate` is one."""
 
     @property
     def variant(self) -> str: ...

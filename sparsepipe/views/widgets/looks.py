@@ -1,4 +1,4 @@
-"""ipywidgets' controls that send few messages: their layouts and styles are shared, and a page is notified of them
+"""ipywidgets' controls that send few messages: their layouts and styles are shared, and a page receives them
 once.
 
 ipywidgets shows the page of a control when it is made, and then of each change that a panel makes while it is put
@@ -28,7 +28,7 @@ _shared: dict[tuple[type, frozenset[tuple[str, Any]]], "_Fixed"] = {}
 
 
 class _Late(ipywidgets.Widget):
-    """What the page is notified of when it is first shown, or something that holds it is, in the state that it has
+    """Values that the page receives when it is first shown, or something that holds it is, in the state that it has
     then.
 
     Its clicks and values are served while a cell runs: JupyterLab sends them to a thread alongside the one that runs

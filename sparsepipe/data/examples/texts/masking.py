@@ -1,6 +1,6 @@
 """What BERT learns from: two pieces of text, of which words are masked, and whether the second follows the first.
 
-Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15% of the words are to be notified; of these 80%
+Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15% of the words are predicted; of these 80%
 are masked, 10% become any other and 10% stay. Every other time the second piece is of another document.
 """
 
@@ -21,7 +21,7 @@ ROOM = 3  # subwords of a sequence that [CLS] and two [SEP] take
 
 @dataclass(frozen=True, eq=False)
 class MaskedSample:
-    """One sequence: `words`, `token_types` and what is to be notified, `told`, IGNORED elsewhere: int64 [length]."""
+    """One sequence: `words`, `token_types` and the words to predict, `told`, IGNORED elsewhere: int64 [length]."""
 
     words: np.ndarray
     token_types: np.ndarray
