@@ -200,7 +200,7 @@ def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
     changed = Plan((Stage(ids[:4], (0,)), Stage(ids[4:], (1,))))  # planned anew under the same name
     again = LaunchBoard({"pipeline": changed}, board.config, runs=board.runs)
     again.update()
-    assert "a run of an earlier plan of this name" in again.offered.lines["pipeline"].state.value
+    assert "run of an earlier plan with this name" in again.offered.lines["pipeline"].state.value
     other = LaunchBoard(board.plans, board.config, runs=board.runs)
     other.update()
     line = other.offered.lines["pipeline"]

@@ -389,7 +389,7 @@ explorer
 PIPELINES = """
 several = PartitionExplorer(profile, cluster)
 several.controls.pipelines.slider.value = 2
-several.controls.pipelines.straggler.kind.value = "one rank is slow"
+several.controls.pipelines.straggler.kind.value = "one slow rank"
 several.current()
 several
 """

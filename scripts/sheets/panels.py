@@ -39,7 +39,7 @@ refused.widget
 _PIPELINES = """
 several = PartitionExplorer(profile, cluster, board=board)
 several.controls.pipelines.slider.value = 2
-several.controls.pipelines.straggler.kind.value = "one pipeline is slow"
+several.controls.pipelines.straggler.kind.value = "one slow pipeline"
 several.current()
 several
 """

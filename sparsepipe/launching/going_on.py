@@ -1,5 +1,5 @@
 """What a run lost and continued without, such as a host, or a pipeline that came back: kept in its status, to be
-notified when it finishes.
+asked when it finishes.
 
 status.json   {"state": "finished", "went_on": ["host2: rank 1 …: the disk of … is full; …; continuing … on host1"]}
 """

@@ -91,7 +91,7 @@ def kept_devices(folder: Path) -> tuple[Profile, Cluster] | tuple[None, None]:
 
 
 def _expected(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster | None, *, forward_only: bool) -> Plan:
-    """Return the plan with the estimate that holds for a run; on like devices where none are reported.
+    """Return the plan with the estimate that holds for a run; on identical devices if none are given.
 
     Raises InputError if the profile does not tell.
     """

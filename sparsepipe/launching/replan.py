@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.02  # between two looks for the answer
 
 
 class Requested(NamedTuple):
-    """A plan that a job was asked to switch to: the token that `replanned` waits with, and what is unknown
+    """A plan that a job was asked to switch to: the token that `replanned` waits with, and what could not be checked
     of the plan beforehand, in a line; empty if all could. Of several pipelines there is a token for each that changes,
     such as "0:1f2e3d4c,2:5b6a7988".
     """

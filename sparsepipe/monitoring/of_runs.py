@@ -162,7 +162,7 @@ class Follower:
     """
 
     def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
-        """Raises InputError as `drift_of` does if nothing can be determined of such a run."""
+        """Raises InputError as `drift_of` does for such a run."""
         profile, cluster = devices_of(record, profile, cluster)
         self.record = record
         self._followed = len(_plans(record))

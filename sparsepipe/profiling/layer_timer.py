@@ -17,7 +17,7 @@ from .updates import Updates
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """What one forward and backward pass over a network took, by layer."""
+    """Times of one forward and backward pass over a network, by layer."""
 
     forward: Mapping[str, float]  # seconds, by layer id
     backward: Mapping[str, float]

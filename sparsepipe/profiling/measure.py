@@ -47,7 +47,7 @@ _SMALL_REPEATS = 20  # of what a step does beside its layers
 
 @dataclass(frozen=True)
 class Training:
-    """What is known of the training that the minibatches are of: more than they tell."""
+    """Facts of a training run beyond its minibatches."""
 
     sizes: Sequence[float] = ()  # of its typical minibatches; none: those that are measured on
     batch_size: int | None = None  # samples of a minibatch; None: of the middle one that is measured on
@@ -80,7 +80,7 @@ def profile(
     sum over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
     update by SGD with momentum follows each pass and step.
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
-    A step is reported what reading takes where every processor is at work on layers, as the thread that reads ahead
+    A step counts the reading time if every processor works on layers, as the thread that reads ahead
     then takes the time of one.
     Raises InputError without batches, without repeats, for two batches of the same size, or without the device.
     """
@@ -178,7 +178,7 @@ def _check(batches: Sequence[Any], size_unit: str, *, warmup: int, repeats: int 
 
 
 def _origin(network: AnyNetwork, engine: Engine, device: torch.device) -> dict[str, Any]:
-    """What was measured, and on what."""
+    """The measurement and its hardware."""
     return {
         "source": "measured",
         "model": network.name,
@@ -191,7 +191,7 @@ def _origin(network: AnyNetwork, engine: Engine, device: torch.device) -> dict[s
 
 
 def _repeats_told(taken: Sequence[Repeats], middle: int) -> dict[str, Any]:
-    """How often each minibatch was passed over, and how the layers compare with whole steps on the middle one."""
+    """Number of passes over each minibatch, and the sum of the layers over the whole step."""
     return {
         "repeats": [len(repeats.rounds) for repeats in taken],
         "repeated_again": [repeats.num_again for repeats in taken],  # as threads waited for a processor

@@ -52,7 +52,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Repeater:
-    """How often steps on one network are repeated: `least` times, and up to `most` until their times are certain.
+    """Repetitions of steps on one network: `least` times, and up to `most` until their times are certain.
 
     Steps are known once half a second has gone into them and the layers agree with whole steps, as a disturbance
     passes. `crowded`: our own threads are more than the processors, so that they wait for each other in every round.

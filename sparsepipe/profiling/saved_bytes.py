@@ -12,7 +12,7 @@ from ..networks.base import LayerRow
 
 
 class Kept(NamedTuple):
-    """What one layer keeps from its forward to its backward."""
+    """Tensors that one layer keeps from its forward to its backward."""
 
     saved_bytes: int
     map_bytes: int = 0  # of them, kernel maps

@@ -108,7 +108,7 @@ def _no_experiment() -> torch._C._profiler._ExperimentalConfig:
 
 
 class Temporary(NamedTuple):
-    """What one layer takes beyond what it keeps from its forward to its backward."""
+    """Temporary memory of one layer, beyond what it keeps for its backward."""
 
     left_bytes: int  # made in its backward, and there until the whole backward is done
     forward_bytes: int  # most alive at once in its forward

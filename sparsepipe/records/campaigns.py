@@ -24,7 +24,7 @@ def made_for(campaign: str | None, settings: Any) -> bool:
 
 
 def campaign_began(campaign: str) -> datetime:
-    """When a campaign began, from its id; the year 1 for an id of another form."""
+    """Start of a campaign, from its id; the year 1 for an id of another form."""
     try:
         return datetime.strptime(campaign.split("-")[-2], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
     except (IndexError, ValueError):

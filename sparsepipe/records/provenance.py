@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where numbers come from: made by `of`, read by `from_json`, joined with `|`.
+    """The sources of numbers: made by `of`, read by `from_json`, joined with `|`.
 
     `profiles`, `clusters` and `plans` hold one mapping for each value: its "digest", and what a reader looks for first.
     `runs` holds one mapping for each run: its name, when it ran, its campaign, its plan's digest, what ran next to it.
@@ -104,11 +104,11 @@ class Provenance:
 
     @property
     def held_up(self) -> tuple[str, ...]:
-        """What held ranks of its runs up on purpose, each once: a note, as it was asked for, and no doubt."""
+        """Injected delays of its runs, each once, as a note (requested, so not a doubt)."""
         return _once(str(run["stragglers"]) for run in self.runs if run.get("stragglers"))
 
     def __or__(self, other: "Provenance") -> "Provenance":
-        """What rests on both. Settings of the same name are the other's; runs of two campaigns have none."""
+        """Provenance of results from both. Settings of one name: the other's; runs of two campaigns: none."""
         return Provenance(
             _distinct([*self.profiles, *other.profiles]),
             _distinct([*self.clusters, *other.clusters]),
@@ -247,14 +247,14 @@ def _of_run(record: RunRecord) -> Facts:
 
 
 def _warnings_of_load(load: Any) -> list[str]:
-    """What a load says of itself: its "warning"; of several loads, each one's."""
+    """Warnings of a load: its "warning"; of several loads, each one's."""
     if isinstance(load, Mapping):
         return [load["warning"]] if isinstance(load.get("warning"), str) else []
     return [text for part in load for text in _warnings_of_load(part)] if isinstance(load, list | tuple) else []
 
 
 def _of_times(profiles: Iterable[Profile], used: set[str], runs: Sequence[RunRecord], load: Any) -> Iterator[str]:
-    """What makes times and speeds doubtful: what else was at work, and runs that should not be compared."""
+    """Reasons to doubt times: other load, and runs that should not be compared."""
     for profile in profiles:
         yield from _doubts_of(profile, used)
     for run in runs:

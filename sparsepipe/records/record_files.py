@@ -83,7 +83,7 @@ CLOCK = fields({"started": real})
 
 
 def _share_or_bytes(value: Any, what: str) -> Any:
-    """What a stage's summary says alongside its ranks: numbers, where the name says so."""
+    """Numbers of a stage's summary besides its ranks: numbers, where the name says so."""
     return real(value, what) if what.endswith(("_fraction", "_bytes")) else value
 
 
@@ -207,13 +207,13 @@ def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fi
 
 
 def _others_left_out(event: str) -> Callable[[bytes], bool]:
-    """What passes rows of an event, and all whose event cannot be recognised by their first letters."""
+    """A filter that passes rows of an event, and rows whose first letters do not show their event."""
     start, own_event = b'{"event": "', f'{{"event": "{event}"'.encode()
     return lambda line: line.startswith(own_event) or not line.startswith(start)
 
 
 def _depth(document: Any) -> int:
-    """How many objects and lists stand within each other, at the deepest place."""
+    """Depth of nested objects and lists."""
     depth, level = 0, [document]
     while level:
         level = [

@@ -238,7 +238,7 @@ class RunRecord:
 
     @property
     def workload(self) -> WorkloadFacts:
-        """Return what its workers did: they trained, or slept through a profile."""
+        """The work of its workers: training, or emulation of a profile."""
         return workload_facts(self.config.get("engine", ""))
 
     @property
@@ -310,7 +310,7 @@ class RunRecord:
 
     @property
     def counted(self) -> str:
-        """Return what its pace counts: "samples", or "minibatches" where nobody knows how many samples one has."""
+        """Unit of its throughput: "samples", or "minibatches" if no one knows how many samples one has."""
         return "samples" if self.knows_samples else "minibatches"
 
     def rated(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -405,7 +405,7 @@ def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
 
 
 def _command() -> tuple[str, ...]:
-    """What was typed. A kernel's own command names a connection file, another each time: its notebook stands for it."""
+    """The typed command. A kernel's command names a temporary connection file, so its notebook is named instead."""
     name = Path(sys.argv[0]).name
     if "ipykernel" in name:
         return ("jupyter", os.environ.get(NOTEBOOK, "notebook"))

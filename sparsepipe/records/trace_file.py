@@ -123,7 +123,7 @@ def put_together(ranks: Sequence[RankSpans]) -> tuple[list[Span], dict[str, Any]
 
 @dataclass
 class Thinning:
-    """Which blocks of minibatches are removed from a file to make it smaller."""
+    """Selection of the blocks of minibatches to remove from a file."""
 
     block: int  # minibatches of one
     dropped: frozenset[int]  # numbers of blocks
@@ -150,7 +150,7 @@ class Thinning:
         return cls(block, dropped, gone, tuple(ranges))
 
     def keeps(self) -> Callable[[bytes], bool]:
-        """What tells, of the lines of the file one after the other, which stay: marks, and spans of blocks that do."""
+        """A filter of the lines of the file: marks, and spans of blocks that stay."""
         minibatch = 0
 
         def keeps(line: bytes) -> bool:
@@ -163,7 +163,7 @@ class Thinning:
         return keeps
 
     def marks(self) -> list[bytes]:
-        """What a file says of it at its head; the spans are counted in the first."""
+        """Marks at the head of a file; the spans are counted in the first."""
         counts = [self.num_spans, *[0] * len(self.ranges)]
         return [_written(first, last, count) for (first, last), count in zip(self.ranges, counts, strict=False)]
 
@@ -205,7 +205,7 @@ def _sizes(lines: Iterable[bytes]) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _kept(sizes: dict[int, int], *, limit: int, recent: int) -> set[int]:
-    """Which blocks stay, of their sizes by number: those from `recent` on, the first, and a share of the others."""
+    """Blocks that stay, of their sizes by number: those from `recent` on, the first, and a share of the others."""
     kept_blocks: set[int] = set()
     room = limit / 2
     for number in sorted(sizes, reverse=True):

@@ -11,7 +11,7 @@ from ..values.trace import Source
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What others than the runtime need to know of a workload."""
+    """Facts of a workload for other rooms than the runtime."""
 
     name: str
     trains: bool = True  # else there is nothing to validate, and nothing to keep in checkpoints

@@ -103,7 +103,7 @@ def explain_prediction(speeds: pd.DataFrame) -> str:
 def explain_throughput(record: RunRecord) -> str:
     """Say how fast a run was beside what its plan predicts and, if they differ, what its record knows of why.
 
-    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is given for
+    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is reported
     every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a run
     without a summary.
     """
@@ -123,7 +123,7 @@ def explain_throughput(record: RunRecord) -> str:
 
 
 def _reasons(record: RunRecord, period: float) -> list[str]:
-    """What a record shows of a pace of `period` seconds a minibatch that was not predicted, the largest share first."""
+    """Causes in a record of an unpredicted `period` (seconds per minibatch), the largest share first."""
     plan, stages = record.plan.one(), record.metrics("summary")[-1].get("stages", ())
     reasons = []
     if stages and plan.estimate is not None:

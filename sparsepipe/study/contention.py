@@ -100,7 +100,7 @@ class Contention:
 
 
 def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
-    """When the intruder of a run came and went, in minibatches; nothing of a run that no one disturbed.
+    """Minibatches at which the intruder of a run came and went; empty without an intruder.
 
     Raises InputError for a file that says something else.
     """
@@ -108,7 +108,7 @@ def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
 
 
 def _read(record: RunRecord) -> tuple[Contention, list[tuple[int, int]]]:
-    """What disturbed a run, and when it came and went; all that it got of a processor, if no share is known."""
+    """The intruder of a run with its visits; share 1 if the file names none."""
     path = record.folder / FILE
     visits = _FIELDS(read_json(path, what="intruder's visits"), str(path))
     if missing := sorted({"kind", "visits", "came_and_went"} - visits.keys()):
@@ -125,7 +125,7 @@ def _read(record: RunRecord) -> tuple[Contention, list[tuple[int, int]]]:
 
 
 class Reached:
-    """How far a job is, read from its metrics at each look: `Job.rows` may be some minibatches behind."""
+    """Progress of a job, read from its metrics at each look: `Job.rows` may be some minibatches behind."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._newest = job, -1

@@ -36,14 +36,14 @@ class Task:
 
     @property
     def told(self) -> str:
-        """What it is and how it learns, for the note of a figure."""
+        """Network and optimizer, for the note of a figure."""
         rule = _RULES[self.learning.get("optimizer", "sgd")]
         rate = f"learning rate{TIE}{self.learning['learning_rate']:g}"
         return f"{self.name}: {self.model} on {self.data}, {rule}, {rate}"
 
     @property
     def workload(self) -> dict[str, Any]:
-        """What `profile_model` takes in addition to the model and the data."""
+        """Arguments of `profile_model` in addition to the model and the data."""
         return {"batch_size": self.batch_size, "model_args": dict(self.model_args), "data_args": dict(self.data_args)}
 
     def config(self, *, seed: int, **settings: Any) -> RunConfig:
@@ -61,7 +61,7 @@ class Task:
         )
 
     def profile_path(self, root: Path, *, seed: int, beside: int) -> Path:
-        """Where the profile is kept that is measured alongside so many other processes."""
+        """Path of the profile measured with so many other processes."""
         settings = [self.data, self.workload, seed, beside]
         return root / "work" / "profiles" / f"{self.model}-{digest(settings)}.json"
 
@@ -137,7 +137,7 @@ def _json(args: Mapping[str, Any]) -> str | None:
 
 
 def scores(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """What validations report under a name besides the accuracy, such as "bleu", by epoch; [] where they do not."""
+    """Values of another metric of the validations, such as "bleu", by epoch; [] if there are none."""
     values = [(row.get("validation") or {}).get(name) for row in rows]
     return [value for value in values if value is not None]
 

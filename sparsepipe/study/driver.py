@@ -94,7 +94,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def state(self) -> str:
-        """What is at work, in one line; nothing if nothing is."""
+        """The work in progress, in one line; empty if there is none."""
         with self._lock:
             parts = [self._state(name, at) for name, at in self._at_work.items()]
             return one_line(" | ".join([*parts, self._whole()])) if parts else ""

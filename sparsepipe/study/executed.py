@@ -57,12 +57,12 @@ def source(cell: Mapping[str, Any]) -> str:
 
 
 def outputs(cell: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a cell put out."""
+    """The outputs of a cell."""
     yield from (output for output in cell.get("outputs") or () if isinstance(output, Mapping))
 
 
 def shown(output: Mapping[str, Any], kind: str) -> str:
-    """What an output shows under a MIME type; nothing if it has none."""
+    """Content of an output for a MIME type; empty if it has none."""
     data = output.get("data")
     return text_of(data.get(kind)) if isinstance(data, Mapping) else ""
 

@@ -64,7 +64,7 @@ def replayed_steps(folder: str = "") -> list[HeldAgainst]:
 
 
 def slow_downs(folder: str = "") -> list[HeldAgainst]:
-    """What ByteDance's jobs lose to stragglers: how many times as long as an even step theirs take.
+    """Slowdowns of ByteDance's jobs by stragglers, relative to an even step.
 
     First a number for each job, named with the culprit found here; then one for each stage, replica and operation that
     its authors publish, and for delays of launches. A job whose result-JOB.json is not alongside its trace is left out,

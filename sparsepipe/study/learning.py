@@ -27,7 +27,7 @@ def real_shapes() -> str:
 
 
 def gap_and_noise(one: Sequence[float], other: Sequence[float], num_samples: int) -> tuple[float, float]:
-    """How far two curves of accuracies are apart (root mean square), and the noise: what chance alone may make of it.
+    """Distance of two accuracy curves (root mean square), and the noise expected from chance.
 
     Two networks that are each right with probability p still differ on `num_samples` samples: the difference of their
     accuracies has the variance 2 p (1 - p) / num_samples. The noise is two such standard errors, over the whole curve.
@@ -154,7 +154,7 @@ def labelled_room(scan: Path, folder: Path, *, held_out: float = 0.0) -> Path:
 
 
 def _parts(order: np.ndarray, held_out: float) -> tuple[np.ndarray, np.ndarray]:
-    """Which points to train on and which to ask about: the last share in an order, or all in both where it is 0."""
+    """Points for training and for testing: the last share in an order, or all in both where it is 0."""
     held = order > np.quantile(order, 1 - held_out) if held_out else np.ones(len(order), bool)
     return ~held if held_out else held, held
 

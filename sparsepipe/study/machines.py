@@ -112,7 +112,7 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
 
 
 def reference_folders() -> list[Path]:
-    """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else alongside SPARSEPIPE_DATA."""
+    """Folders of published profiles and answers: SPARSEPIPE_REFERENCE, else alongside SPARSEPIPE_DATA."""
     named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
     beside = [expanded(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
     folders = [expanded(named)] if named else beside

@@ -148,7 +148,7 @@ def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
 
 
 def changes_told(records: Mapping[str, RunRecord]) -> list[dict[str, str]]:
-    """Where another plan was thought of: a row of words for each such decision, all with the same columns.
+    """Considered repartitionings: one row of texts per decision, all with the same columns.
 
     "faster" and "slower" say by which share minibatches are shorter or longer, as the decisions' own words do.
     """
@@ -185,11 +185,11 @@ def _told(change: Change) -> dict[str, str]:
 def moving_text(
     still: Bars, moved: Bars, pauses: Sequence[float], *, names: tuple[str, str], early: bool = False
 ) -> str:
-    """What a run gained whose plan changed, alongside one whose plan stayed, in sentences of Markdown.
+    """Gain of a repartitioned run compared with an unchanged one, in sentences of Markdown.
 
     `still`, `moved`: mean seconds of an iteration by the cases of `seconds_bars`; `pauses`: seconds of each change;
     `names`: of the two runs; `early`: whether the plan changed before the intruder came. Whether moving paid is
-    reported of the whole run. Numbers that follow from others are those that a reader works out from what is shown.
+    reported for the whole run. Numbers that follow from others are those that a reader works out from what is shown.
     """
     base, other = (f"`{name}`" for name in names)
     before, beside, whole = _NAMES

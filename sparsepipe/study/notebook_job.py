@@ -166,7 +166,7 @@ class _CellCounter:
 
 
 def _first_code_cell_after_parameters(source: Path) -> int:
-    """Where papermill puts the given parameters: behind the cell tagged so."""
+    """Position of the given parameters by papermill: behind the cell tagged so."""
     import nbformat
 
     tags = [cell.metadata.get("tags", []) for cell in nbformat.read(source, as_version=4).cells]
@@ -194,7 +194,7 @@ _SUFFIXES = ("pdf", "svg", "png", "csv", "json")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a notebook ended: in how many seconds, and what went wrong in one line, or nothing."""
+    """The end of a notebook: its seconds, and its error in one line, if any."""
 
     seconds: float
     error: str = ""
@@ -302,19 +302,19 @@ class NotebookJob:
         return [path for path in paths if path.exists()]
 
     def copy(self, name: str) -> Path:
-        """Where the executed copy of a notebook is kept."""
+        """Path of the executed copy of a notebook."""
         return self.copies / f"{name}.ipynb"
 
     def report(self, name: str) -> Path:
-        """Where a notebook leaves its warnings, the figures it could not draw, and how far its runs are."""
+        """Path of a notebook's report: warnings, figures that failed, progress of its runs."""
         return self.copies / f"{name}.report.jsonl"
 
     def log(self, name: str) -> Path:
-        """Where what the process of a notebook says of its troubles is kept."""
+        """Path of the log of a notebook's process."""
         return self.copies / f"{name}.log"
 
     def expected_seconds(self, names: Sequence[str]) -> dict[str, float]:
-        """How long each took when it last ran to its end here; if it never did, how long it usually takes."""
+        """Seconds of each in its last complete run here; if it never did, how long it usually takes."""
         last = self._last_seconds()
         return {name: last.get(name, catalogue.USUAL_SECONDS.get(name, 60.0)) for name in names}
 
@@ -330,7 +330,7 @@ class NotebookJob:
                 say(f"no pictures will be drawn: {self.why_not['']}")
 
     def run(self, name: str, *, on_cell: Callable[[str], None] = lambda text: None) -> Outcome:
-        """Execute one notebook; `on_cell` is reported each cell that it comes to."""
+        """Execute one notebook; `on_cell` receives each cell that it comes to."""
         self._stamp(name).unlink(missing_ok=True)
         self.report(name).unlink(missing_ok=True)
         self._stamp(name).parent.mkdir(parents=True, exist_ok=True)
@@ -404,7 +404,7 @@ class NotebookJob:
         return {name: float(value) for name, value in seconds_by_notebook.items() if isinstance(value, int | float)}
 
     def _told(self, name: str) -> str:
-        """What a notebook is reported, of what is asked to all, and the data it is pointed at."""
+        """Parameters of a notebook: the requested ones that it has, and the data."""
         known = self._parameters_of(name)
         used_parameters = [
             {parameter: value for parameter, value in self.parameters.items() if parameter in known},
@@ -416,7 +416,7 @@ class NotebookJob:
         return hashlib.sha256(json.dumps(used_parameters, sort_keys=True).encode()).hexdigest()
 
     def _digest(self, name: str) -> str:
-        """The notebook, what it is reported, and all code that it can call."""
+        """The notebook, its parameters, and all code that it can call."""
         whole = hashlib.sha256(self._told(name).encode())
         whole.update((self.notebooks / f"{name}.ipynb").read_bytes())
         whole.update(_code().encode())

@@ -66,7 +66,7 @@ _BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:
 
 @dataclass(frozen=True)
 class Overview:
-    """What lies in `root` (`work/`, `runs/`) and in `figures`. Each of its tables shows itself in a notebook."""
+    """Contents of `root` (`work/`, `runs/`) and of `figures`. Each of its tables shows itself in a notebook."""
 
     root: Path
     figures: Path
@@ -147,7 +147,7 @@ class Overview:
 
     @property
     def next_step(self) -> str:
-        """What there is in a sentence, and the notebook to continue with, as Markdown."""
+        """A sentence on the existing results, and the next notebook, as Markdown."""
         profiles, runs = (len(list(self.root.glob(where))) for where in ("work/profiles/*.json", "runs/*/plan.json"))
         figures = len(list(self.figures.glob("*.csv")))
         if not profiles:

@@ -170,7 +170,7 @@ def _warnings(texts: Iterable[str], anchor: str) -> Html:
 
 
 def _doubtful(doubts: Iterable[str], warnings: Sequence[str], anchor: str) -> Html:
-    """Which of the notebook's warnings make the numbers of a figure doubtful."""
+    """Warnings of the notebook that make the numbers of a figure doubtful."""
     numbers = sorted({warnings.index(text) + 1 for text in doubts})
     if not numbers:
         return Html("")
@@ -262,7 +262,7 @@ def _of_provenance(facts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _doubts(facts: Mapping[str, Any]) -> list[str]:
-    """What makes the numbers of a figure doubtful, in a few words each."""
+    """Doubts about the numbers of a figure, in a few words each."""
     doubts = _of_provenance(facts).get("doubts")
     return [str(text) for text in doubts] if isinstance(doubts, list) else []
 
@@ -369,12 +369,12 @@ def _vectors_of(cell: Mapping[str, Any], vectors: Mapping[str, str]) -> list[str
 
 
 def _said(streams: Iterable[Mapping[str, Any]]) -> Html:
-    """What a cell printed, its pieces joined as they follow each other."""
+    """Printed text of a cell, joined in order."""
     return Html('<pre class="text">{}</pre>').format("".join(text_of(stream.get("text")) for stream in streams))
 
 
 def _output(output: Mapping[str, Any], dark: Iterator[str], vectors: Mapping[str, str]) -> Html:
-    """What an output shows, in the richest way that needs no script. `dark`: an SVG for each picture, or none."""
+    """An output as HTML without scripts. `dark`: an SVG for each picture, or none."""
     if output.get("output_type") == "error":
         text = "\n".join(map(str, output.get("traceback") or [output.get("evalue", "")]))
         return Html('<pre class="text error">{}</pre>').format(_CODES.sub("", text))

@@ -88,7 +88,7 @@ def _steps(record: SpotMachines, size: int) -> Iterator[tuple[float, float]]:
 
 
 def workers_over_minibatches(files: Sequence[Path]) -> Curves:
-    """How many times as long as the fastest's usual a job's slowest, middle and fastest worker take, by minibatch.
+    """Slowdown of a job's slowest, middle and fastest worker relative to the fastest's usual time, by minibatch.
 
     A point is the median over neighbouring readings, if there are more of these than a line has points.
     """
@@ -124,13 +124,13 @@ def _slowness(path: Path) -> tuple[tuple[int, ...], list[list[float]]]:
 
 
 def trained(records: Sequence[SpotMachines], files: Sequence[Path]) -> list[Trained]:
-    """What pipelines train while machines come and go, and while workers are slow, by the end of each record."""
+    """Training progress of pipelines on spot machines and with slow workers, at the end of each record."""
     runs = [run for record in records for run in trained_on_spot_machines(record)]
     return runs + [run for path in files for run in trained_by_slow_workers(path)]
 
 
 def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
-    """What pipelines that share all machines there ever are train by the end, waiting for all and for no one.
+    """Training progress of pipelines on spot machines, with full and without any synchronization.
 
     Of those that wait for each other there are as many as together train most. While too few machines are there the
     last pipelines stand still: they keep their weights, and begin again if they were as soon as there are enough, so
@@ -173,7 +173,7 @@ def _pauses(rank: int, absences: Sequence[tuple[float, float]]) -> Iterator[Stop
 
 
 def trained_by_slow_workers(path: Path) -> list[Trained]:
-    """What pipelines of one machine train while they are as slow as a job's workers, waiting for all and for no one.
+    """Training progress of pipelines as slow as a job's workers, with full and without any synchronization.
 
     In the time of `MINIBATCHES` of a worker that is never slow, played back by the straggler `trace`.
     """
@@ -201,7 +201,7 @@ def trained_by_slow_workers(path: Path) -> list[Trained]:
 
 
 def _done(seconds: Sequence[float]) -> int:
-    """How many of these are over by the end."""
+    """Number of these that are finished by the end."""
     return sum(end <= MINIBATCHES for end in accumulate(seconds))
 
 
@@ -218,7 +218,7 @@ def _trained(rule: str, num_pipelines: int, seconds: float, stragglers: Straggle
 
 
 def trained_as_recorded(found: Sequence[Trained]) -> list[HeldAgainst]:
-    """What was simulated of each record and rule, against what the record itself says."""
+    """Simulated progress by record and scheme, compared with the record's own."""
     return [
         HeldAgainst(
             "held up as recorded",

@@ -82,7 +82,7 @@ class Workplace:
 
     @property
     def runs(self) -> Path:
-        """Where records of runs are kept."""
+        """Folder of run directories."""
         return self.root / "runs"
 
     def new_run(self, name: str) -> Path:
@@ -101,7 +101,7 @@ class Workplace:
         seed: int,
         beside: int = 0,
     ) -> Path:
-        """Where the profile of `model` on this data is kept that `profile_model` measures under these settings."""
+        """Path of the profile of `model` on this data under these settings."""
         settings = [self.source, voxel_size, batch_size, num_points, engine, threads, seed, beside]
         return self.root / "work" / "profiles" / f"{model}-{digest(settings)}.json"
 
@@ -126,7 +126,7 @@ class Workplace:
         return found
 
     def beside(self, num_devices: int, *, threads: int = 1) -> int:
-        """How many processes work alongside one of `num_devices` on this machine at once, as far as there are cores.
+        """Number of other processes that work at the same time on this machine, limited by its cores.
 
         Raises InputError for a count that is none.
         """
@@ -170,7 +170,7 @@ class Workplace:
         timed: bool = True,
         **settings: Any,
     ) -> Provenance:
-        """What a figure rests on: values, the data as these settings make it, and further `settings`.
+        """Provenance of a figure: values, the data as these settings make it, and further `settings`.
 
         `timed=False`: of a figure without times and speeds, which are all that a busy machine makes doubtful.
         """

@@ -76,7 +76,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def difference(one: str, other: str) -> float:
-    """How far two colours ("#rrggbb") look apart, from 0 to 1 of black and white: their distance in Oklab.
+    """Perceived difference of two colours ("#rrggbb"), from 0 to 1 of black and white: their distance in Oklab.
 
     B. Ottosson, "A perceptual color space for image processing", 2020.
     """

@@ -39,7 +39,7 @@ def in_bold(names: Iterable[str]) -> str:
 def ties_text(names: Sequence[str], one: str, several: str, *, within: float = TIE) -> str:
     """Return who does what as Markdown: `one` is said of one name, or of no one, and `several` of more.
 
-    How close several are, `within` which share, is reported unless tables show no difference (EXACT).
+    How close several are, `within` which share, is written unless tables show no difference (EXACT).
     """
     if len(names) <= 1:
         return f"{in_bold(names)} {one}"

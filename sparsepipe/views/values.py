@@ -53,7 +53,7 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What is shown of a value."""
+    """The view of a value."""
 
     headline: str
     sections: Sequence[Section]
@@ -242,7 +242,7 @@ def _(trace: Trace) -> Page:
 
 
 def _shares(trace: Trace, rank: int) -> tuple[Cell, ...]:
-    """What a rank did, in shares of its time; its waits only if they were measured."""
+    """Activity of a rank in shares of its time; waits only if measured."""
     length, work = trace.shown_seconds, trace.busy(rank)
     average, wait, send = (trace.seconds(rank, (kind,)) / length for kind in ("average", "wait", "send"))
     waited = None if trace.source == "simulated" else wait

@@ -110,7 +110,7 @@ class ExampleReport:
 def check(source: str | Path, *, progress: Callable[[str], None] | None = None, **options: Any) -> ExampleReport:
     """Read every sample of both splits once, as minibatches, and report; without augmentation.
 
-    Pieces of plain text, which are drawn again each epoch, are not looked for twice. `progress` is reported how far it
+    Pieces of plain text, which are drawn again each epoch, are not looked for twice. `progress` receives how far it
     is, in words. Raises InputError for an option that there is not; what is wrong with the data is in the report.
     """
     tell = progress or (lambda line: None)

@@ -72,7 +72,7 @@ def read_npy(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read one array [P, C]: x, y, z first; its columns are those the folder declares, or named by a structured array.
 
     Else they are identified by their numbers, as those of text are. Raises InputError that names the file if it is
-    damaged, of objects, or one of a cloud's several files, and one that asks for names where they cannot be determined.
+    damaged, of objects, or one of a cloud's several files, and one that asks for names if they are ambiguous.
     """
     name = stem_of(path)
     if name.lower() in _FURTHER:

@@ -29,7 +29,7 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     are those the folder declares, else those given, else those a first line or a comment before it names, else those
     that `guessed_columns` tells by their numbers. A first line of one whole number is the number of points. Raises
     InputError that names file and line where a row differs from the others, is no number, or if there are more or
-    fewer rows than that first line says, and InputError that asks for names where the columns cannot be determined.
+    fewer rows than that first line says, and InputError that asks for names if the columns are ambiguous.
     """
     renamed = dict(reading.renamed)
     lines, comment = _lines(path, renamed)

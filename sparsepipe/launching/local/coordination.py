@@ -117,7 +117,7 @@ def address_of(folder: Path) -> ListenerAddress | None:
 
 
 class GoneAttempts:
-    """Attempts of pipelines that have ended, of which the coordinator of the run in `folder` is to be notified.
+    """Attempts of pipelines that have ended, for the coordinator of the run in `folder`.
 
     One that has just died hears nothing: the next is reported as soon as it exists. No one waits for it: who says so
     keeps live pipelines going, too.

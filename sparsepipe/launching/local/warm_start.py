@@ -43,7 +43,7 @@ class SentProcess:
         os.close(self._descriptor)
 
     def poll(self) -> int | None:
-        """Return None while it is alive, then 0: its exit code is asked to its parent alone."""
+        """Return None while it is alive, then 0: its exit code is known to its parent alone."""
         return 0 if select.select([self._descriptor], [], [], 0)[0] else None
 
     def wait(self, timeout: float | None = None) -> int:

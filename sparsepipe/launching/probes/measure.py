@@ -239,7 +239,7 @@ def _inside(probe: Probe, loopback: MeasuredLink) -> Link:
 
 
 def _computed(begun: Sequence[Probe], device: str | None) -> dict[str, tuple[float, ...]]:
-    """Seconds of each device by host; hosts that are one machine, reached in the same way, compute but once."""
+    """Seconds of each device by host; hosts that are one machine, reached in the same way, are measured once."""
     first: dict[Any, Probe] = {}
     for probe in begun:
         first.setdefault(_machine(probe.node), probe)

@@ -1,4 +1,4 @@
-"""The controller's end of the connection to a host: what its agent is reported and says, and why the connection
+"""The controller's end of the connection to a host: what its agent receives and sends, and why the connection
 ended.
 """
 

@@ -298,7 +298,7 @@ class HostedRun:
 
 
 def _among_pipelines(told: Mapping[str, Any]) -> dict[str, str]:
-    """Return what workers get to know of their pipeline, as the controller describes it, in the environment."""
+    """Return what workers need to know of their pipeline, as the controller describes it, in the environment."""
     return {
         "SPARSEPIPE_PIPELINE": str(int(told["number"])),
         "SPARSEPIPE_RANKS": ",".join(str(int(rank)) for rank in told["ranks"]),

@@ -51,7 +51,7 @@ class Loss(Protocol):
 
         `output` is what the network's forward gives, `target` what the data set gives for the same samples;
         `detailed`: for a validation; `weights`: what each mean weighs among those of the step's other minibatches, 1
-        unless told. What is reported weighs 1. Raises InputError if output and target do not fit each other.
+        unless masked. Words to predict weigh 1. Raises InputError if output and target do not fit each other.
         """
         ...
 

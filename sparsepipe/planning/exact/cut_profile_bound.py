@@ -47,7 +47,7 @@ class CutProfile:
         return cls(sums, sums, listed.crossing, sums[-1]).coarser(_WORK_BINS, _WEIGHT_BINS)
 
     def coarser(self, work_bins: int, weight_bins: int) -> "CutProfile":
-        """Tell at most so many amounts of work and of weights apart: identical cuts are taken together."""
+        """Distinguish at most so many amounts of work and of weights: identical cuts are taken together."""
         whole, crossing = self.whole, self.crossing
         work = np.floor(self.low[:, 0] / max(whole[0], 1e-300) * work_bins)
         weight = np.floor(self.low[:, 1] / max(whole[1], 1e-300) * weight_bins)

@@ -63,7 +63,7 @@ class Others(Protocol):
         ...
 
     def takes_step(self, member: "Member", update: Update, averaged: float) -> bool:
-        """Gradients of the replicas are averaged at `averaged`. True: whoever was reported calls `step` later on."""
+        """Gradients of the replicas are averaged at `averaged`. True: the caller calls `step` later on."""
         ...
 
     def waits_after(self, unit: int) -> bool:

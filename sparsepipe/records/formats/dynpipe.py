@@ -151,7 +151,7 @@ def _ratios(content: Mapping[str, Any], num_stages: int) -> list[float]:
 
 
 def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
-    """How many replicas share the rows of a minibatch in each stage; one where the file does not say."""
+    """Number of replicas that share a minibatch in each stage; 1 if the file does not say."""
     if "batch_size" not in content:
         return [1] * num_stages
     if "batch_size_all" not in content:

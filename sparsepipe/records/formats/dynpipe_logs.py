@@ -30,7 +30,7 @@ class LoggedIteration:
 
 @dataclass(frozen=True)
 class DynPipeLog:
-    """What one log says. `marks` are (iteration, what happened): another partition, or "restart", at which it asked
+    """Content of one log. `marks` are (iteration, what happened): another partition, or "restart", at which it asked
     for one. `validation` is (hours, top-1 accuracy in percent) at the end of each epoch that was validated.
     """
 

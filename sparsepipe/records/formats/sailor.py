@@ -389,7 +389,7 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _at(content: object, where: str, *keys: str) -> Any:
-    """Return what an object holds below keys. Raises InputError that names the first that is not there."""
+    """Return the value below keys of an object. Raises InputError that names the first that does not exist."""
     for key in keys:
         if not isinstance(content, Mapping) or key not in content:
             raise InputError("sailor.key_missing", f"{where + ': ' if where else ''}no {shown_key(key)}")
@@ -398,7 +398,7 @@ def _at(content: object, where: str, *keys: str) -> Any:
 
 
 def _find(content: object, *keys: str) -> Any:
-    """Return what an object holds below keys, None where it does not."""
+    """Return the value below keys of an object, None if missing."""
     for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content

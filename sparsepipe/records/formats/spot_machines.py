@@ -23,7 +23,7 @@ Row = tuple[str, list[str]]  # where it stands, and its fields
 
 @dataclass(frozen=True)
 class SpotMachines:
-    """How many machines exist: `counts[k]` from `seconds[k]` on until the next; the record ends with the last."""
+    """Number of machines over time: `counts[k]` from `seconds[k]` on until the next; the record ends with the last."""
 
     name: str
     seconds: tuple[float, ...]  # from 0, rising

@@ -1,4 +1,4 @@
-"""Contributions and the merges that a rule makes of them: who is reported what, and what is counted for the summary."""
+"""Contributions and the merges that a rule makes of them: the messages to pipelines, and the counts of the summary."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

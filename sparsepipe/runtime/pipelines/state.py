@@ -9,7 +9,7 @@ them again, from the journal of those that changed something.
     members    each pipeline's attempt, ranks and list of tasks
     work       who trains what, who closes an epoch or the run
     merges     contributions, and what a rule makes of them
-    changes    what the record is reported
+    changes what the record receives
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class RunOfPipelines:
-    """What a coordinator is reported as it starts. `rule` None: pipelines share minibatches and nothing else."""
+    """Settings that a coordinator receives as it starts. `rule` None: pipelines share minibatches and nothing else."""
 
     num_pipelines: int
     rule: Rule | None = None

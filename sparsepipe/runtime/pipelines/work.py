@@ -33,7 +33,7 @@ class Work:
     No pipeline waits for another at the end of an epoch. The first that has trained on it and has nothing more to take
     of it closes it, and validates its own weights. At the end of the run, once every minibatch is done, all average and
     one closes the run and its last epoch with it. What one that died was to do is done by the next that asks. The
-    record gets epochs in order, each once no one trains on it any more.
+    record receives epochs in order, of each once no one trains on it any more.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""How the replicas of a stage stay in the same way: what they average, with whom and when."""
+"""How the replicas of a stage stay consistent: what they average, with whom and when."""

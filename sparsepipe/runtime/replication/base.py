@@ -1,4 +1,4 @@
-"""What keeps the weights of a stage's replicas in the same way: what they average, when, and with whom."""
+"""What keeps the weights of a stage's replicas consistent: what they average, when, and with whom."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -43,7 +43,7 @@ def _load(shares: Sequence[float]) -> BackgroundLoad:
 
 
 def _host() -> float:
-    """Return a number that ranks have identical which may use the same processors of the same host; exact in 64
+    """Return a number that is the same for ranks which may use the same processors of the same host; exact in 64
     bits.
     """
     told = repr((socket.gethostname(), sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()))

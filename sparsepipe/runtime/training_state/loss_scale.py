@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class LossScale:
-    """torch.amp.GradScaler's rule, as numbers that every rank works out identical (Micikevicius et al., ICLR 2018,
+    """torch.amp.GradScaler's rule, as numbers that every rank computes identically (Micikevicius et al., ICLR 2018,
     3.2).
     """
 

@@ -1,4 +1,4 @@
-"""The listener's end of messages: a handler in an event loop is reported what callers say, one after the other.
+"""The listener's end of messages: a handler in an event loop receives the messages of callers, one after the other.
 
 Messages are bounded, and so is what a caller leaves unread.
 """

@@ -115,7 +115,7 @@ def _ranks_of_host(identity: Identity) -> int:
 
 
 def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
-    """Return the error with the rank in it that everybody waits for, if that can be determined."""
+    """Return the error with the rank in it that everybody waits for, if that is known."""
     found = None if error.peer is None else heartbeats.find_straggler(error.peer)
     return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
 

@@ -21,7 +21,7 @@ def python_command(module: str, *arguments: str, options: Sequence[str] = ()) ->
 
 
 def this_python() -> str:
-    """Return the path of this interpreter, for messages; what starts it is above and below."""
+    """Return the path of this interpreter, for messages; the commands above and below start it."""
     return sys.executable
 
 

@@ -1,4 +1,4 @@
-"""A line for whoever runs a program or a cell, in its place among what stdout was reported: on stderr, of a cell on
+"""A line for whoever runs a program or a cell, in its place among the lines of stdout: on stderr, of a cell on
 stdout.
 
 A program's stdout is its answer. A notebook shows what comes on stderr in red, as if something were wrong.

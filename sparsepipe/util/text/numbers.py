@@ -21,7 +21,7 @@ def as_given(value: float) -> str:
 
 
 def voxel_size_text(size: float) -> str:
-    """Return a voxel size that is reported, not to be typed: "1/128" of a side that was halved so often or that has no
+    """Return a voxel size to be read, not to be typed: "1/128" of a side that was halved so often or that has no
     short decimal number, else as given, "0.03".
     """
     cells = round(1 / size) if size > 0 else 0

@@ -112,7 +112,7 @@ class Gathering(ABC):
         partner: int | None = None,
         forced: bool = False,
     ) -> Merge:
-        """Take contributions out of those that wait into a merge; each counts identical if no weights are given."""
+        """Take contributions out of those that wait into a merge; each counts equally if no weights are given."""
         members = tuple(sorted(members))
         contributions = tuple(self.waiting.pop(member).number for member in members)
         weights = (1 / len(members),) * len(members) if weights is None else tuple(weights)

@@ -147,7 +147,7 @@ def accuracy(
 
 
 def _means(runs: pd.DataFrame, column: str) -> tuple[int, pd.DataFrame]:
-    """How many runs have a name, and means over them of the epochs that all did; `low` and `high` of the accuracy."""
+    """Number of runs of each name, and means over the epochs that all finished; `low` and `high` of the accuracy."""
     found = runs.groupby("epoch").agg(
         seconds=("seconds", "mean"),
         **{column: (column, "mean")},

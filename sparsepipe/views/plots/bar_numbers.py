@@ -17,7 +17,7 @@ _LINE = 1.25  # of its size: how high a line is
 
 @dataclass(frozen=True)
 class Numbers:
-    """How the numbers of a figure are written: identical, so that they can be compared."""
+    """Format of the numbers of a figure: the same for all, so that they can be compared."""
 
     form: Form | None  # None: there is no room for any; tables and what the mouse shows have them
     size: float  # pixels
@@ -28,7 +28,7 @@ class Numbers:
         return [self.form(value) if self.form and value == value else "" for value in values]
 
     def of_bars(self, values: Iterable[float]) -> dict[str, Any]:
-        """What a `go.Bar` needs to have values over its bars."""
+        """Arguments of `go.Bar` for values over its bars."""
         return {
             "text": self.texts(values),
             "textposition": "outside",
@@ -56,7 +56,7 @@ class Numbers:
 
 
 def fitted(values: Iterable[float], room: float, forms: Sequence[Form], *, size: float = SMALL) -> Numbers:
-    """How to write numbers of which each has `room` pixels of the axis to itself.
+    """Format of numbers with `room` pixels each.
 
     In the first of `forms`, which tells most, that is no smaller than `LEAST` pixels there; if none is, in that one
     upright; if even a line is too high for that, not at all.

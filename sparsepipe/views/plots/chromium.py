@@ -112,7 +112,7 @@ class _Drawer:
 
 
 def _short_folder() -> str:
-    """Where temporary files go, or /tmp: Chromium does not start where the path of its socket has over 107 letters."""
+    """Folder for temporary files, or /tmp: Chromium does not start if the path of its socket has over 107 letters."""
     found = tempfile.gettempdir()
     return found if len(found) <= _LONGEST or not os.access("/tmp", os.W_OK) else "/tmp"
 

@@ -39,7 +39,7 @@ def compare_table(*plans: Plan) -> pd.DataFrame:
 def compare(*plans: Plan, note: str = "") -> go.Figure:
     """Draw each plan as a strip of layers coloured by stage, its devices written in, its period next to it.
 
-    Devices of a stage that is too narrow for their names are reported above it, or below; if others are, by hover
+    Devices of a stage that is too narrow for their names are written above it, or below; if others are, by hover
     alone.
     """
     table = compare_table(*plans)

@@ -130,7 +130,7 @@ def _for_dark_pages_too(svg: bytes) -> bytes:
 
 
 def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the PDF says of itself, as it travels without the JSON beside it."""
+    """Metadata of the PDF, for copies without the JSON file."""
     version, rests_on = facts["versions"].get("sparsepipe", ""), facts["provenance"]
     told = f"provenance {rests_on['digest']}, table {facts['table_sha256'][:12]}, commit {facts['commit']}"
     doubts = f"; doubtful: {'; '.join(rests_on['doubts'])}" if rests_on["doubts"] else ""

@@ -22,7 +22,7 @@ _SPREAD = 0.6  # of the distance between two rows is taken by the marks of one: 
 
 @dataclass(frozen=True)
 class Gap:
-    """What one planner made of one network on so many devices."""
+    """Result of one planner for one network and a number of devices."""
 
     network: str
     layers: int

@@ -94,5 +94,5 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def straggler_of(record: RunRecord) -> str:
-    """What held the ranks of a run up, in a few words."""
+    """Injected stragglers of a run, in a few words."""
     return record.straggler_note or NOBODY

@@ -15,7 +15,7 @@ STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", SPAR
 
 @dataclass(frozen=True)
 class Point:
-    """What a strategy does on `cluster`. Sizes are of one minibatch, memory of the fullest device.
+    """Result of a strategy on `cluster`. Sizes: per minibatch; memory: peak of the worst device.
 
     If the samples of a minibatch are not known `samples_per_second` is None, and `minibatches_per_second` is given.
     """

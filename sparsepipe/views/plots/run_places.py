@@ -58,7 +58,7 @@ def _launched(record: RunRecord) -> tuple[str | None, str]:
 
 
 def _strategy(record: RunRecord) -> str:
-    """What it is by its plan; of a damaged record its folder, which is no other's."""
+    """Strategy of a run by its plan; of a damaged record its folder."""
     try:
         return strategy(record.plan)
     except DamagedRecord:

@@ -128,7 +128,7 @@ def system_places(systems: Sequence[str], among: Sequence[str] = ()) -> dict[str
 
 
 def _top(table: pd.DataFrame, numbers: Numbers) -> float:
-    """Where the axis ends: with room for the highest bar's number."""
+    """End of the axis, with room for the highest bar's number."""
     return _ROOM_ABOVE * _most(table) * (1 + numbers.height(table.value) / _PLOT)
 
 

@@ -141,7 +141,7 @@ def noted_of(note: str, records: Iterable[RunRecord]) -> str:
 
 
 def told_by(records: Iterable[RunRecord]) -> list[Any]:
-    """Where the numbers of runs come from: their origins and summaries."""
+    """Origins and summaries of the runs of a table."""
     return [part for record in records for part in (record.origin, record.metrics("summary"))]
 
 

@@ -100,7 +100,7 @@ def _level(figure: go.Figure, level: float, learned: pd.Series, col: int, *, nam
 
 
 def _numbers(table: pd.DataFrame, num_tasks: int, num_strategies: int) -> Numbers:
-    """How all paces are written: two bars of a strategy stand side by side."""
+    """Format of all throughputs: two bars of a strategy stand side by side."""
     axis = (_WIDTH - 110) * (1 - (num_tasks - 1) * _BETWEEN) / num_tasks
     paces = table.groupby(["task", "strategy"])[["samples_per_second", "predicted_samples_per_second"]].mean()
     return fitted(paces.to_numpy().ravel(), _PAIR / 2 * axis / num_strategies, SHORTER)

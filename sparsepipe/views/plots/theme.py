@@ -279,7 +279,7 @@ _BUTTONS, _OVER_PLOT = (
 
 
 def doubts_of(figure: go.Figure) -> tuple[str, ...]:
-    """What a figure's own function found doubtful, as it is asked to `doubted`."""
+    """Doubts that a figure's function passed to `doubted`."""
     return tuple(_meta(figure).get("doubts", ()))
 
 
@@ -402,7 +402,7 @@ def _margin(figure: go.Figure) -> float:
 
 
 def _title_above(margin: float, height: float) -> dict[str, Any]:
-    """Where plotly puts a title: its first line in the middle of the margin that it has without further lines."""
+    """Position of a title in plotly: its first line in the middle of the margin that it has without further lines."""
     return {"y": 1 - margin / 2 / height, "yanchor": "middle"}
 
 

@@ -147,7 +147,7 @@ def timeline(
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
-    """Return what happens between the first forward and the last backward of the minibatches (all without), and when.
+    """Spans between the first forward and the last backward of the minibatches (default: all), with their times.
 
     Updates and averaging do not widen the window: they belong to a round of minibatches, not to one.
     """
@@ -162,7 +162,7 @@ def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Spa
 
 
 def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> str:
-    """Return which minibatches a window is for, and why there are others in it; nothing where all are drawn."""
+    """Note on the minibatches of a window; empty if all are drawn."""
     if minibatches is None:
         return ""
     work = table[table.kind.isin(_OF_A_MINIBATCH) & (table.end_seconds > table.start_seconds)].minibatch

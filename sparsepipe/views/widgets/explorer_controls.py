@@ -148,7 +148,7 @@ class ExplorerControls:
 
     @property
     def rows(self) -> list[ipywidgets.DOMWidget]:
-        """What to display, under a head for each group."""
+        """Controls to display, under a head for each group."""
         names = ("Devices and links", "Workload", "Plan", "Pipelines")
         heads = [HtmlView(Html("<b>{}</b>").format(name)) for name in names]
         plan, stages = self.plan, self.stages
@@ -161,7 +161,7 @@ class ExplorerControls:
         ]
 
     def settings(self) -> Settings:
-        """What the controls say now."""
+        """The current settings of the controls."""
         devices, workload, plan = self.devices, self.workload, self.plan
         return Settings(
             devices=tuple((name, slider.value) for name, slider in devices.counts.items()),
@@ -193,7 +193,7 @@ class ExplorerControls:
 
 
 class DeviceControls:
-    """How many devices of each type, on which nodes, and their links and memory."""
+    """Controls for the number of devices of each type, their nodes, links and memory."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -271,7 +271,7 @@ class SizeControls:
 
 
 class PlanControls:
-    """Who plans, and what for: schedule, weights, microbatches, stages per device, recomputation."""
+    """Controls for planner, schedule, weights, microbatches, stages per device and recomputation."""
 
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
         self.planner = dropdown("planner", list(PLANNERS), _OF_PLANS["planner"].help)
@@ -365,7 +365,7 @@ class PipelinesChoice:
 
 
 def _about(name: str) -> str:
-    """What a rule averages, and its options as they are by default."""
+    """Summary of a synchronization scheme, with its default options."""
     options = option_values(parse_rule(name))
     told = ", ".join(f"{option}={written_value(value)}" for option, value in options.items())
     summary, left = RULES[name].summary, " (none: chosen by the scheme)" if None in options.values() else ""

@@ -79,7 +79,7 @@ class DriftOfJobs:
             self._followers[folder].look()
 
     def table(self, job: Job) -> Html:
-        """What is known of a job; empty if nothing is."""
+        """Facts of a job; empty if unknown."""
         follower = self._followers.get(job.record.folder)
         return drift_table(follower.watch.standings, follower.watch.alarms) if follower else Html("")
 
@@ -95,7 +95,7 @@ _NONE = ("choose a job", "")  # not None, which a page shows as an empty box
 
 
 class EndedJob:
-    """What a finished run was predicted to do, compared with what it did; `widget` is hidden until there is one."""
+    """Predicted and measured results of a finished run; `widget` is hidden until there is one."""
 
     def __init__(self, made_for: Callable[[str], MadeFor]) -> None:
         self.made_for = made_for
@@ -143,7 +143,7 @@ class EndedJob:
 
     def _compare_rules(self, record: RunRecord, last: int) -> None:
         """Of several pipelines: their paces compared with those that they would have alone, and who averaged with whom;
-        what held the last epoch up, or why that cannot be determined.
+        what held the last epoch up, or why that is unknown.
         """
         outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
         self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))

@@ -24,7 +24,7 @@ _MOST_STAGES = 6  # that are named one by one
 
 
 class Board(Protocol):
-    """What a line asks of its board."""
+    """Interface of the board for its lines."""
 
     messages: Messages
     jobs: dict[str, Job]
@@ -80,7 +80,7 @@ class JobLine:
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
     def goes_on(self, plan: Plan, *, called: str, minibatch: int, doubt: str = "") -> None:
-        """Show that its job is under another plan from a minibatch on, and what is unknown of it
+        """Show that its job is under another plan from a minibatch on, and what could not be checked of it
         beforehand.
         """
         self.plan, self._moved = plan, True

@@ -198,7 +198,7 @@ class LaunchBoard(Shown):
     def replan(self, name: str | None, plan: Plan, *, called: str = "another plan") -> threading.Thread:
         """Have a running job switch to another plan, and return at once the thread that waits until it does.
 
-        No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is reported
+        No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is named
         in the board's messages, and the old plan continues. So is, besides being raised, the InputError of a job that
         does not run, or of a plan that cannot be its (`launching.replan`).
         """
@@ -296,7 +296,7 @@ class OfferedPlans:
         return self.lines[name]
 
     def made_for(self, name: str) -> MadeFor:
-        """What the plan of this name was made for."""
+        """The basis of the plan of this name."""
         own = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
         return self._made_for.get(name, own)
 
@@ -405,7 +405,7 @@ class PlanChange:
                 chooser.value = chosen if chosen in names else next(iter(names), None)
 
     def say(self, job: str, called: str, doubt: str = "") -> None:
-        """Show that a job was asked, and what is unknown of the plan, until `done`."""
+        """Show that a job was asked, and what could not be checked of the plan, until `done`."""
         self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
 
     def done(self) -> None:

@@ -33,7 +33,7 @@ _TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 
 @dataclass(frozen=True)
 class Doing:
-    """What one rank did in the last seconds, as shares of them; `waits_for`: rank → share."""
+    """Activity of one rank in the last seconds, as shares; `waits_for`: rank → share."""
 
     rank: int
     stage: int
@@ -49,7 +49,7 @@ class Doing:
 
 
 def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
-    """What each rank of a run did in its last `window` seconds; nothing before the first span is written."""
+    """Activity of each rank in the last `window` seconds; nothing before the first span is written."""
     spans = [span for path in sorted(folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
     if not spans:
         return []
@@ -127,7 +127,7 @@ def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str
 
 
 def _left(rows: Sequence[MetricsRow], start: float, total: int) -> str:
-    """How long the rest takes, at the pace since the first epoch's end: until then data are read, kernels warm up."""
+    """Remaining time at the pace since the first epoch's end: until then data are read, kernels warm up."""
     marks = [
         (row["seconds"], row["minibatch"] + 1 if row["event"] == "step" else row["minibatches"], row["event"])
         for row in rows

@@ -28,7 +28,7 @@ _shared: dict[tuple[type, frozenset[tuple[str, Any]]], "_Fixed"] = {}
 
 
 class _Late(ipywidgets.Widget):
-    """State that the page receives when it is first shown, or something that holds it is, in the state that it has
+    """Values that the page receives when it is first shown, or something that holds it is, in the state that it has
     then.
 
     Its clicks and values are served while a cell runs: JupyterLab sends them to a thread alongside the one that runs

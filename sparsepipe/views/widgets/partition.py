@@ -83,7 +83,7 @@ _PLANNING = "planning the pipelines…"
 
 
 class PlanOnScreen:
-    """What was asked for, and the last answer: of that, or of settings before if it was refused or is `pending`.
+    """The requested settings, and the last answer: of that, or of settings before if it was refused or is `pending`.
 
     The page's clicks come in one thread, cells run in another: `lock` is held by whoever changes any of it.
     """
@@ -221,7 +221,7 @@ class PartitionExplorer(Shown):
 
     @property
     def problem(self) -> Problem:
-        """What the plan in the picture was made for."""
+        """The problem of the plan in the picture."""
         return self.state.last().problem
 
     @property

@@ -99,7 +99,7 @@ def explorer_export(answer: Answer, before: Answer | None, *, profile: Profile, 
 
 
 def _provenance(answers: Sequence[Answer], profile: Profile) -> Provenance:
-    """What the plans rest on; the last is that on screen, the one before it A."""
+    """Provenance of the plans; the last is that on screen, the one before it A."""
     settings: dict[str, Any] = answers[-1].settings.to_json()
     if len(answers) > 1:
         settings["compared_with"] = answers[0].settings.to_json()

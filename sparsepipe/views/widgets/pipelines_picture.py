@@ -101,7 +101,7 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
 
 
 def _promised(answer: PipelinesAnswer) -> list[list[str]]:
-    """What the planner expects of all together, and how far from the best split that can be."""
+    """Predicted total throughput, and its optimality gap."""
     pipelines, found = answer.plan, []
     expected, rate = pipelines.estimate, pipelines.minibatches_per_second
     if expected and rate:
@@ -123,7 +123,7 @@ def _whys(answer: PipelinesAnswer) -> str:
 
 
 def _why(answer: PipelinesAnswer, k: int) -> str:
-    """Which of a pipeline's stages sets its pace."""
+    """A sentence on the stage that sets a pipeline's pace."""
     plan = answer.plan.pipelines[k]
     cause, place, seconds = bottleneck(plan, answer.problem)
     name = plan.position_estimates[place].name

@@ -25,7 +25,7 @@ _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
 class Board(Protocol):
-    """Where a plan is launched: a LaunchBoard."""
+    """A place to launch a plan: a LaunchBoard."""
 
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
 

@@ -16,7 +16,7 @@ from ...values.profile import Profile
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a plan was made for: the minibatches that its estimate holds for, and the profile and devices, if known."""
+    """The basis of a plan: the minibatches of its estimate, and the profile and devices, if known."""
 
     batch_size: int
     voxel_size: float | None  # None: it does not matter

@@ -184,7 +184,7 @@ def _names(records: list[RunRecord]) -> str:
 
 
 def _as_in_all(some: list[RunRecord], records: list[RunRecord]) -> list[str]:
-    """What some of the records are called in figures of all of them."""
+    """Names of some records in figures of all of them."""
     readable = [record for record in records if _has_plan(record)]  # no figure shows others
     called = dict(zip(readable, record_names(readable), strict=True))
     return [called.get(record, record.name) for record in some]

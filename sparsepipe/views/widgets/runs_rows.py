@@ -81,12 +81,12 @@ def runs_table(folder: Path | str, *, more: tuple[str, ...] = (), kept: Kept | N
 
 
 def head(column: str) -> str:
-    """What a page calls a column: as figures and the launch board call it."""
+    """Heading of a column, as in figures and on the launch board."""
     return _HEADS.get(column, column.replace("_", " "))
 
 
 def meaning(column: str) -> str:
-    """What a column's numbers mean, where its name does not say it; else nothing."""
+    """Definition of a column's numbers; empty if its name says it."""
     return _MEANINGS.get(column, "")
 
 
@@ -118,7 +118,7 @@ def _row_or_kept(folder: Path, more: tuple[str, ...], kept: Kept) -> dict[str, A
 
 
 def _stamp(folder: Path) -> Stamp:
-    """When each file of a run was written last, and how long it is."""
+    """Modification time and length of each file of a run."""
     try:
         with os.scandir(folder) as entries:
             found = [(entry.name, entry.stat()) for entry in entries]
@@ -223,7 +223,7 @@ class RunsListing:
 
     @property
     def rows(self) -> list[ipywidgets.Widget]:
-        """What to display: the button comes among those of the table."""
+        """Widgets to display: the button comes among those of the table."""
         return [looks.HBox([self.filter, self.columns], layout={"flex_flow": "row wrap"}), self.marks, self.listed]
 
     @property

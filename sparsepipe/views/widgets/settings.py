@@ -152,7 +152,7 @@ def placement_told(given: Cluster, settings: Settings) -> str:
 
 
 def nodes_told(cluster: Cluster) -> str:
-    """ "a: 2 × fast + slow; b: tv"; like nodes in a row are reported together."""
+    """ "a: 2 × fast + slow; b: tv"; identical nodes in a row are written together."""
     parts = []
     for devices, run in groupby(cluster.nodes, key=lambda node: counted(kind.name for kind in node.device_types)):
         names = [node.name for node in run]

@@ -14,7 +14,7 @@ JITTER, STOP, TYPED = "ranks sleep at random", "one rank stops once", "as typed 
 
 @dataclass(frozen=True)
 class HeldUp:
-    """What was picked of a straggler, before it is known which ranks a pipeline has. Its `kind` says what else counts.
+    """A straggler as picked in the widgets, before ranks are known. Its `kind` selects the fields that count.
 
     `pipeline`: by its number, all of whose ranks are slow. `text`: as the command line takes it.
     """
@@ -57,7 +57,7 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Several:
-    """How many pipelines, the rule as the command line takes it, and who is slow."""
+    """Number of pipelines, synchronization scheme as on the command line, and straggler."""
 
     count: int
     rule: str

@@ -56,7 +56,7 @@ class StragglerPicker:
 
     @property
     def picked(self) -> HeldUp:
-        """What the controls say now; of those that do not count, nothing."""
+        """The straggler that the controls describe; unused controls are ignored."""
         return HeldUp(self.kind.value, **{name: getattr(self, name).value for name in _USED[self.kind.value]})
 
     def follow(self) -> None:

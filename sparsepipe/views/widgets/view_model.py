@@ -94,7 +94,7 @@ def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
 
 
 def why(plan: Plan, problem: Problem) -> str:
-    """Which stage or boundary sets the pace, what makes it slow, and what moving one of its layers would do."""
+    """Sentences on the stage or boundary that sets the pace, the reason, and the effect of moving one layer."""
     assert plan.estimate is not None
     if len(plan.stages) == 1:
         return (
@@ -195,7 +195,7 @@ def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
 
 
 def changes(before: Plan, after: Plan) -> list[str]:
-    """How `after` differs from `before`, a line for each thing that a reader would ask for."""
+    """Differences of `after` from `before`, one line each."""
     found = before.diff(after)
     lines = []
     if found.speedup is not None:
@@ -223,7 +223,7 @@ def _before(before: Plan, after: Plan, problem: Problem) -> dict[str, Any]:
 
 
 def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
-    """What handing the first layer of stage k to the stage before, or its last one to the next, would do."""
+    """Effect of moving the first layer of stage k to the stage before, or its last one to the next."""
     told = []
     for step, verb in ((-1, "first"), (1, "last")):
         to, own = k + step, plan.stages[k].layers

@@ -86,7 +86,7 @@ class WaitingExplorer(Shown):
         return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def stragglers(self) -> Stragglers:
-        """What the pickers say delays ranks. Raises InputError for a text that cannot be read."""
+        """The straggler of the pickers. Raises InputError for a text that cannot be read."""
         return self.controls.stragglers(minibatches=self.simulations.minibatches)
 
     def update(self, _: object = None) -> None:
@@ -137,7 +137,7 @@ class WaitingExplorer(Shown):
 
 
 class WaitingControls:
-    """How many pipelines of how many stages, their links and their rule, and who is slow."""
+    """Controls for pipelines and stages, links, synchronization scheme and straggler."""
 
     def __init__(self, pipelines: int, stages: int, link: Link, rules: Sequence[str], *, num_layers: int) -> None:
         most, high = min(_MOST_STAGES, num_layers), max(_MOST_PIPELINES, pipelines)
@@ -157,7 +157,7 @@ class WaitingControls:
         return self.pipelines, self.stages, self.link_bandwidth, self.rule, *self.straggler.controls
 
     def stragglers(self, *, minibatches: int) -> Stragglers:
-        """What delays ranks that train so many minibatches. Raises InputError for a text that cannot be read."""
+        """The straggler for ranks that train so many minibatches. Raises InputError for a text that cannot be read."""
         stages = self.stages.value  # devices are alike, and split in their order
         pipelines = [range(k * stages, (k + 1) * stages) for k in range(self.pipelines.value)]
         return self.straggler.picked.stragglers(pipelines, minibatches=minibatches)
@@ -173,7 +173,7 @@ class PipelinesSimulations:
     def outcomes(
         self, cluster: Cluster, planned: Plan, rules: Sequence[str], stragglers: Stragglers
     ) -> tuple[plots.Outcome, ...]:
-        """What every rule makes of it."""
+        """Outcomes of every synchronization scheme."""
         found = []
         for rule in rules:
             told = self.forecast(cluster, planned, rule, stragglers).to_json()["replication"]

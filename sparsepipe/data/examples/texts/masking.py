@@ -21,7 +21,7 @@ ROOM = 3  # subwords of a sequence that [CLS] and two [SEP] take
 
 @dataclass(frozen=True, eq=False)
 class MaskedSample:
-    """One sequence: `words`, `token_types` and what is to be predicted, `told`, IGNORED elsewhere: int64 [length]."""
+    """One sequence: `words`, `token_types` and the words to predict, `told`, IGNORED elsewhere: int64 [length]."""
 
     words: np.ndarray
     token_types: np.ndarray

@@ -26,7 +26,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Unsaid:
-    """What those files leave out: the type of the devices, their memory, and the links inside and between hosts."""
+    """Facts missing in those files: the type of the devices, their memory, and the links inside and between hosts."""
 
     device_type: str = "device"
     memory_bytes: float = float("inf")

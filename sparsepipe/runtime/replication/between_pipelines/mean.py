@@ -5,7 +5,7 @@
         └──────── means ◄───────────────┘
 
 With n members each element travels twice for all but one of them, as in a ring all-reduce; but no one needs to be cut
-in the same way, and who is gone is missed by those alone who need its part.
+equally, and who is gone is missed by those alone who need its part.
 """
 
 import time

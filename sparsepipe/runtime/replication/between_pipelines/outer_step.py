@@ -45,7 +45,7 @@ class OuterOptions(Protocol):
 class OuterStep:
     """The member of `Merging` for Arithmetic.OUTER_STEP (Douillard et al., "DiLoCo", 2023).
 
-    Outer parameters and their velocity are kept alongside the weights, in the same way in all pipelines: each steps for
+    Outer parameters and their velocity are kept alongside the weights, identical in all pipelines: each steps for
     itself, by the same mean. One whose own are older than another member's, since it joined or missed a merge, takes
     them from that member. Buffers have no gradient: their mean is taken as it is.
     """
