@@ -218,7 +218,7 @@ def shows_a_figure(source):
     """Whether a cell's value is a figure, or it shows a widget or a picture."""
     last = ast.parse(source).body[-1]
     shown = ast.unparse(last) if isinstance(last, ast.Expr) else ""
-    return shown.startswith(("place.export(", "plots.", "here.loop", "here.thumbnails")) or bool(
+    return shown.startswith(("place.export(", "plots.", "figure.", "here.loop", "here.thumbnails")) or bool(
         re.search(r"\bdisplay\((?:sp\.widgets|plots)\.", source)
     )
 

@@ -307,7 +307,7 @@ def test_bad_input_is_named(tmp_path, names, out, error):
 
 
 def test_a_folder_without_notebooks_is_named(tmp_path):
-    with raises("notebooks.missing", "02_data"):
+    with raises("notebooks.missing", "01_pipelines"):
         reproduce(out=tmp_path / "figures", notebooks=tmp_path)
 
 

@@ -6,10 +6,15 @@ co-located workload. The modules in `_FIGURES` hold what one figure alone needs.
 so all names but those of the batch are imported when they are first asked for.
 """
 
+from typing import TYPE_CHECKING
+
 from ..util.lazy_names import lazy_names
 from .catalogue import NOTEBOOKS
 from .driver import reproduce
 from .page import PAGE
+
+if TYPE_CHECKING:
+    from .cached_runs import campaign_of, equal_stages, print_epoch, train
 
 _HOME = {
     "Contention": "contention",
@@ -31,6 +36,7 @@ _FIGURES = (
     *("strategy_grid", "unlike_devices"),
 )
 
-__all__ = ["NOTEBOOKS", "PAGE", "reproduce", *_HOME]
+__all__ = ["NOTEBOOKS", "PAGE", "campaign_of", "equal_stages", "print_epoch", "reproduce", "train"]
+__all__ += [name for name in _HOME if name not in __all__]
 
 __getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_FIGURES)
