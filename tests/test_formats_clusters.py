@@ -203,7 +203,7 @@ def test_a_heterogeneous_job_of_slurm_has_the_hosts_of_all_its_components(group)
     ("kind", "old", "new", "message"),
     [
         ("hostfile", "gpu3", "gpu1", ":5: host 'gpu1' is listed again, as in line 2: list it once"),
-        ("hostfile", "gpu3", "gpu[1-3]", ":5: host 'gpu1' is there again"),
+        ("hostfile", "gpu3", "gpu[1-3]", ":5: host 'gpu1' is listed again"),
         ("hostfile", "slots=4", "slots=0", ":2: host 'gpu1' has slots = '0': expected a whole number"),
         ("hostfile", "slots=4", "slot=4", ":2: 'slot=4' after host 'gpu1': expected slots=N"),
         ("hostfile", "gpu1 slots=4", "gpu1:22", ":2: host 'gpu1:22': .*'gpu1 slots=22' or 'gpu1:22 slots=1'"),

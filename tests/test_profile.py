@@ -155,11 +155,11 @@ def test_a_measured_profile_says_over_which_sizes_it_does_not_hold():
     assert of((100, 1.0), (200, 2.0)) == of((0, 1.0)) == ()
     (one_size,) = of((7401, 1.2))
     assert one_size.startswith(
-        "profile of a: measured at 7,401 voxels alone; other sizes are extrapolated in proportion"
+        "profile of a: measured only at 7,401 voxels; other sizes are extrapolated in proportion"
     )
     narrow = of((6525, 1.0), (7401, 1.2))
     assert narrow == (
-        "profile of a: measured at 6,525 to 7,401 voxels alone; other sizes are extrapolated in proportion, "
+        "profile of a: measured only at 6,525 to 7,401 voxels; other sizes are extrapolated in proportion, "
         "profile again",
     )
     (wild,) = of((100, 1.0), (200, 20.0), (400, 4.0))
