@@ -165,7 +165,7 @@ TRANSFORMS = {
 def test_transforms_of_torch_func_leave_the_process_as_it_was(chosen):
     """vmap was entered and never left, and grad crashed the process."""
     network, said = same(Between(TRANSFORMS[chosen]), torch.randn(4, 6))
-    assert len(network.rows) == 1 and "torch.func" in said[0]
+    assert sum(row.kind not in ("buffer", "parameter") for row in network.rows) == 1 and "torch.func" in said[0]
     assert still_works()
 
 
