@@ -291,10 +291,10 @@ class LayerTracer(fx.Tracer):
                         "module.no_submodule", f"a {type(value).__name__} that is no submodule is called"
                     )
                 parts.append((name, self.paths[value]))
-            elif fx_proxies(value) or tensors_of(value):
+            elif (fx_proxies(value) or tensors_of(value)) and not isinstance(value, list | dict | set):
                 names.append(name)
                 given.append(value)
-            elif Structure.of(value) is not None:
+            elif Structure.of(value) is not None and not isinstance(value, list | dict | set):  # it may fill them
                 constants.append((name, value))
             else:
                 what = f"it gives a {type(value).__name__} to a layer, and layers exchange tensors alone"
