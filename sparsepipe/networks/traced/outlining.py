@@ -102,7 +102,7 @@ class Outlining:
                     and found.body[found.first].lineno == code.co_firstlineno
                 ):
                     if found.last < len(found.body):
-                        return self._replace(source, _Range(found.body, found.first, found.last + 1, found.why))
+                        return self._move_range(source, _Range(found.body, found.first, found.last + 1, found.why))
                     return self._widen(source, found.body, found.why)
         return False
 
@@ -110,17 +110,17 @@ class Outlining:
         for found in source.ranges:
             if found.body[found.first].lineno <= position[0] <= (found.body[found.last - 1].end_lineno or 0):
                 if found.first > _num_docstrings(source, found.body):
-                    return self._replace(source, _Range(found.body, found.first - 1, found.last, why))
+                    return self._move_range(source, _Range(found.body, found.first - 1, found.last, why))
                 return self._widen(source, found.body, why)
         place = _innermost(source.tree.body, position)
-        return place is not None and self._replace(source, _Range(place[0], place[1], place[1] + 1, why))
+        return place is not None and self._move_range(source, _Range(place[0], place[1], place[1] + 1, why))
 
     def _widen(self, source: _Source, body: _Body, why: str) -> bool:
         """Move out the statement that a body belongs to."""
         parent = _parent(source.tree.body, body)
-        return parent is not None and self._replace(source, _Range(parent[0], parent[1], parent[1] + 1, why))
+        return parent is not None and self._move_range(source, _Range(parent[0], parent[1], parent[1] + 1, why))
 
-    def _replace(self, source: _Source, added: _Range) -> bool:
+    def _move_range(self, source: _Source, added: _Range) -> bool:
         """Move out a range, in the place of those that it touches."""
         allowed = _allowed(source, added)
         if allowed is None or self._count >= _MOST:
