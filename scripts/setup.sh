@@ -58,8 +58,8 @@ build_engine() {
   # Its set-up calls `pip` and `ninja` by name: those of .venv. No CUDA device is shown to it: its CUDA sources do not
   # compile against today's CUDA, and the native engine is the one for GPUs.
   PATH=$PWD/.venv/bin:$PATH MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' .venv/bin/python -m pip install \
-    --disable-pip-version-check --use-pep517 --no-build-isolation --no-deps \
-    --config-settings="--global-option=--blas=openblas" "$engine"
+    --disable-pip-version-check \
+    --use-pep517 --no-build-isolation --no-deps --config-settings="--global-option=--blas=openblas" "$engine"
   local code=$?
   [ $code -gt 128 ] || touch "$engine_stamp" # beyond: a signal ended it
 }

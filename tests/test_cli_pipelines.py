@@ -123,7 +123,7 @@ def test_stragglers_of_an_ordinary_plan(tmp_path, files, capsys):
     [
         (("--replication", "telepathy"), "telepathy"),
         (("--replication", "quorum:quorum=3"), "quorum"),
-        (("--straggler", "slow:rank=7,factor=2"), "rank 7 is not there"),
+        (("--straggler", "slow:rank=7,factor=2"), "[straggler.rank_unknown]"),
         (("--straggler", "hare:rank=1"), "hare"),
         (("--epoch-minibatches", 4), "this plan has several"),
         (("--restart-seconds", "3"), "--restart-seconds goes with --inject kill"),

@@ -49,7 +49,7 @@ def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
     [
         (("--replan", "always"), "invalid choice: 'always'"),
         (("--replan", "live", "--straggler", "kill:rank=1,at=3"), "end no process"),
-        (("--replan", "live", "--straggler", "slow:rank=5,factor=2"), "rank 5 is not there"),
+        (("--replan", "live", "--straggler", "slow:rank=5,factor=2"), "[straggler.rank_unknown]"),
         (("--replan", "epoch", "--epoch-minibatches", "0"), "--epoch-minibatches"),
         (("--epoch-minibatches", "5"), "--epoch-minibatches goes with --replan"),
     ],

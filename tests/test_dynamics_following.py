@@ -157,6 +157,6 @@ def test_run_wants_the_profile(tmp_path):
     assert (
         code == 2
         and not out
-        and "--profile [TYPE=]FILE, and --cluster FILE" in lines[-1]
+        and "give --expect [TYPE=]FILE, and --cluster FILE" in lines[-1]
         and lines[-1].endswith("[replan.no_profile]")
     )

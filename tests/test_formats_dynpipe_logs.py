@@ -121,10 +121,10 @@ def test_numbers_of_their_scripts_are_kept_as_such():
 def test_a_note_says_why_fewer_variants_ran_beside_the_light_intruder():
     """Its panel had three of five, and only the notebook said so."""
     every, light = ["never", "live", "epoch", "measured", "oracle"], ["never", "live", "epoch"]
-    ran = "beside the light one never, live and epoch ran, once each"
+    ran = "with the light one, never, live and epoch ran, once each"
     why = "which stand for the three systems in DynPipe's figure 13a"
-    assert light_text(light, every) == f"{ran}, {why}; the others beside the heavy one alone"
+    assert light_text(light, every) == f"{ran}, {why}; the others with the heavy one alone"
     assert light_text(light, light) == ran
     assert light_text(["never"], light) == (
-        "beside the light one never ran, once each; the others beside the heavy one alone"
+        "with the light one, never ran, once each; the others with the heavy one alone"
     )

@@ -111,7 +111,10 @@ def test_dir_lists_public_names_and_the_folders_that_guides_name():
     listed = {name for name in dir(sp) if not name.startswith("__")}
     folders = listed - set(sp.__all__)
     assert folders >= {name.partition(".")[0] for name in named_by_guides() if "." in name} - set(sp.__all__)
-    assert folders == {"data", "monitoring", "planning", "plots", "records", "runtime", "values", "widgets"}
+    assert folders == {
+        *("data", "engines", "monitoring", "networks", "planning", "plots", "profiling", "records", "runtime", "study"),
+        *("values", "widgets"),
+    }
 
 
 def test_pages_that_docstrings_point_to_are_links_of_the_site():

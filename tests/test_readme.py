@@ -65,7 +65,7 @@ def test_each_line_is_one_that_the_command_takes(path):
 def test_each_verb_and_option_in_the_text_exists():
     verbs = parser().verbs
     options = {option for verb in verbs.values() for option in verb._option_string_actions}
-    options |= {"--version", "--fast", "--labels", "--what", "--published", "--coded-bytes"}  # of scripts, of Ray
+    options |= {"--version", "--fast", "--labels", "--what", "--seeds", "--published", "--coded-bytes"}
     for path in PAGES:
         for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", path.read_text())):
             assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code)) <= options, (path.name, code)

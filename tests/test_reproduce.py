@@ -269,7 +269,7 @@ class TestMinkowskiEngine:
 
         assert users() == ["a"] and users(engine="minkowski") == ["a", "b"]
         ours = [path for path in (REPOSITORY / "notebooks").rglob("*.ipynb") if catalogue.uses_minkowski(path)]
-        assert {"07_learning", "09_your_own_network"} <= {path.stem for path in ours}
+        assert {"07_learning", "13_own_sparse_modules"} <= {path.stem for path in ours}
 
 
 def test_what_measures_runs_alone():

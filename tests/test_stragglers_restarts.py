@@ -78,9 +78,10 @@ def test_the_command_says_what_a_kill_costs(tmp_path):
         code == 0
         and "rank 1 is killed 31 s after the beginning; all ranks train again 8 s later, from minibatch 5" in out
     )
-    for more in ("--restart-seconds", 8), ("--epoch-minibatches", 5):
+    alone = {("--restart-seconds", 8): "option.of_killing", ("--epoch-minibatches", 5): "option.of_replanning"}
+    for more, error in alone.items():
         code, _, errors = sparsepipe(*words, *more)
-        assert code == 2 and len(errors) == 1 and "--straggler kill" in errors[0]
+        assert code == 2 and len(errors) == 1 and f"[{error}]" in errors[0]
 
 
 @pytest.mark.parametrize(("epoch", "steps"), [(None, 1), (4, 3)])

@@ -141,7 +141,7 @@ def test_places_where_a_cut_cannot_be_have_their_reason(explorer):
     cuts = scene(explorer)["cuts"]
     assert cuts["blocked"][0] == [[8, NUM_LAYERS - 1, 0]]
     assert cuts["blocked"][1] == [[1, 4, 1]]
-    assert "before cut 1 | 2" in cuts["reasons"][0] and "behind cut 0 | 1" in cuts["reasons"][1]
+    assert "cut 1 | 2" in cuts["reasons"][0] and "cut 0 | 1" in cuts["reasons"][1]
 
 
 def test_a_cut_is_blocked_where_a_stage_would_not_fit(explorer):

@@ -154,15 +154,14 @@ def emulate(
     Raises:
         InputError: the plan is none for the profile and the cluster, or an option is unknown.
 
-    >>> import tempfile
-    >>> from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Profile, emulate, partition
-    >>> cost = LayerCost((CostSample(1, 0.001, 0.002, 40),))  # size 1: 1 ms forward, 2 ms backward, 40 bytes
-    >>> profile = Profile(LayerGraph.chain([Layer("a"), Layer("b")]), {"cpu": (cost, cost)})
-    >>> cluster = Cluster.uniform(2, device_type="cpu")
-    >>> plan = partition(profile, cluster)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     emulate(plan, profile, cluster, run_dir=f"{folder}/run", minibatches=4).wait()["minibatches"]
-    4
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sp.emulate(plan, profile, cluster, run_dir=f"{folder}/run", minibatches=4).wait()["minibatches"]
+        4
+
+    See also:
+        guides/emulate_a_cluster, `launch`, `simulate`
     """
     config = RunConfig(
         profile.origin.get("model", "profile"),

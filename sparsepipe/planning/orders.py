@@ -62,13 +62,35 @@ def partition_with_sizes(
     """Plan as `partition` with these `settings`, but count the time lost to sizes: the best plan comes first.
 
     More stages, and more replicas, wait more for large minibatches. The best plan is compared with the best plans of
-    fewer and fewer stages: each is simulated on an epoch of `sample_sizes` (in the profile's unit) in this `order`,
-    with minibatches as `simulate_orders` composes them, of `batch_size` samples or by a `plan_budget`. Planners that
-    cannot limit the number of stages have one plan.
+    fewer and fewer stages: each is simulated on an epoch. Planners that cannot limit the number of stages have one
+    plan.
 
-    Returns every plan with its forecast, the shortest epoch first.
+    Args:
+        profile: Costs of the layers on every device type of the cluster.
+        cluster: The devices and links.
+        sample_sizes: Size of each sample of an epoch, in the profile's `size_unit`.
+        batch_size: Samples per minibatch. Default: the profile's.
+        voxels: Budget of a minibatch in the profile's `size_unit`, in place of `batch_size`.
+        seconds: Budget of a minibatch in seconds on the slowest stage.
+        kept_bytes: Budget of a minibatch in bytes that a stage keeps for its backward.
+        order: Order of the minibatches: "shuffle", "snake" or "planned".
+        seed: Seed of the order.
+        settings: Settings of `partition`, such as `planner`.
 
-    Raises InputError as `partition` and `simulate_orders` do.
+    Returns:
+        Every plan with its forecast, the shortest epoch first.
+
+    Raises:
+        InputError: As for `partition` and `simulate_orders`.
+
+    Example:
+        >>> from sparsepipe.planning.orders import partition_with_sizes
+        >>> best = partition_with_sizes(profile, cluster, [900.0, 1_100.0] * 8, batch_size=2)[0]
+        >>> best.forecast.seconds > 0
+        True
+
+    See also:
+        guides/scenes_of_varying_size, `partition`
     """
     plans = [partition(profile, cluster, **settings)]
     if settings.get("planner", PlanSettings.planner) in planners_with("most_stages"):

@@ -101,11 +101,11 @@ def explain_prediction(speeds: pd.DataFrame) -> str:
 
 
 def explain_throughput(record: RunRecord) -> str:
-    """Say how fast a run was beside what its plan predicts and, if they differ, what its record knows of why.
+    """Say how fast a run was compared with what its plan predicts and, if they differ, what its record knows of why.
 
     As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is reported
-    for every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a run
-    without a summary.
+    for every run that had some: as a reason of one that is too slow, as a doubt of any other.
+    Raises InputError for a run without a summary.
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second

@@ -139,7 +139,12 @@ def put_off(names: Sequence[str], late: Collection[str]) -> list[str]:
 
 def uses_minkowski(path: Path) -> bool:
     """Whether a notebook's code computes with MinkowskiEngine if that is installed."""
-    return bool(re.search(r"\bMinkowskiEngine\b|[\"']minkowski[\"']", _code(path)))
+    return names_minkowski(_code(path))
+
+
+def names_minkowski(code: str) -> bool:
+    """Return whether Python code names MinkowskiEngine, as a module or as the value of an option."""
+    return bool(re.search(r"\bMinkowskiEngine\b|[\"']minkowski[\"']", code))
 
 
 def exported(path: Path) -> tuple[str, ...]:

@@ -293,7 +293,7 @@ class NotebookJob:
 
     def uses_minkowski(self, name: str) -> bool:
         """Whether a notebook computes with MinkowskiEngine if that is installed, or is asked to."""
-        asked = self.parameters.get("engine") == "minkowski" and "engine" in self._parameters_of(name)
+        asked = "engine" in self._parameters_of(name) and catalogue.names_minkowski(repr(self.parameters.get("engine")))
         return asked or catalogue.uses_minkowski(self.notebooks / f"{name}.ipynb")
 
     def files(self, name: str) -> list[Path]:

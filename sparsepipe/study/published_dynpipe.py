@@ -149,5 +149,5 @@ def light_text(light: Sequence[str], heavy: Sequence[str]) -> str:
     names_text = f"with the light one, {lightly} ran, once each"
     if {*light} < {*heavy}:
         why = ", which stand for the three systems in DynPipe's figure 13a" if {*light} == _VARIANTS else ""
-        return f"{names_text}{why}; the others beside the heavy one alone"
+        return f"{names_text}{why}; the others with the heavy one alone"
     return names_text

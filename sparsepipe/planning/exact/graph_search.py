@@ -84,7 +84,8 @@ def over_sets(
     for state in range(whole):
         if until < inf and time.process_time() > until:
             raise TimeoutError
-        reached[state] &= model.work < seconds * moves.spare[state]
+        spare = moves.spare[state]
+        reached[state] &= model.work < (seconds * spare if spare else 0.0)  # seconds may be infinite
         own = moves.of_source(state)
         own = own[reached[state].any(axis=1)[kind[moves.group[own]]]]
         if not len(own):
