@@ -113,6 +113,9 @@ def prepare(
     check_name(folder)
     if not elsewhere:
         check_here(run)  # last, as it reads the data
+    for function in run.functions.values() if elsewhere else ():
+        if function.is_file:
+            function.files_for_hosts()
     if is_composed:
         run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
         config = run.config
