@@ -115,7 +115,11 @@ def test_a_neighbour_is_that_of_its_folder_as_it_is_now(tmp_path):
         ("def build():\n    import blocks_of_mine", "net.py", ["blocks_of_mine.py", "deeper_of_mine.py"]),
         ("import parts_of_mine.deep as deep", "net.py", ["parts_of_mine/deep.py"]),
         ("from parts_of_mine import deep", "net.py", ["parts_of_mine/deep.py"]),
-        ("from . import blocks_of_mine", "net_folder/net.py", ["net_folder/__init__.py", "net_folder/blocks_of_mine.py"]),
+        (
+            "from . import blocks_of_mine",
+            "net_folder/net.py",
+            ["net_folder/__init__.py", "net_folder/blocks_of_mine.py"],
+        ),
         ("import net, nothing_of_the_kind", "net.py", []),
         ("def build(:", "net.py", []),
     ],

@@ -193,8 +193,8 @@ class RunFiles:
                 self._send_file(connection, file.path, file.name)
             config["data"] = f"{connection.folder}/{name_of(config['data'])}"
         for name, function in functions_of(config).items():
-            if function.is_file:
-                files, folder = function.files_for_hosts(), f"code/{function.sha256()[:16]}"
+            if files := function.files_for_hosts():
+                folder = f"code/{function.sha256()[:16]}"
                 for inner, path in files.items():
                     self._send_file(connection, path, f"{folder}/{inner}")
                 config[name] = f"{connection.folder}/{folder}/{next(iter(files))}:{function.name}"

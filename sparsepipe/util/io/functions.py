@@ -150,7 +150,12 @@ class UserFunction:
         return hashlib.sha256("".join(f"{name}\0{hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
 
     def files_for_hosts(self) -> dict[str, Path]:
-        """Return its files, to be laid out alike on other hosts. Raises InputError if they cannot all be sent."""
+        """Return its files, to be laid out alike on other hosts; none of a module, which is to be installed there.
+
+        Raises InputError if they cannot all be sent.
+        """
+        if not self.is_file:
+            return {}
         files = self.files()
         (inner, file), *neighbours = files.items()
         root = file.parents[inner.count("/")]
@@ -158,7 +163,7 @@ class UserFunction:
             if not path.resolve().is_relative_to(root):
                 raise InputError(
                     "function.outside",
-                    f"{self}: {path} leads to {path.resolve()}, outside {root}, and is not sent to hosts; copy it there",
+                    f"{self}: {path} leads to {path.resolve()}, outside {root}, and is not sent; copy it there",
                     path=str(path),
                 )
         size = sum(path.stat().st_size for path in files.values())
@@ -282,8 +287,9 @@ def _imported(root: Path, file: Path, package: str) -> Iterator[Path]:
 
 def _is_installed(file: Path) -> bool:
     """Return whether a file is not the user's, but of this package, of Python, or of another that was installed."""
-    homes = (_OUR_PACKAGE, Path(sysconfig.get_path("stdlib")).resolve())
-    return any(map(file.resolve().is_relative_to, homes)) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    if any(name in file.parts for name in ("site-packages", "dist-packages")):
+        return True
+    return any(map(file.resolve().is_relative_to, (_OUR_PACKAGE, Path(sysconfig.get_path("stdlib")).resolve())))
 
 
 def _names_imported(path: Path, package: str) -> Iterator[str]:
