@@ -1,6 +1,7 @@
 """Functions of the user's own: imported as their file is now, MinkowskiEngine's among them."""
 
 import inspect
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -8,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from coded import raises
 
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.networks.losses import open_loss
 from sparsepipe.networks.traced.building import build_module
 from sparsepipe.records.sinks import open_sink
+from sparsepipe.util.io.files import sha256
 from sparsepipe.util.io.functions import UserFunction
 
 
@@ -102,6 +105,79 @@ def test_a_neighbour_is_that_of_its_folder_as_it_is_now(tmp_path):
     assert second.load() is second.load()
     (tmp_path / "b" / "blocks_of_mine.py").write_text("f = 3\n")
     assert (second.load()(), built()) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "inner", "expected"),
+    [
+        ("import torch, os", "net.py", []),
+        ("from blocks_of_mine import f", "net.py", ["blocks_of_mine.py", "deeper_of_mine.py"]),
+        ("def build():\n    import blocks_of_mine", "net.py", ["blocks_of_mine.py", "deeper_of_mine.py"]),
+        ("import parts_of_mine.deep as deep", "net.py", ["parts_of_mine/deep.py"]),
+        ("from parts_of_mine import deep", "net.py", ["parts_of_mine/deep.py"]),
+        (
+            "from . import blocks_of_mine",
+            "net_folder/net.py",
+            ["net_folder/__init__.py", "net_folder/blocks_of_mine.py"],
+        ),
+        ("import net, nothing_of_the_kind", "net.py", []),
+        ("def build(:", "net.py", []),
+    ],
+)
+def test_files_of_a_function_are_those_that_it_imports(text, inner, expected, tmp_path):
+    folder = neighbours(tmp_path / "net_folder")
+    (folder / "unused.py").write_text("f = 1\n")
+    (folder / "deeper_of_mine.py").write_text("import net\n")
+    if "/" in inner:
+        (folder / "__init__.py").write_text("")
+    else:
+        (folder / "blocks_of_mine.py").write_text("import deeper_of_mine\n")
+    function = written(folder / "net.py", text)
+    files = function.files()
+    assert list(files)[0] == inner and sorted(files) == sorted([inner, *expected])
+    assert all(path == tmp_path / ("" if "/" in inner else "net_folder") / name for name, path in files.items())
+    before = function.sha256()
+    assert len(before) == 64 and (before == sha256(folder / "net.py")) == (not expected)
+    for name in expected:
+        files[name].write_text(f"{files[name].read_text()}\n# {name}\n")
+        assert function.sha256() != before
+        before = function.sha256()
+    (folder / "unused.py").write_text("f = 2\n")
+    assert function.sha256() == before
+
+
+def test_the_hash_of_files_is_that_of_the_same_layout_elsewhere(tmp_path):
+    """A host's copy has the same: in each folder, of a package or not, only what is imported."""
+    for kind, text in (("plain", "from parts_of_mine import deep\n"), ("pack", "from .parts_of_mine import deep\n")):
+        function = written(neighbours(tmp_path / kind) / "net.py", f"{text}def build(): return deep.f\n")
+        files = function.files_for_hosts()
+        for name, path in files.items():
+            (tmp_path / "host" / kind / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / "host" / kind / name)
+        there = UserFunction.parse(f"{tmp_path / 'host' / kind / next(iter(files))}:build")
+        assert there.sha256() == function.sha256() and there.load()() == 1
+
+
+def test_what_hosts_cannot_be_sent_is_refused(tmp_path, monkeypatch):
+    folder = neighbours(tmp_path / "net_folder")
+    function = written(folder / "net.py", "import blocks_of_mine\ndef build(): return 1\n")
+    monkeypatch.setattr("sparsepipe.util.io.functions._MOST_BYTES", 10)
+    with raises("function.too_large", size=sum(path.stat().st_size for path in function.files().values())):
+        function.files_for_hosts()
+    monkeypatch.undo()
+    (folder / "blocks_of_mine.py").rename(tmp_path / "elsewhere.py")
+    (folder / "blocks_of_mine.py").symlink_to(tmp_path / "elsewhere.py")
+    with raises("function.outside", path=folder / "blocks_of_mine.py"):
+        function.files_for_hosts()
+    monkeypatch.setattr("sparsepipe.util.io.functions._MOST_FILES", 1)
+    with raises("function.too_many_files", root=folder):
+        function.files()
+
+
+def test_installed_packages_are_no_neighbours():
+    for reference in ("torch.nn:Linear", "collections:OrderedDict", "sparsepipe.study.digit_images:digits"):
+        function = UserFunction.parse(reference)
+        assert list(function.files().values()) == [function.file()] and function.sha256() == sha256(function.file())
 
 
 @pytest.mark.parametrize(

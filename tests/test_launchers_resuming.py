@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.clock import began, last_recorded
 from sparsepipe.runtime.training_state.checkpoint import write_manifest
+from sparsepipe.util.io.files import sha256, write_json
+from sparsepipe.util.io.functions import UserFunction
 
 MODEL = "minkvgg11-narrow"
 BEFORE = RunConfig(
@@ -100,6 +103,28 @@ def test_metrics_that_are_gone_are_told(tmp_path):
     plan = trained(tmp_path / "done", metrics=False)
     with raises("resume.metrics_missing", "metrics.jsonl"):
         _changed(tmp_path / "done", plan, BEFORE)
+
+
+def test_a_resumed_run_warns_of_changed_code_with_neighbours(tmp_path):
+    (tmp_path / "net.py").write_text("import blocks_of_mine\n")
+    (tmp_path / "blocks_of_mine.py").write_text("")
+    function = UserFunction.parse(f"{tmp_path / 'net.py'}:build")
+    config = replace(BEFORE, model=str(function))
+
+    def warned(recorded: str, name: str) -> bool:
+        plan = trained(tmp_path / name, minibatches=5, config=config, manifest={"model": "net.py:build"})
+        write_json(tmp_path / name / "origin.json", {"facts": {"code_sha256": {"model": recorded}}})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _changed(tmp_path / name, plan, config)
+        return [str(function) in str(each.message) for each in caught] == [True]
+
+    now, of_file = function.sha256(), sha256(tmp_path / "net.py")
+    assert not warned(now, "now") and not warned(of_file, "of the file alone, as once")
+    (tmp_path / "blocks_of_mine.py").write_text("changed = 1\n")
+    assert warned(now, "neighbour") and not warned(of_file, "neighbour, as once")
+    (tmp_path / "net.py").write_text("import blocks_of_mine as other\n")
+    assert warned(of_file, "file, as once")
 
 
 def test_times_go_on_after_the_last_when_the_clock_was_set_back(tmp_path):

@@ -21,11 +21,13 @@ from sparsepipe.launching.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launching.ssh.run_files import RunFiles
 from sparsepipe.launching.supervisor import tell_status
 from sparsepipe.records import Origin, RunRecord
+from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.recorder import forget_rows
 from sparsepipe.runtime.training_state.checkpoint import newest_first
 from sparsepipe.runtime.training_state.checkpoint_folders import remove_partial
 from sparsepipe.runtime.wire.frames import MOST_PAYLOAD, Frame
-from sparsepipe.util.io.files import write_json
+from sparsepipe.util.io.files import read_json, write_json
+from sparsepipe.util.io.functions import UserFunction
 from sparsepipe.values.cluster import Cluster
 from sparsepipe.values.plan import Plan, Stage
 
@@ -213,6 +215,30 @@ def test_shards_are_found_when_they_are_whole(tmp_path):
     assert [found.name.rpartition("/")[2] for found in leading.news()] == ["stage0.safetensors", "manifest.json"]
     whole.rename(tmp_path / "elsewhere")
     assert list(leading.news()) == [("checkpoints/minibatch-1", None)]
+
+
+@pytest.mark.parametrize("line", ["from blocks_of_mine import layers", "from .blocks_of_mine import layers"])
+def test_a_host_is_sent_the_neighbours_of_a_users_file(tmp_path, line):
+    """It had net.py alone, whose import failed there."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "net.py").write_text(f"{line}\n\n\ndef build():\n    return layers\n")
+    (project / "blocks_of_mine.py").write_text("layers = 3\n")
+    (project / "notes.txt").write_text("of no use there\n")
+    plan, config = Plan((Stage(("a",), (0,)),)), RunConfig(f"{project / 'net.py'}:build", "digits")
+    record = RunRecord.create(tmp_path / "record", plan, config.to_json(), Origin())
+    kept, there = Kept(), tmp_path / "host"
+    facts = {"number": 0, "writer": kept, "folder": str(there), "has_data": True, "hosted": Namespace(ranks=(0,))}
+    files = RunFiles(record, [], RowsOfHosts(record.folder, several=False))
+    files.bring(Namespace(**facts), plan, resume=False, first=True)
+    arrivals = Arrivals(there)
+    for frame in kept.frames:
+        arrivals.take(frame)
+    shutil.rmtree(project)
+    function = UserFunction.parse(read_json(there / "config.json")["model"])
+    assert function.load()() == 3 and function.file().is_relative_to(there)
+    sent = {path.name for path in (there / "code").rglob("*") if path.is_file()}
+    assert sent == {"net.py", "blocks_of_mine.py"}
 
 
 def test_a_folder_that_is_taken_away_whole_takes_no_checkpoint_from_the_record(tmp_path):

@@ -32,6 +32,7 @@ from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import LearningTask, open_task
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.runtime.workloads.verifying import verify_once
 from sparsepipe.util.io.fields import json_object
 from sparsepipe.values.plan import Plan, Stage
 
@@ -238,6 +239,36 @@ def test_what_the_loss_does_not_reach_is_not_trained_to_the_bit(tmp_path):
     never = {name for name, parameter in module.named_parameters() if torch.equal(parameter, begun[name])}
     assert never == {"stray.weight", "stray.bias", "end.weight", "end.bias"}
     assert result.tensors("velocity").keys() == begun.keys() - never
+
+
+def with_neighbour(folder, width: int = 9) -> str:
+    (folder / "blocks_of_mine.py").write_text(
+        "from torch import nn\n\n\ndef block(width):\n"
+        f"    return nn.Sequential(nn.Linear(width, {width}), nn.ReLU(), nn.Linear({width}, width))\n"
+    )
+    (folder / "net.py").write_text(
+        "from blocks_of_mine import block\nfrom torch import nn\n\n\ndef build(num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(6), block(6), block(6), nn.Linear(6, num_classes))\n"
+    )
+    return f"{folder / 'net.py'}:build"
+
+
+def test_stages_of_a_network_with_a_neighbour_equal_one_process_to_the_bit(tmp_path):
+    config = settings(model=with_neighbour(tmp_path), data=f"{OWN}:spots", loss="classes")
+    plans = {"one": plan_of(config, [[0]], **FLUSH), "two": plan_of(config, [[0], [1]], **FLUSH)}
+    results = run_jobs(tmp_path, [Job(name, plan, config) for name, plan in plans.items()])
+    same_training(results["one"], results["two"])
+
+
+def test_a_changed_neighbour_is_compared_again(tmp_path, monkeypatch):
+    """The mark was of net.py alone: other blocks trained without a comparison."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def compared(width: int) -> bool:
+        config = settings(model=with_neighbour(tmp_path, width), data=f"{OWN}:spots", loss="classes")
+        return verify_once(open_task(resolve(config)), plan_of(config, [[0], [1]], **FLUSH), resolve(config))
+
+    assert [compared(width) for width in (9, 9, 8, 8, 9)] == [True, False, True, False, False]
 
 
 def test_without_labels_there_is_no_loss_and_no_step(tmp_path):

@@ -93,7 +93,7 @@ def prepare(
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     _check_together(plan, run.config, profile, cluster)
-    run = _for_workers(run, processes)
+    run = _for_workers(run, processes, elsewhere=elsewhere)
     config = run.config
     for k in range(len(plan.pipelines)):
         _check_pipeline(plan, k, run, profile, cluster, processes)
@@ -212,11 +212,11 @@ def _composition(
     return replace(run, config=run.config.replace(batch_size=round(mean))) if found.budget else run
 
 
-def _for_workers(run: ResolvedRun, processes: int) -> ResolvedRun:
+def _for_workers(run: ResolvedRun, processes: int, *, elsewhere: bool) -> ResolvedRun:
     """Return a run with the settings that workers get: functions of the user's own so that all find them from anywhere.
 
-    Raises InputError for a function that does not exist, and for stragglers that are malformed or none of the
-    processes.
+    Raises InputError for a function that does not exist or cannot be sent to the workers' hosts, and for stragglers
+    that are malformed or none of the processes.
     """
     config = run.config
     if not config.workload.trains:
@@ -225,7 +225,10 @@ def _for_workers(run: ResolvedRun, processes: int) -> ResolvedRun:
         stragglers = Stragglers.parse(config.stragglers)
         stragglers.check(processes)
         config = config.replace(stragglers=str(stragglers) or None)
-    absolute = {name: str(function.absolute()) for name, function in functions_of(vars(config)).items()}
+    functions = functions_of(vars(config))
+    for function in functions.values() if elsewhere else ():
+        function.files_for_hosts()
+    absolute = {name: str(function.absolute()) for name, function in functions.items()}
     return replace(run, config=config.replace(**absolute))
 
 

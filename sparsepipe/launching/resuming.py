@@ -11,7 +11,8 @@ from ..runtime.config import RunConfig
 from ..runtime.pipelines.minibatch_queue import MinibatchQueue
 from ..runtime.pipelines.resuming import RESUME, has_rows_of, keep_nothing
 from ..runtime.training_state.checkpoint import Checkpoint, latest, newest_first
-from ..util.io.files import write_json
+from ..util.io.files import sha256, write_json
+from ..util.io.functions import functions_of
 from ..util.text.counting import number_of
 from ..util.text.numbers import as_given
 
@@ -112,8 +113,18 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
             f"{metrics}: gone, and with it the losses of the first {number_of(found.minibatches, 'minibatch')}; the "
             f"run goes on after them from {found.folder.name}"
         )
+    yield from _changed_code(RunRecord.load(folder), config)
     if per_epoch is not None and found.minibatches:
         yield from _rate_told(found.minibatches, per_epoch, before, config)
+
+
+def _changed_code(record: RunRecord, config: RunConfig) -> Iterator[str]:
+    """Yield a line for each of the user's functions whose files differ from those that the run began with."""
+    recorded = record.origin.get("facts", {}).get("code_sha256", {})
+    for name, function in functions_of(vars(config)).items():
+        # Records were once of the function's file alone, which says nothing about its neighbours.
+        if recorded.get(name, function.sha256()) not in (function.sha256(), sha256(function.file())):
+            yield f"{function}: its code has changed since the run began; the run resumes with the code as it is now"
 
 
 def epoch_minibatches(found: Checkpoint) -> int | None:

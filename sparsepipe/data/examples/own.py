@@ -304,7 +304,7 @@ class OwnExamples:
             "seed": self.seed,
             "function": named,
             "sha256": self.function.sha256(),
-            "sha256_of": "the function's file",
+            "sha256_of": f"the function's file{' and neighbours' if len(self.function.files()) > 1 else ''}",
             **options,
         }
 

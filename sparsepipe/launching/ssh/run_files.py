@@ -193,11 +193,11 @@ class RunFiles:
                 self._send_file(connection, file.path, file.name)
             config["data"] = f"{connection.folder}/{name_of(config['data'])}"
         for name, function in functions_of(config).items():
-            if function.is_file:
-                path = function.file()
-                brought = f"code/{sha256(path)[:16]}/{path.name}"
-                self._send_file(connection, path, brought)
-                config[name] = f"{connection.folder}/{brought}:{function.name}"
+            if files := function.files_for_hosts():
+                folder = f"code/{function.sha256()[:16]}"
+                for inner, path in files.items():
+                    self._send_file(connection, path, f"{folder}/{inner}")
+                config[name] = f"{connection.folder}/{folder}/{next(iter(files))}:{function.name}"
         return json.dumps(config, indent=2).encode()
 
     # --- from the hosts ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _LONGEST = 1000  # of the lists and dicts outside of modules that are looked int
 
 
 @dataclass(frozen=True)
-class Difference:
+class Divergence:
     """Where two recordings of a forward differ: the innermost module that went two ways, and the operation."""
 
     path: str
@@ -35,7 +35,7 @@ class Difference:
     node: fx.Node | None = None
 
 
-def difference(first: Recording, again: Recording) -> Difference | None:
+def difference(first: Recording, again: Recording) -> Divergence | None:
     """Return where two recordings of a forward differ first; None if they do not.
 
     Raises UnevenStatement for a statement that gives another structure.
@@ -45,13 +45,13 @@ def difference(first: Recording, again: Recording) -> Difference | None:
         places[a] = places[b] = number
         why = _other_node(a, b, places)
         if why:
-            return Difference(_common_path(a, b), why, b)
+            return Divergence(_common_path(a, b), why, b)
     if len(first.nodes) != len(again.nodes):
         longer = max(first.nodes, again.nodes, key=len)
         node = longer[min(len(first.nodes), len(again.nodes))]
-        return Difference(node.meta["path"], f"it calls {name_of(node)} more often in another minibatch", node)
+        return Divergence(node.meta["path"], f"it calls {name_of(node)} more often in another minibatch", node)
     if first.output_spec != again.output_spec or _placed(first.outputs, places) != _placed(again.outputs, places):
-        return Difference("", "it returns another structure for another minibatch")
+        return Divergence("", "it returns another structure for another minibatch")
     return None
 
 

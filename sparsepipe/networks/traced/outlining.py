@@ -76,9 +76,9 @@ class Outlining:
     def lines(self) -> dict[str, str]:
         """File, line and text of each statement → why it was moved out."""
         return {
-            _where(source, found): found.why
+            _where(source, span): span.why
             for source in self._sources
-            for found in sorted(source.ranges, key=lambda each: each.body[each.first].lineno)
+            for span in sorted(source.ranges, key=lambda each: each.body[each.first].lineno)
         }
 
     def move_out(self, positions: Sequence[Position], why: str) -> bool:
@@ -95,25 +95,27 @@ class Outlining:
     def extend(self, code: CodeType) -> bool:
         """Have the statement behind one that was moved out join it. `code`: of the function that it was moved to."""
         for source in self._sources:
-            for found in source.ranges:
+            for span in source.ranges:
                 if (
                     source.code is not None
                     and code in _codes(source.code)
-                    and found.body[found.first].lineno == code.co_firstlineno
+                    and span.body[span.first].lineno == code.co_firstlineno
                 ):
-                    if found.last < len(found.body):
-                        return self._move_range(source, _Range(found.body, found.first, found.last + 1, found.why))
-                    return self._widen(source, found.body, found.why)
+                    if span.last < len(span.body):
+                        return self._move_range(source, _Range(span.body, span.first, span.last + 1, span.why))
+                    return self._widen(source, span.body, span.why)
         return False
 
     def _take(self, source: _Source, position: tuple[int, int], why: str) -> bool:
-        for found in source.ranges:
-            if found.body[found.first].lineno <= position[0] <= (found.body[found.last - 1].end_lineno or 0):
-                if found.first > _num_docstrings(source, found.body):
-                    return self._move_range(source, _Range(found.body, found.first - 1, found.last, why))
-                return self._widen(source, found.body, why)
-        place = _innermost(source.tree.body, position)
-        return place is not None and self._move_range(source, _Range(place[0], place[1], place[1] + 1, why))
+        for span in source.ranges:
+            if span.body[span.first].lineno <= position[0] <= (span.body[span.last - 1].end_lineno or 0):
+                if span.first > _num_docstrings(source, span.body):
+                    return self._move_range(source, _Range(span.body, span.first - 1, span.last, why))
+                return self._widen(source, span.body, why)
+        statement = _innermost(source.tree.body, position)
+        return statement is not None and self._move_range(
+            source, _Range(statement[0], statement[1], statement[1] + 1, why)
+        )
 
     def _widen(self, source: _Source, body: _Body, why: str) -> bool:
         """Move out the statement that a body belongs to."""
@@ -125,22 +127,22 @@ class Outlining:
         allowed = _allowed(source, added)
         if allowed is None or self._count >= _MOST:
             return False
-        for found in source.ranges:
-            if found.body is allowed.body and found.first < allowed.last and allowed.first < found.last:
-                first, last = min(found.first, allowed.first), max(found.last, allowed.last)
-                allowed = _Range(allowed.body, first, last, found.why)
+        for span in source.ranges:
+            if span.body is allowed.body and span.first < allowed.last and allowed.first < span.last:
+                first, last = min(span.first, allowed.first), max(span.last, allowed.last)
+                allowed = _Range(allowed.body, first, last, span.why)
         inside = {id(node) for each in allowed.body[allowed.first : allowed.last] for node in ast.walk(each)}
-        kept = []
-        for found in source.ranges:
-            if id(found.body[found.first]) in inside:
-                allowed = _Range(allowed.body, allowed.first, allowed.last, found.why)  # the first reason is the cause
+        others = []
+        for span in source.ranges:
+            if id(span.body[span.first]) in inside:
+                allowed = _Range(allowed.body, allowed.first, allowed.last, span.why)  # the first reason is the cause
             else:
-                kept.append(found)
+                others.append(span)
         whole = source.tree.body
         if allowed.body is whole and allowed.first <= _num_docstrings(source, whole) and allowed.last == len(whole):
             return False  # nothing is left
         before = source.ranges
-        source.ranges = [*kept, allowed]
+        source.ranges = [*others, allowed]
         code = _rewritten(source)
         if code is None:
             source.ranges = before
@@ -182,15 +184,15 @@ def positions_now(module: nn.Module) -> list[Position]:
 
 
 def _positions(frames: Iterable[tuple[FrameType, int]], module: nn.Module) -> list[Position]:
-    found = []
+    positions = []
     for frame, instruction in frames:
         code = frame.f_code
         if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
             function = _method(module, code)
             if function is not None:
                 line, _, column, _ = next(islice(code.co_positions(), instruction // 2, None))
-                found.append((function, (line or code.co_firstlineno, column or 0)))
-    return found
+                positions.append((function, (line or code.co_firstlineno, column or 0)))
+    return positions
 
 
 def _method(module: nn.Module, code: CodeType) -> FunctionType | None:
@@ -246,8 +248,8 @@ def _innermost(body: _Body, position: tuple[int, int]) -> tuple[_Body, int] | No
         if (each.lineno, each.col_offset) <= position <= (each.end_lineno or 0, each.end_col_offset or 0):
             if not isinstance(each, ast.FunctionDef | ast.ClassDef):
                 for inner in _bodies(each):
-                    if (found := _innermost(inner, position)) is not None:
-                        return found
+                    if (statement := _innermost(inner, position)) is not None:
+                        return statement
             return body, i
     return None
 
@@ -257,8 +259,8 @@ def _parent(body: _Body, wanted: _Body) -> tuple[_Body, int] | None:
         for inner in _bodies(each):
             if inner is wanted:
                 return body, i
-            if (found := _parent(inner, wanted)) is not None:
-                return found
+            if (statement := _parent(inner, wanted)) is not None:
+                return statement
     return None
 
 
@@ -320,16 +322,16 @@ def _allowed(source: _Source, asked: _Range) -> _Range | None:
 def _rewritten(source: _Source) -> CodeType | None:
     """Return a function's code with its ranges moved out; None if it would not have the same variables outside."""
     names = tuple(dict.fromkeys((*source.original.co_varnames, *source.original.co_cellvars)))  # some are in both
-    marks = {(id(found.body), found.first): found for found in source.ranges}
+    marks = {(id(span.body), span.first): span for span in source.ranges}
 
     def of_body(body: _Body) -> _Body:
         made: _Body = []
         i = 0
         while i < len(body):
-            found = marks.get((id(body), i))
-            if found is not None:
-                made += _moved_out(source, found, names)
-                i = found.last
+            span = marks.get((id(body), i))
+            if span is not None:
+                made += _moved_out(source, span, names)
+                i = span.last
                 continue
             each = copy.copy(body[i])
             if not isinstance(each, ast.FunctionDef | ast.ClassDef):
@@ -364,18 +366,18 @@ def _rewritten(source: _Source) -> CodeType | None:
 _FUTURE = __future__.annotations.compiler_flag
 
 
-def _moved_out(source: _Source, found: _Range, names: tuple[str, ...]) -> _Body:
+def _moved_out(source: _Source, span: _Range, names: tuple[str, ...]) -> _Body:
     """Return the statements that stand where a range stood."""
-    moved = copy.deepcopy(found.body[found.first : found.last])
-    outside = _loaded(source.tree.body, without=found.body[found.first : found.last])
-    loop = _loop_around(source, found)
+    moved = copy.deepcopy(span.body[span.first : span.last])
+    outside = _loaded(source.tree.body, without=span.body[span.first : span.last])
+    loop = _loop_around(source, span)
     loaded, stored, written = _names(moved)
     if loop:
         outside |= loaded
     outputs = [name for name in names if name in stored | written and name in outside | written]
     inputs = [name for name in names if name in loaded | written]
     leaves = _Leaves(moved)
-    to_the_end = found.body is source.tree.body and leaves.returns
+    to_the_end = span.body is source.tree.body and leaves.returns
     result = f"(lambda given: {{name: given[name] for name in {tuple(outputs)!r} if name in given}})(locals())"
     if not to_the_end:
         moved = [_Continues(result).visit(each) for each in moved] if leaves.continues else moved
@@ -394,7 +396,7 @@ def _moved_out(source: _Source, found: _Range, names: tuple[str, ...]) -> _Body:
         ]
         after = ast.parse("\n".join(lines)).body
     made: _Body = [head, *after]
-    first = found.body[found.first]
+    first = span.body[span.first]
     for each in made:
         for node in [each] if each is head else ast.walk(each):
             ast.copy_location(node, first)
@@ -438,7 +440,7 @@ def _names(statements: _Body) -> tuple[set[str], set[str], set[str]]:
 
 def _uses(statements: _Body, name: str) -> tuple[tuple[str | int, ...], ...]:
     """Return what statements read of a variable, such as ("blocks", 3) for `self.blocks[3]`; () is all of it."""
-    found: dict[tuple[str | int, ...], None] = {}
+    paths: dict[tuple[str | int, ...], None] = {}
 
     def visit(node: ast.AST) -> None:
         chain, inner = list[str | int](), node
@@ -454,14 +456,14 @@ def _uses(statements: _Body, name: str) -> tuple[tuple[str | int, ...], ...]:
                 break
             inner = inner.value
         if isinstance(inner, ast.Name) and inner.id in (name, "super"):
-            found[tuple(chain[::-1]) if inner.id == name else ()] = None
+            paths[tuple(chain[::-1]) if inner.id == name else ()] = None
             return
         for child in ast.iter_child_nodes(node):
             visit(child)
 
     for each in statements:
         visit(each)
-    return tuple(found)
+    return tuple(paths)
 
 
 def _loaded(body: _Body, *, without: _Body) -> set[str]:
@@ -474,8 +476,8 @@ def _loaded(body: _Body, *, without: _Body) -> set[str]:
     }
 
 
-def _loop_around(source: _Source, found: _Range) -> bool:
-    body = found.body
+def _loop_around(source: _Source, span: _Range) -> bool:
+    body = span.body
     while (parent := _parent(source.tree.body, body)) is not None:
         if isinstance(parent[0][parent[1]], ast.For | ast.While):
             return True
@@ -488,8 +490,8 @@ def _codes(code: CodeType) -> list[CodeType]:
     return [code, *(inner for each in code.co_consts if isinstance(each, CodeType) for inner in _codes(each))]
 
 
-def _where(source: _Source, found: _Range) -> str:
+def _where(source: _Source, span: _Range) -> str:
     """Write where a statement is: "net.py:12, `if x.sum() > 0:`"."""
-    line = found.body[found.first].lineno
+    line = span.body[span.first].lineno
     text = linecache.getline(source.original.co_filename, line).strip()
     return f"{Path(source.original.co_filename).name}:{line} (`{text[:60]}`)"

@@ -279,7 +279,7 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
     )
 
 
-def _drawn_by_python() -> tuple[Any, ...]:
+def _drawn_by_python() -> tuple[object, ...]:
     """Return where the generators of Python and numpy are."""
     of_numpy: Any = np.random.get_state()
     return random.getstate(), of_numpy[1].tobytes(), *of_numpy[2:]

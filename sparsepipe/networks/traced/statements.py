@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torch import Tensor, fx, nn
 
 Uses = tuple[tuple[str | int, ...], ...]  # what code reads of `self`: ("blocks", 3) is self.blocks[3], () all of it
 
 
-class Recorder(Protocol):
+class StatementRecorder(Protocol):
     """Whoever records a forward."""
 
     def record_statement(
-        self, function: FunctionType, values: dict[str, Any], written: Sequence[str], uses: Uses, *, returns: bool
-    ) -> Any:
+        self, function: FunctionType, values: dict[str, object], written: Sequence[str], uses: Uses, *, returns: bool
+    ) -> object:
         """Record a call of a function that statements were moved to."""
         ...
 
 
-RECORDER: ContextVar[Recorder | None] = ContextVar("RECORDER", default=None)
+RECORDER: ContextVar[StatementRecorder | None] = ContextVar("RECORDER", default=None)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Statement:
 
     code: CodeType
     names: tuple[str, ...]
-    constants: tuple[tuple[str, Any], ...]  # arguments that are the same in every minibatch
+    constants: tuple[tuple[str, object], ...]  # arguments that are the same in every minibatch
     parts: tuple[tuple[str, str], ...]  # arguments that are modules, by path
     copied: frozenset[str]  # arguments that it writes into: it is given copies
     self_name: str  # the argument that is the module itself; "" if it needs none
@@ -53,7 +53,7 @@ class Statement:
     def __hash__(self) -> int:
         return hash(self.code)  # constants may be lists
 
-    def __call__(self, *args: Any) -> Any:  # torch.fx takes nothing else for a function
+    def __call__(self, *args: object) -> NoReturn:  # torch.fx takes nothing else for a function
         raise TypeError("a statement runs within a layer")
 
     @property
@@ -62,12 +62,13 @@ class Statement:
         inside = [f"{self.path}.{name}" if self.path else name for name in self.used]
         return tuple(dict.fromkeys([*inside, *(path for _, path in self.parts)]))
 
-    def run(self, args: Iterable[Any], module: Callable[[str], nn.Module]) -> Any:
+    def run(self, args: Iterable[Any], module: Callable[[str], nn.Module]) -> object:
         """Run it. `module` returns a module by path."""
         given = list(args)
-        values: dict[str, Any] = dict(zip(self.names, given, strict=False))
+        values: dict[str, object] = dict(zip(self.names, given, strict=False))
         for name in self.copied & values.keys():
-            values[name] = values[name].clone() if isinstance(values[name], Tensor) else values[name]
+            value = values[name]
+            values[name] = value.clone() if isinstance(value, Tensor) else value
         values.update(self.constants)
         values.update({name: module(path) for name, path in self.parts})
         if self.self_name:
@@ -105,8 +106,8 @@ def _partial(
 
 
 def run_statement(
-    function: FunctionType, given: Mapping[str, Any], written: Sequence[str], uses: Uses, returns: bool
-) -> Any:
+    function: FunctionType, given: Mapping[str, object], written: Sequence[str], uses: Uses, returns: bool
+) -> object:
     """Call a function that statements were moved to; have it recorded if a recording is under way.
 
     `given`: local variables where the statements stood, of which it writes into those in `written`; `returns`: it gives
@@ -162,9 +163,13 @@ def _of_attribute(module: nn.Module, name: str, tensors: dict[str, None], seen: 
     seen.add(name)
     if name in _ALL:
         return [()]
-    found: Any = inspect.getattr_static(type(module), name, None)
-    found = getattr(found, "fget", found)
-    code = getattr(inspect.unwrap(getattr(found, "__func__", found)), "__code__", None) if found is not None else None
+    attribute: Any = inspect.getattr_static(type(module), name, None)
+    attribute = getattr(attribute, "fget", attribute)
+    code = (
+        getattr(inspect.unwrap(getattr(attribute, "__func__", attribute)), "__code__", None)
+        if attribute is not None
+        else None
+    )
     return [(each,) for each in names_in(code)] if code is not None else []
 
 

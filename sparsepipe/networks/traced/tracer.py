@@ -274,8 +274,8 @@ class LayerTracer(fx.Tracer):
         return stand_in(node, self)
 
     def record_statement(
-        self, function: FunctionType, values: dict[str, Any], written: Sequence[str], uses: Uses, *, returns: bool
-    ) -> Any:
+        self, function: FunctionType, values: dict[str, object], written: Sequence[str], uses: Uses, *, returns: bool
+    ) -> object:
         """Record a call of a function that statements of the innermost module's forward were moved to."""
         if self.running:
             return function(**values)

@@ -101,7 +101,7 @@ class Examples:
     expected: Mapping[bool, Sequence[Any]]  # by whether it trains: what it gives for the first, and twice for the other
     kept: str  # what Python changes from one minibatch to the next
     left_out: tuple[str, ...]  # entries of the output that cannot cross, such as caches
-    options: Mapping[str, Any]  # what the forward is given so that it makes no caches
+    options: Mapping[str, object]  # what the forward is given so that it makes no caches
 
     @classmethod
     def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
@@ -142,7 +142,7 @@ class Examples:
 _WITHOUT_CACHES = {"use_cache": False}  # as transformers' forwards take it
 
 
-def _takes(module: nn.Module, inputs: Inputs, options: Mapping[str, Any]) -> bool:
+def _takes(module: nn.Module, inputs: Inputs, options: Mapping[str, object]) -> bool:
     """Whether a module takes these arguments, too, and then returns nothing that cannot cross."""
     args, kwargs = inputs.arguments({})
     try:

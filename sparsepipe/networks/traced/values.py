@@ -1,7 +1,7 @@
 """What crosses between layers: tensors, dense or sparse, structures of them, and numbers, as tensors without axes."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -20,15 +20,15 @@ def is_sparse(value: Any) -> bool:
     return library is not None and isinstance(value, library.SparseTensor)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     return isinstance(value, Tensor) or is_sparse(value)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     return type(value) in _NUMBERS
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: object) -> bool:
     """Return whether a value says what is done, not with what: it is the same in every minibatch."""
     return isinstance(value, _CONSTANTS)
 
@@ -57,13 +57,13 @@ def one_sample_more(value: Any) -> Any:
     return type(value)(features=rows, coordinates=torch.cat([places, last]), tensor_stride=value.tensor_stride)
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def tensors_of(value: object) -> list[Tensor]:
     """Return the numbers of every tensor in a structure."""
     leaves = flattened(value)[0]
     return [features(leaf) for leaf in leaves if is_tensor(leaf)]
 
 
-def flattened(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
+def flattened(value: object) -> tuple[list[Any], pytree.TreeSpec]:
     """Flatten with pytree; a dataclass that it does not know yet is made known to it, as torch.export wants it too."""
     for leaf in pytree.tree_leaves(value):
         if is_dataclass(leaf) and not isinstance(leaf, type) and not is_tensor(leaf):
@@ -72,7 +72,7 @@ def flattened(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(value)
 
 
-def without_objects(output: Any) -> tuple[Any, tuple[str, ...]]:
+def without_objects(output: object) -> tuple[Any, tuple[str, ...]]:
     """Return an output with None for each entry that cannot cross, and the names of those entries.
 
     An entry is named with its class: "past_key_values (DynamicCache)".
@@ -85,21 +85,21 @@ def without_objects(output: Any) -> tuple[Any, tuple[str, ...]]:
         for path, leaf, is_odd in zip(paths, leaves, odd, strict=True)
         if is_odd
     )
-    kept = [None if is_odd else leaf for leaf, is_odd in zip(leaves, odd, strict=True)]
-    return (pytree.tree_unflatten(kept, spec) if names else output), names
+    crossing = [None if is_odd else leaf for leaf, is_odd in zip(leaves, odd, strict=True)]
+    return (pytree.tree_unflatten(crossing, spec) if names else output), names
 
 
-def entries_that_cross(output: Any) -> Any:
+def entries_that_cross(output: object) -> Any:
     """Return an output with None for each entry that cannot cross; a layer of a module that is one layer does so."""
     return without_objects(output)[0]
 
 
-def entry_at(value: Any, number: int) -> Any:
+def entry_at(value: object, number: int) -> Any:
     """Return a leaf of a structure by its number."""
     return flattened(value)[0][number]
 
 
-def written_path(path: Any) -> str:
+def written_path(path: Iterable[object]) -> str:
     """Write a place in a structure: "batch.words", "0"."""
     return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
 
@@ -112,7 +112,7 @@ class Structure:
     leaves: tuple[Any, ...]  # Tensor, bool, int, float: what crosses; anything else stands for itself
 
     @classmethod
-    def of(cls, value: Any) -> "Structure | None":
+    def of(cls, value: object) -> "Structure | None":
         """Return the structure of a value; None if a part of it cannot cross."""
         if any(isinstance(part, PackedSequence) for part in _parts(value)):
             return None  # its batch sizes must stay on the CPU
@@ -133,7 +133,7 @@ class Structure:
         """Say of each leaf whether it crosses."""
         return [kind is Tensor or (isinstance(kind, type) and kind in _NUMBERS) for kind in self.leaves]
 
-    def split(self, value: Any) -> list[Any]:
+    def split(self, value: object) -> list[Any]:
         """Return the tensors that cross, in order: numbers made tensors of no axes."""
         found = []
         for leaf, kind, crosses in zip(flattened(value)[0], self.leaves, self.crosses(), strict=True):
@@ -153,7 +153,7 @@ class Structure:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[object]:
     """Yield a value and what its tuples, lists and dicts hold."""
     yield value
     if isinstance(value, Mapping):

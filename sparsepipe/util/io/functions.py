@@ -4,17 +4,28 @@
     path/file.py:function       a file, wherever it lies; relative to the current folder. It may import its neighbours
                                 and its package: their folder is on Python's path while it is imported
 
-Nothing is pickled: what travels in a record is the name, with the file's SHA-256.
+Nothing is pickled: what travels in a record is the name, with the SHA-256 of the file and of the neighbours that its
+import statements name. Which these are is read from the statements, so that every process and host finds the same.
 """
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +40,10 @@ from .paths import expanded
 _USER = "sparsepipe_user_"  # what names of users' files begin with, as modules
 _NEIGHBOURS = "__sparsepipe_neighbours__"  # in a user's file: names of the neighbours that it imported
 _ROOT = "__sparsepipe_root__"  # in a neighbour: the folder that it was imported from, and its file's SHA-256
+_LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
+_OUR_PACKAGE = Path(__file__).resolve().parents[2]
+_MOST_FILES = 2_000  # that a function is read of
+_MOST_BYTES = 64_000_000  # of code that a host is sent
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
 
@@ -98,9 +113,68 @@ class UserFunction:
             raise InputError("function.no_module", f"{self}: there is no module {self.home}; {_way_out(self.home)}")
         return Path(spec.origin)
 
+    def files(self) -> dict[str, Path]:
+        """Return its file, first, and the neighbours that import statements name, by their paths in the root folder.
+
+        Statements within functions count, and those of neighbours. Neighbours are files under the folder that imports
+        start from; installed packages are none. Raises InputError if its file does not exist, or has too many.
+        """
+        file = self.file().absolute()
+        if self.is_file:
+            file = file.resolve()
+            try:
+                root, package = _package_of(file)
+            except (SyntaxError, ValueError):  # told as it is imported
+                return {file.name: file}
+        else:
+            package = self.home if file.stem == "__init__" else self.home.rpartition(".")[0]
+            root = file.parents[package.count(".") + 1 if package else 0]
+        files = {file.relative_to(root).as_posix(): file}
+        if _is_installed(file):
+            return files
+        for path in _imported(root, file, package):
+            files[path.relative_to(root).as_posix()] = path
+            if len(files) > _MOST_FILES:
+                raise InputError(
+                    "function.too_many_files",
+                    f"{self}: imports more than {_MOST_FILES:,} files of {root}; install these as a package",
+                    root=str(root),
+                )
+        return files
+
     def sha256(self) -> str:
-        """Return the SHA-256 of its file: what a record keeps of it."""
-        return sha256(self.file())
+        """Return a SHA-256 of its files: what a record keeps of it. Without neighbours it is that of its file."""
+        hashes = {name: sha256(path) for name, path in self.files().items()}
+        if len(hashes) == 1:
+            return next(iter(hashes.values()))
+        return hashlib.sha256("".join(f"{name}\0{hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
+
+    def files_for_hosts(self) -> dict[str, Path]:
+        """Return its files, to be laid out alike on other hosts; none of a module, which is to be installed there.
+
+        Raises InputError if they cannot all be sent.
+        """
+        if not self.is_file:
+            return {}
+        files = self.files()
+        (inner, file), *neighbours = files.items()
+        root = file.parents[inner.count("/")]
+        for path in dict(neighbours).values():
+            if not path.resolve().is_relative_to(root):
+                raise InputError(
+                    "function.outside",
+                    f"{self}: {path} leads to {path.resolve()}, outside {root}, and is not sent; copy it there",
+                    path=str(path),
+                )
+        size = sum(path.stat().st_size for path in files.values())
+        if size > _MOST_BYTES:
+            raise InputError(
+                "function.too_large",
+                f"{self}: its {len(files)} files have {size / 1e6:.1f} MB, hosts are sent at most "
+                f"{_MOST_BYTES / 1e6:.0f} MB of code; read large values from data",
+                size=size,
+            )
+        return files
 
     def load(self) -> Callable[..., Any]:
         """Import it. Raises InputError if it does not exist, or its file raises as it is imported."""
@@ -180,6 +254,61 @@ def _package_of(path: Path) -> tuple[Path, str]:
         parts.insert(0, folder.name)
         folder = folder.parent
     return folder, ".".join(parts)
+
+
+def _imported(root: Path, file: Path, package: str) -> Iterator[Path]:
+    """Yield the files under a folder that a file's import statements lead to, each once, in a fixed order."""
+    specs: dict[str, ModuleSpec | None] = {}
+
+    def spec_of(name: str) -> ModuleSpec | None:
+        if name not in specs:
+            parent, _, _ = name.rpartition(".")
+            above = spec_of(parent) if parent else None
+            folders = [str(root)] if not parent else (above and above.submodule_search_locations) or []
+            spec = FileFinder(folders[0], *_LOADERS).find_spec(name) if folders else None
+            specs[name] = None if spec and spec.origin and _is_installed(Path(spec.origin)) else spec
+        return specs[name]
+
+    todo, known = [(file, package)], {file}
+    while todo:
+        path, package = todo.pop()
+        for name in (package, *_names_imported(path, package)):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):  # a package's __init__.py is imported before its modules
+                spec = spec_of(".".join(parts[:end])) if name else None
+                if spec is None:
+                    break
+                origin = Path(spec.origin) if spec.origin else file  # none: a folder without __init__.py
+                if origin not in known:
+                    known.add(origin)
+                    todo.append((origin, spec.parent or ""))
+                    yield origin
+
+
+def _is_installed(file: Path) -> bool:
+    """Return whether a file is not the user's, but of this package, of Python, or of another that was installed."""
+    if any(name in file.parts for name in ("site-packages", "dist-packages")):
+        return True
+    return any(map(file.resolve().is_relative_to, (_OUR_PACKAGE, Path(sysconfig.get_path("stdlib")).resolve())))
+
+
+def _names_imported(path: Path, package: str) -> Iterator[str]:
+    """Yield the dotted names of modules that a file's import statements may lead to."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path)) if path.suffix in SOURCE_SUFFIXES else ast.Module([], [])
+    except (SyntaxError, ValueError):  # told as it is imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            try:
+                base = importlib.util.resolve_name(name, package)
+            except ImportError:  # it leads out of the package, which is told as it is imported
+                continue
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)  # a module, or a name in one
 
 
 @contextmanager
