@@ -144,7 +144,7 @@ def uses(folder: Path, other: RunRecord) -> Iterator[tuple[str, Callable[[], Any
     yield "list", listed
     yield "show", lambda: runs_show(Namespace(run=folder))
     yield "compare", compared
-    yield "export", lambda: runs_export(Namespace(run=folder, chrome=folder / "chrome.json"))
+    yield "export", lambda: runs_export(Namespace(run=folder, out=folder / "chrome.json"))
     yield "widget", shown_in_widget
     yield "notebook", lambda: html(found())
     yield "throughput", together(plots.throughput_table)
