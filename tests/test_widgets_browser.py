@@ -161,7 +161,7 @@ def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explo
     x, y = middle(first)
     explorer.mouse.down()
     explorer.mouse.move(x + 18 * cell, y, steps=10)
-    explorer.wait_for_selector("text=it must lie before cut 1 | 2")
+    explorer.wait_for_selector("text=it must be before cut 1 | 2")
     explorer.mouse.up()
     last = int(explorer.locator(".sp-cut").nth(1).get_attribute("aria-valuenow")) - 1  # where it could still be
     explorer.wait_for_function(f"() => document.querySelector('.sp-cut').getAttribute('aria-valuenow') == {last}")
