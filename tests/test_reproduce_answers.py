@@ -81,7 +81,7 @@ def test_a_line_of_a_replay_names_its_schedule(averaging, tmp_path, monkeypatch,
     monkeypatch.setattr(emulation, "launch", lambda *plan, **how: Mock())
     profile, cluster = averaging
     for plan in (*plans_of(profile, cluster, {"optimal": 0}), Plan((Stage(("a", "b"), (0,)),), planner="alone")):
-        emulation.emulate(tmp_path, plan, profile, cluster, 2)
+        emulation.emulated(tmp_path, plan, profile, cluster, 2)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "replay of optimal (1f1b): 3 processes sleep through 2 minibatches"
     assert second.startswith("replay of alone: 1 process sleeps"), "one stage: schedules do not differ"

@@ -23,7 +23,7 @@ def _finished(folder: Path) -> bool:
         return False
 
 
-def emulate(
+def emulated(
     runs: Path,
     plan: Plan,
     profile: Profile,
@@ -55,7 +55,7 @@ def emulate(
         RunFailed: a process that ended with an error.
 
     Example:
-        `emulate(place.runs, plan, profile, cluster, 40).metrics("summary")[-1]`
+        `emulated(place.runs, plan, profile, cluster, 40).metrics("summary")[-1]`
     """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     called, samples = plan.planner, profile.batch_size or 1
