@@ -209,7 +209,7 @@ class PipelineWorker(Worker):
     # --- another plan ------------------------------------------------------------------------------------------------
 
     def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
-        """Raise InputError if this pipeline cannot switch to a plan compared with the others: all its ranks stay."""
+        """Raise InputError if this pipeline cannot switch to a plan next to the others': all its ranks stay."""
         check_next_of_several(plan, self.process.world_size, self.member.rule)
         super().check_next(plan, memory_bytes)
 
