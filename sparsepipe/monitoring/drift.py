@@ -62,7 +62,7 @@ class Watch:
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, simulated: bool = False) -> None:
-        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and no one's waits exist.
+        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and no waits are recorded.
 
         Raises InputError if the plan is not one for the profile's network and the cluster's devices.
         """
@@ -119,7 +119,7 @@ class Watch:
         """Return what devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
 
         First: each rank nearer to what it was then, by twice the standard error of what was measured. Second: each as
-        its newest minibatches have it against its profile. Lasting changes leave aside by how much profiles are off,
+        its newest minibatches are, compared with its profile. Lasting changes leave aside by how much profiles are off,
         which is right where that belongs to the rank's layers, and wrong where it belongs to the rank.
         """
         now, series = self.factors, [self.ranks.get(device.rank) for device in self.cluster.devices]
@@ -150,7 +150,7 @@ class Watch:
         return known
 
     def _look_left_out(self, found: LeftOut) -> Alarm | None:
-        """Put a time alongside the first under this plan, when the rank was as slow as it was known to be before.
+        """Compare a time with the first ones under this plan, when the rank was as slow as it was known to be before.
 
         Of a rank that was never seen at work nothing is known: its times tell nothing.
         """

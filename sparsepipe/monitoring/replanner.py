@@ -95,7 +95,7 @@ class Replanner:
         """Take what ended since the last call; `minibatch` is the next that has not begun.
 
         `left_out`: times of ranks that the plan leaves out.
-        The answer is a change to be made, or None. No other comes until `begin` or `refused` shows what became of it.
+        The answer is a change to be made, or None. No other comes until `begin` or `refused` says what became of it.
         """
         alarms = self.watcher.see(spans, sizes, left_out)
         judged = self.outcomes.see(spans, sizes, minibatch, alarms=alarms, factors=self.watcher.factors)
