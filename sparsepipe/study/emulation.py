@@ -66,7 +66,7 @@ def emulated(
     facts += [samples, stragglers, seed]
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
-        print(f"replay of {said} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
+        print(f"emulation of {said} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
         return RunRecord.load(folder)
     number = 0
     while folder.exists():  # one that did not finish stays as it is
@@ -74,7 +74,7 @@ def emulated(
         folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
     sleep = "sleeps" if len(plan.ranks) == 1 else "sleep"
     print(
-        f"replay of {said}: {number_of(len(plan.ranks), 'process')} {sleep} through "
+        f"emulation of {said}: {number_of(len(plan.ranks), 'process')} {sleep} through "
         f"{number_of(minibatches, 'minibatch')}"
     )
     config = RunConfig("replay", "replay", engine="replay", batch_size=samples, minibatches=minibatches, seed=seed)

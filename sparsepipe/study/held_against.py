@@ -132,7 +132,7 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
 def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
     """Gavel's pairs of jobs on one GPU: what a forest that learned on two kinds of GPU predicts of the third.
 
-    A number for each job alongside each other one, of each GPU in turn.
+    A number for each job with each other one, of each GPU in turn.
     """
     path = folder_of("colocation", folder)
     if path is None:
