@@ -84,10 +84,9 @@ class Job(Protocol):
         first minibatch under the plan or, without `wait`, None at once. Of several pipelines those whose plans differ
         change theirs, each by itself, while the others train; on one machine.
 
-        The memory that it needs is estimated by the profile that the run was launched with; a warning says if
-        nothing tells. Raises InputError if the plan
-        cannot be this job's or its devices', another change is under way, or a rank cannot prepare it: then the job
-        continues as before.
+        The memory that it needs is estimated by the profile that the run was launched with; without one a warning says
+        so. Raises InputError if the plan cannot be this job's or its devices', another change is under way, or a rank
+        cannot prepare it: then the job continues as before.
         """
         ...
 

@@ -1,8 +1,8 @@
 """The program that is sent to each host: it answers questions, a frame each (wire/frames.py), until its input ends.
 
-It is run as `python -c` behind the texts of wire/frames.py and wire/handshake.py, by whatever Python exists, with
+It is run as `python -c` behind the texts of wire/frames.py and wire/handshake.py, by whatever Python the host has, with
 sparsepipe or without: standard library alone, and torch only for `compute`. It listens on the address that it is
-reported, takes connections that prove the secret, and ends with its input.
+given, takes connections that prove the secret, and ends with its input.
 """
 
 from __future__ import annotations  # an older Python there is to be told of, not to fail in a traceback
