@@ -38,7 +38,7 @@ _SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # wha
 
 
 def of_jobs(folder: str = "") -> list[HeldAgainst]:
-    """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder does not exist is said once."""
+    """`replayed_steps` and `slow_downs` of ByteDance's jobs; a missing folder is reported once."""
     path = folder_of("straggler-analysis", folder)
     return [*replayed_steps(str(path)), *slow_downs(str(path))] if path else []
 
