@@ -78,7 +78,7 @@ class Job(Protocol):
     def replan(
         self, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None, wait: bool = True
     ) -> int | None:
-        """Go on under another plan from a minibatch on that the ranks agree on; the job's processes stay.
+        """Switch to another plan from a minibatch on that the ranks agree on; the job's processes stay.
 
         Layers change hands with all that training has made of them, and each minibatch is trained once. Returns the
         first minibatch under the plan or, without `wait`, None at once. Of several pipelines those whose plans differ

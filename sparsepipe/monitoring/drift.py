@@ -77,7 +77,7 @@ class Watch:
         self.links: dict[Pair, Series] = {}  # those that anybody waited for
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """Go on under another plan of the same network, from a minibatch on; what is known of the devices stays.
+        """Switch to another plan of the same network, from a minibatch on; what is known of the devices stays.
 
         Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learned again.
         """
@@ -166,7 +166,7 @@ class Watch:
         return series.add(found.minibatch, found.seconds, expected, unnoticed=0.0, seconds=found.end)
 
     def _look(self, found: Found, seconds: float) -> Alarm | None:
-        """Put a time compared with the expected one."""
+        """Compare a time with the expected one."""
         if isinstance(found, LeftOut):
             return self._look_left_out(found)
         era = self._era(found.minibatch)

@@ -95,7 +95,7 @@ def version(name: str) -> str | None:
 
 
 def code_digest() -> str | None:
-    """A digest of sparsepipe's files, None if it does not exist."""
+    """A digest of sparsepipe's files, None if it is not installed."""
     from importlib.util import find_spec
 
     sys.path[:] = [path for path in sys.path if path]  # not what lies in the current folder
@@ -318,7 +318,7 @@ def layer_seconds(torch: ModuleType, place: str) -> float:
 def coding(asked: dict[str, Any]) -> dict[str, Any]:
     """Seconds of a processor to code a tensor after a ReLU as sockets send it, and restore it, for each byte of both.
 
-    None if sparsepipe or torch does not exist.
+    None if sparsepipe or torch is not installed.
     """
     sys.path[:] = [path for path in sys.path if path]  # not what lies in the current folder
     try:

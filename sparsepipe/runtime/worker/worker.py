@@ -384,7 +384,7 @@ class Worker:
         self.connections.release()
 
     def _replan(self, done: int, *, within: bool) -> "Worker | None":
-        """Go on under another plan, which every rank has prepared; None if one of them cannot, and this one stays.
+        """Switch to another plan, which every rank has prepared; None if one of them cannot, and this one stays.
 
         `within` an epoch, the pause is counted from the last minibatch; between two epochs, from here.
         """

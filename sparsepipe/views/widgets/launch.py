@@ -49,7 +49,7 @@ class LaunchBoard(Shown):
     called, on the same data with the same batch size, voxel size and arguments, as another's speed says nothing of it.
     A job of an earlier plan of its name is followed while it runs. With
     `profile` and `cluster` a finished run is compared with its simulation. While another job of `runs` is at work, a
-    click asks before it launches one next to it. One thread follows all jobs, and changes of widgets pass one lock.
+    click asks before it launches one in parallel. One thread follows all jobs, and changes of widgets pass one lock.
     """
 
     def __init__(
