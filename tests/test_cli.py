@@ -246,7 +246,7 @@ def test_several_planners_side_by_side(profile, capsys):
         "time per minibatch",
         "throughput",
         "optimality gap",
-        "fullest device",
+        "peak memory",
         "sent per minibatch",
         "optimal → data-parallel",
     )

@@ -77,14 +77,14 @@ def test_paces_have_units_and_as_many_digits_as_each_other():
 
 
 def test_a_line_of_a_replay_names_its_schedule(averaging, tmp_path, monkeypatch, capsys):
-    """Three schedules of one plan were three lines "replay of optimal: …", one like the other."""
+    """Three schedules of one plan were three lines "emulation of optimal: …", one like the other."""
     monkeypatch.setattr(emulation, "launch", lambda *plan, **how: Mock())
     profile, cluster = averaging
     for plan in (*plans_of(profile, cluster, {"optimal": 0}), Plan((Stage(("a", "b"), (0,)),), planner="alone")):
-        emulation.emulate(tmp_path, plan, profile, cluster, 2)
+        emulation.emulated(tmp_path, plan, profile, cluster, 2)
     first, second = capsys.readouterr().out.splitlines()
-    assert first == "replay of optimal (1f1b): 3 processes sleep through 2 minibatches"
-    assert second.startswith("replay of alone: 1 process sleeps"), "one stage: schedules do not differ"
+    assert first == "emulation of optimal (1f1b): 3 processes sleep through 2 minibatches"
+    assert second.startswith("emulation of alone: 1 process sleeps"), "one stage: schedules do not differ"
 
 
 def test_a_prediction_of_more_than_all_devices_together_is_told():

@@ -231,7 +231,7 @@ def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step
     assert told.bubble.imbalance == pytest.approx(0.0) and told.bubble.dependency > 0
     assert Plan.from_json(plan.to_json()) == plan
     told = side_by_side([plan], profile).splitlines()  # two stages per device, two layers a stage, each thrice
-    assert [line.split()[-2:] for line in told if line.startswith("fullest device")] == [["120", "MB"]]
+    assert [line.split()[-2:] for line in told if line.startswith("peak memory")] == [["120", "MB"]]
     assert any(line.split() == ["slowest", "stage", "0,", "2:", "compute"] for line in told), "a device's, together"
     for schedule in ("2bw", "gpipe", "zero-bubble"):
         with raises("schedule.stages_per_device", "1f1b-flush"):

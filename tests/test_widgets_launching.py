@@ -313,7 +313,7 @@ def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
     change.button.click()
     asked = commands.request(at_work)
     assert asked.command == commands.REPLAN and asked.reason == "other, from the launch board"
-    assert "pipeline will switch to other" in change.told.value and board.messages.value == ""
+    assert "pipeline prepares the switch to other" in change.told.value and board.messages.value == ""
     change.button.click()
     assert "has a pending change already" in board.messages.value and "Traceback" not in board.messages.value
     commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
@@ -352,7 +352,7 @@ def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, a
         assert "The plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
     few.controls.plan.planner.value = "data-parallel"
     few.saver.apply_button.click()
-    assert few.messages.value == "" and "will switch to data-parallel-1-stage-001" in few.saver.told.value
+    assert few.messages.value == "" and "prepares the switch to data-parallel-1-stage-001" in few.saver.told.value
     assert commands.request(at_work).reason == "data-parallel-1-stage-001, from the launch board"
 
 

@@ -429,7 +429,7 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("devices", lambda plan, e: str(len(plan.ranks))),
     ("slowest stage", _slowest),
     (
-        "fullest device",
+        "peak memory",
         lambda plan, e: scaled_bytes(max(position.memory_bytes for position in plan.position_estimates)),
     ),
     ("sent per minibatch", lambda plan, e: scaled_bytes(sum(stage.sent_bytes for stage in e.stages))),

@@ -52,7 +52,7 @@ def _row(one: Candidate, found: Sweep) -> dict[str, Any]:
 
 def _text(found: Sweep) -> str:
     ordered = sorted(found.candidates, key=lambda each: -each.samples_per_second)
-    rows = [["", "plan", "replicas of stages", f"{ordered[0].counted}/s", "fullest device", ""]]
+    rows = [["", "plan", "replicas of stages", f"{ordered[0].counted}/s", "peak memory", ""]]
     rows += [
         [
             "*" if one in found.best else "",

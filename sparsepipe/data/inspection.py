@@ -120,8 +120,8 @@ def check(
     """Read every file of a data set once, make the sample that a run would, and report; nothing is kept on disk.
 
     What `engine` ("auto", "native" or "minkowski") cannot hold at this voxel size is a fault: a point far away.
-    Without a `task` the samples are made for all that the data set allows. One is in memory at a time. `progress` is
-    reported how far it is, in words. Raises InputError for a bad setting, and if the folder is no data set; what is
+    Without a `task` the samples are made for all that the data set allows. One is in memory at a time. `progress`
+    receives how far it is, in words. Raises InputError for a bad setting, and if the folder is no data set; what is
     wrong with files is in the report, each fault of them.
     """
     recipe = Recipe(voxel_size, num_points, 0, tuple(features))

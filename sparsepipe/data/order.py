@@ -324,7 +324,7 @@ def _depth(stage_seconds: NDArray[np.float64]) -> float:
 
 
 def _near_random(costs: Sizes, window: int, depth: float) -> NDArray[np.intp]:
-    """Return an order in which neighbours cost in the same way, near the random one that is given.
+    """Return an order in which neighbours cost about the same, near the random one that is given.
 
     Stages of an asynchronous pipeline work on neighbours at the same time, and wait for the largest: the time lost
     grows with the sum of the differences between neighbours, and with the number of stages. Minimise

@@ -54,7 +54,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def allocated_bytes(device: torch.device) -> Callable[[], int]:
-    """Return what shows the bytes in use now: of a GPU's tensors, or of this process's heap; 0 if neither says."""
+    """Return a function of the bytes in use: of a GPU's tensors, or of this process's heap; 0 if neither is known."""
     if device.type == "cuda":
         return lambda: torch.cuda.memory_allocated(device)
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None

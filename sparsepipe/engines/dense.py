@@ -19,7 +19,7 @@ _MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
 def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
-    """Lay rows [N, C] out on a grid [B, C, size, ...] at their coordinates [N, 1 + D], 0 if there is no voxel.
+    """Lay rows [N, C] out on a grid [B, C, size, ...] at their coordinates [N, 1 + D], 0 where there is no voxel.
 
     A coordinate equal to `size`, a point on the unit cube's far face, goes to the last cell. Raises InputError for
     coordinates that lie farther out.

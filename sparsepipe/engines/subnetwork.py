@@ -112,7 +112,7 @@ class Subnetwork(nn.Module):
     def run_layer(self, row: Row, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
         """Run one layer on its inputs among `tensors`; return its output by its name.
 
-        Raises InputError if one of them does not exist, or has one voxel alone left for a batch norm in training.
+        Raises InputError if one of them is missing, or has one voxel alone left for a batch norm in training.
         """
         inputs = [_find(tensors, name, row.id) for name in row.inputs]
         module = self.get_submodule(row.id)

@@ -78,16 +78,15 @@ class Job(Protocol):
     def replan(
         self, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None, wait: bool = True
     ) -> int | None:
-        """Go on under another plan from a minibatch on that the ranks agree on; the job's processes stay.
+        """Switch to another plan from a minibatch on that the ranks agree on; the job's processes stay.
 
         Layers change hands with all that training has made of them, and each minibatch is trained once. Returns the
         first minibatch under the plan or, without `wait`, None at once. Of several pipelines those whose plans differ
         change theirs, each by itself, while the others train; on one machine.
 
-        The memory that it needs is estimated by the profile that the run was launched with; a warning says if
-        nothing tells. Raises InputError if the plan
-        cannot be this job's or its devices', another change is under way, or a rank cannot prepare it: then the job
-        continues as before.
+        The memory that it needs is estimated by the profile that the run was launched with; without one a warning says
+        so. Raises InputError if the plan cannot be this job's or its devices', another change is under way, or a rank
+        cannot prepare it: then the job continues as before.
         """
         ...
 

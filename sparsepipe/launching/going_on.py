@@ -1,7 +1,7 @@
 """What a run lost and continued without, such as a host, or a pipeline that came back: kept in its status, to be
-asked when it finishes.
+reported when it finishes.
 
-status.json   {"state": "finished", "went_on": ["host2: rank 1 …: the disk of … is full; …; continuing … on host1"]}
+status.json   {"state": "finished", "went_on": ["host2: rank 1 …: the disk of … is full; …; going on … on host1"]}
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """What memory a plan needs of a job, whoever made the plan: looked at before the job begins, or continues, under it.
 
 It is what the planners' cost model expects of the job's own minibatches (planning/run_estimate.py), by the profile that
-the job is compared with. A running job without one believes a plan its own estimate; if it has none, nothing tells.
+the job is compared with. A running job without one uses the plan's own estimate; if it has none, a line says so.
 """
 
 from pathlib import Path

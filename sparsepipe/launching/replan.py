@@ -105,7 +105,7 @@ def _request_of_several(
 def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -> int:
     """Wait until a job is under the plan that it was asked for; return the first minibatch under it.
 
-    `running` says whether the job is. Raises InputError if it switches to its old plan, with the reason, or ended.
+    `running` says whether the job is. Raises InputError if it keeps its old plan, with the reason, or ended.
     """
     folder = expanded(run_dir).resolve()
     if ":" in token:
@@ -153,7 +153,7 @@ def check_running(record: RunRecord) -> None:
 def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
     """Return what memory pipeline `k` would need under its plan of `whole`, with ranks as among all.
 
-    Raises InputError for one that it cannot switch to compared with the others.
+    Raises InputError for one that it cannot switch to while the others keep theirs.
     """
     own, config, folder = whole.local(k), RunConfig.from_json(record.config), record.pipelines[k].folder
     try:

@@ -57,7 +57,7 @@ class _Sum:
     values: list[float] = field(default_factory=list)
 
     def add(self, step: float, value: float, *, most: float) -> bool:
-        """Take a step; return whether the sum is at `most`, if it stays."""
+        """Take a step; return whether the sum is at its limit, `most`."""
         self.total = max(0.0, min(self.total + step, most))
         if self.total:
             self.values.append(value)

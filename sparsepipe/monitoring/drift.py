@@ -62,7 +62,7 @@ class Watch:
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, simulated: bool = False) -> None:
-        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and no one's waits exist.
+        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and no waits are recorded.
 
         Raises InputError if the plan is not one for the profile's network and the cluster's devices.
         """
@@ -77,7 +77,7 @@ class Watch:
         self.links: dict[Pair, Series] = {}  # those that anybody waited for
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """Go on under another plan of the same network, from a minibatch on; what is known of the devices stays.
+        """Switch to another plan of the same network, from a minibatch on; what is known of the devices stays.
 
         Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learned again.
         """
@@ -119,7 +119,7 @@ class Watch:
         """Return what devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
 
         First: each rank nearer to what it was then, by twice the standard error of what was measured. Second: each as
-        its newest minibatches have it against its profile. Lasting changes leave aside by how much profiles are off,
+        its newest minibatches are, compared with its profile. Lasting changes leave aside by how much profiles are off,
         which is right where that belongs to the rank's layers, and wrong where it belongs to the rank.
         """
         now, series = self.factors, [self.ranks.get(device.rank) for device in self.cluster.devices]
@@ -150,7 +150,7 @@ class Watch:
         return known
 
     def _look_left_out(self, found: LeftOut) -> Alarm | None:
-        """Put a time alongside the first under this plan, when the rank was as slow as it was known to be before.
+        """Compare a time with the first ones under this plan, when the rank was as slow as it was known to be before.
 
         Of a rank that was never seen at work nothing is known: its times tell nothing.
         """
@@ -166,7 +166,7 @@ class Watch:
         return series.add(found.minibatch, found.seconds, expected, unnoticed=0.0, seconds=found.end)
 
     def _look(self, found: Found, seconds: float) -> Alarm | None:
-        """Put a time compared with the expected one."""
+        """Compare a time with the expected one."""
         if isinstance(found, LeftOut):
             return self._look_left_out(found)
         era = self._era(found.minibatch)

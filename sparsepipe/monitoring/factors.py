@@ -159,7 +159,7 @@ def _type_now(kind: str, factor: float) -> tuple[str, float]:
 def _with_slower(profile: Profile, slower: Mapping[tuple[str, float], str]) -> Profile:
     """Add device types to a profile: `slower` says of each name and factor of which type's costs it is a multiple.
 
-    If the numbers come from stays what it was.
+    The origin of the numbers stays what it was.
     """
     costs, rates, overheads = dict(profile.costs), dict(profile.update_rates), dict(profile.step_overheads)
     for (name, factor), kind in slower.items():

@@ -69,7 +69,7 @@ class Following:
     """Watches a job until it ends, and changes its plan as a variant says, of each pipeline by itself.
 
     The job is asked by `Job.replan`, and continues as before where it refuses. Whatever happens here ends no job:
-    `fault` shows what ended the watching before the job; `threads` end with it. What was decided is in the run's
+    `fault` says what ended the watching before the job; `threads` end with it. What was decided is in the run's
     decisions.jsonl too, or in that of each pipeline.
 
     >>> with Following(job, "live") as following:

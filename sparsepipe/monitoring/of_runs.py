@@ -42,7 +42,7 @@ class Watches:
         self._first, self._plan = first_minibatch, plan
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """Go on under another plan, from a minibatch on: see `Watch.follow`. Pipelines keep their ranks."""
+        """Switch to another plan, from a minibatch on: see `Watch.follow`. Pipelines keep their ranks."""
         for watch, own, before in zip(self.watches, plan.pipelines, self._plan.pipelines, strict=True):
             if not self._plan.members or own != before:
                 watch.follow(own, first_minibatch=first_minibatch)
@@ -64,7 +64,7 @@ class Watches:
     def factors(self) -> Factors:
         """Every device and link as it is now, as `Watch.factors` has them.
 
-        A rank that was slow from the beginning on is one compared with the quickest of all pipelines.
+        A rank that was slow from the beginning on is one that is slower than the quickest of all pipelines.
         """
         ranks = {rank: series for watch in self.watches for rank, series in watch.ranks.items()}
         links = {pair: series for watch in self.watches for pair, series in watch.links.items()}

@@ -45,7 +45,7 @@ class MeasuredPace:
 
 
 class Paces:
-    """Takes a run's spans and sizes, and shows the pace of any of its newest minibatches."""
+    """Takes a run's spans and sizes, and computes the pace of any of its newest minibatches."""
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
         """Raises InputError if the plan is not one for the profile's network and the cluster's devices."""
@@ -220,8 +220,8 @@ class Outcomes:
         """The share by which a minibatch is expected to be shorter under `plan`, where the simulator predicts `share`.
 
         What a plan took on devices like these counts more than what a simulator says, as far as it is sure; if the
-        simulator says that it is no shorter, only if the present plan was seen to cost time. Else devices may be in the
-        same way and a machine's pace not: who went back for that was as often slower as faster.
+        simulator says that it is no shorter, only if the present plan was seen to cost time. Else the
+        devices may be the same and the machine's pace not: changing back was as often slower as faster.
         """
         known = self._known_of(plan, minibatch)
         now = self._pace(self._plan, self._since, minibatch)
@@ -297,7 +297,7 @@ class Outcomes:
 
 
 def _apart(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    """How far apart ranks are by one of both alongside the other: 1 where all of them differ by the same factor."""
+    """How far apart ranks are by `first` over `second`: 1 if all of them differ by the same factor."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     return max(ratios) / min(ratios)
 

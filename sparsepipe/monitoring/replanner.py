@@ -50,9 +50,9 @@ class Watcher(Protocol):
 class Replanner:
     """Watches one job and says when, and to what, its plan is to change.
 
-    A change is compared with all that is left, until devices have changed three times: from then on it is compared with
-    twice the longest of the last three times, and of the present one, that they stayed as they were. An intruder that
-    comes and goes faster than moving pays is so left alone; what was not worth it is asked again when devices have
+    The gain of a change counts over all that is left, until devices have changed three times: from then on over twice
+    the longest of the last three times, and of the present one, that they stayed as they were. An intruder that comes
+    and goes faster than moving pays is so left alone; what was not worth it is asked again when devices have
     stayed as they are for twice as long. What a change gave is looked at when its plan was seen at work: one that gave
     less than it was to give lets the next be believed less, and one that cost time is taken back (outcomes.py). Each
     change in a row that was in vain doubles what the next must gain compared with its cost.
@@ -95,7 +95,7 @@ class Replanner:
         """Take what ended since the last call; `minibatch` is the next that has not begun.
 
         `left_out`: times of ranks that the plan leaves out.
-        The answer is a change to be made, or None. No other comes until `begin` or `refused` shows what became of it.
+        The answer is a change to be made, or None. No other comes until `begin` or `refused` says what became of it.
         """
         alarms = self.watcher.see(spans, sizes, left_out)
         judged = self.outcomes.see(spans, sizes, minibatch, alarms=alarms, factors=self.watcher.factors)

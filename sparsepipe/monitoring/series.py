@@ -5,7 +5,7 @@ Swings: by how much a rank's pace goes up and down by itself, over seconds and n
 A machine's clock, its caches and its other processes make a rank faster and slower for a while, and then it is again as
 it was. The noise from one minibatch to the next (change_point.py) does not show that: the median of a hundred
 minibatches may have an error of 1% by it, and the next hundred a median 20% off. So medians of blocks of minibatches
-are put alongside one another. The median of their differences is moved little by a few that are large: an intruder that
+are compared with one another. The median of their differences is moved little by a few that are large: an intruder that
 comes and goes is no swing.
 """
 

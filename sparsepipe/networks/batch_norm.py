@@ -64,7 +64,7 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
 class _GroupNorm(torch.autograd.Function):
     """Normalise rows by the mean and variance of those of all processes.
 
-    Every process shows its count, mean and sum of squared deviations, which are merged pairwise-free of cancellation
+    Every process sends its count, mean and sum of squared deviations, which are merged pairwise-free of cancellation
     (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"), in rank
     order and in double precision: all processes get the same bits.
     """

@@ -24,7 +24,7 @@ _ALIKE = 1.005  # most loaded devices that count as equally loaded
 def lap_bounds(
     start: Bounds, seconds: Sequence[Sequence[float]], size: int, *, crossing: Sequence[float], kept: Sequence[float]
 ) -> Bounds:
-    """Cut where the most loaded device has least to do; among cuts that are identical, where fewest bytes move.
+    """Cut where the most loaded device has least to do; among cuts that are equally good, where fewest bytes move.
 
     `seconds[k]` are those of every layer on the device of stage k, which is that of stage k + `size` too. Bytes move
     across cuts, `crossing` at each place, and in the update of every stage but the last: `kept` of each layer, whose

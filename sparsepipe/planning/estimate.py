@@ -37,7 +37,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
 
 
 def _key(plan: Plan, problem: Problem) -> Hashable:
-    """What an estimate depends on, alongside the profile that keeps it."""
+    """What an estimate depends on, besides the profile that keeps it."""
     of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.accumulation
     of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
     return of_plan, of_problem, problem.forward_only, problem.easier
@@ -139,7 +139,7 @@ def boundaries(
 
 
 def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
-    """`boundary_times` of each boundary. `within`: what crosses them, as `boundaries` shows it of devices of a host."""
+    """`boundary_times` of each boundary. `within`: what crosses them, as `boundaries` returns it within a host."""
     pairs = [plan.stages[k : k + 2] for k in range(len(plan.stages) - 1)]
     apart = [problem.easier or between_hosts(problem, pair) for pair in pairs]
     elsewhere = boundaries(plan, problem, between_hosts=True)[1] if any(apart) else within

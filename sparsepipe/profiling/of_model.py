@@ -283,7 +283,7 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
 
 
 def _part(dataset: Dataset, sizes: Mapping[int, float], samples: float, *, least: int, clouds: bool) -> Any:
-    """A minibatch of typical samples: of small, middling and large ones in the same way, again if there are too few.
+    """A minibatch of typical samples: as many small as middling and large ones, some again if there are too few.
 
     `sizes`: of samples by index, growing.
     """

@@ -89,7 +89,7 @@ class Provenance:
 
     @property
     def digest(self) -> str:
-        """A digest of all that is available: what a table or a picture says when it stands alone."""
+        """A digest of all facts: what a table or a picture says when it stands alone."""
         return digest(self._written())
 
     @property

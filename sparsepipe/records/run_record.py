@@ -342,7 +342,7 @@ class RunRecord:
     def drift(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link that was found while it ran.
 
-        None if no one followed it with its profile; `monitoring.drift_of` shows it of the trace. Raises
+        None if no one followed it with its profile; `monitoring.drift_of` computes it from the trace. Raises
         DamagedRecord that names file and row where one of them is damaged.
         """
         path = self.folder / "drift.jsonl"

@@ -23,7 +23,7 @@ class PeerLost(RuntimeError):
 
 
 def lost(peer: int, why: str, message: str) -> PeerLost:
-    """Say what was continuing, in the words of the `message` for a deadline, when a wait for `peer` (-1: any) broke."""
+    """Say what was under way, in the words of the `message` for a deadline, when a wait for `peer` (-1: any) broke."""
     whom = "another rank" if peer < 0 else f"rank {peer}"
     return PeerLost(f"lost {whom}: {why} ({message.split(' waited')[0]})")
 

@@ -39,7 +39,7 @@ def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None
 
 
 def held_bytes(run_dir: Path) -> float | None:
-    """Return the bytes that the workers here of the job at work in `run_dir` hold now; None if none is available."""
+    """Return the bytes that the workers here of the job at work in `run_dir` hold now; None if there are none here."""
     found: list[int] = []
     for path in (run_dir / "logs").glob("rank*.pid"):
         try:

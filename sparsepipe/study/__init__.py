@@ -1,6 +1,6 @@
 """What the notebooks share, and the batch that executes them (`reproduce`).
 
-`Workplace` says where data, profiles, runs and figures are kept. `train`, `emulate` and `campaign_of` reuse finished
+`Workplace` says where data, profiles, runs and figures are kept. `train`, `emulated` and `campaign_of` reuse finished
 runs and launch those that are missing; `equal_stages` cuts a network without a profile; `Contention` injects a
 co-located workload. The modules in `_FIGURES` hold what one figure alone needs. Executing notebooks imports no torch,
 so all names but those of the batch are imported when they are first asked for.
@@ -21,7 +21,7 @@ _HOME = {
     "Overview": "overview",
     "Workplace": "workplace",
     "campaign_of": "cached_runs",
-    "emulate": "emulation",
+    "emulated": "emulation",
     "equal_stages": "cached_runs",
     "explain_prediction": "answers",
     "explain_throughput": "answers",

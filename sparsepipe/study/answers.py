@@ -79,7 +79,7 @@ def throughput_markdown(speeds: pd.DataFrame) -> str:
 def explain_prediction(speeds: pd.DataFrame) -> str:
     """Say which plan of a `throughput_table` is predicted more than as many times as fast as one process as it has.
 
-    No plan is by itself: its profile was measured alongside other processes, that of one process alone, and they
+    No plan is by itself: its profile was measured with other processes at work, that of one process alone, and they
     differ. The plan that is farthest above is reported, with both paces, in a sentence that follows others; empty if
     none is.
     """
@@ -101,11 +101,11 @@ def explain_prediction(speeds: pd.DataFrame) -> str:
 
 
 def explain_throughput(record: RunRecord) -> str:
-    """Say how fast a run was compared with what its plan predicts and, if they differ, what its record knows of why.
+    """Say how fast a run was compared with its plan's prediction and, if they differ, what its record knows of why.
 
     As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is reported
-    for every run that had some: as a reason of one that is too slow, as a doubt of any other.
-    Raises InputError for a run without a summary.
+    for every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a
+    run without a summary.
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second

@@ -45,7 +45,7 @@ def kept_campaign(
 ) -> tuple[str | None, dict[str, RunRecord]]:
     """The newest campaign under `settings`, and the runs of `asked` that it has; (None, {}) if there is none.
 
-    A run belongs to it that finished under this very plan and configuration, with no other job at work next to it. A
+    A run belongs to it that finished under this very plan and configuration, with no other job at work meanwhile. A
     campaign that lacks a run, and began longer than `MOST_APART` ago, counts for none: what is missing would be
     trained in another hour.
     """

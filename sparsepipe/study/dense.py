@@ -106,7 +106,7 @@ TASKS = {
 
 
 def usable(names: Iterable[str]) -> list[Task]:
-    """The tasks of these names whose data are here or is available now; a line says which is left out, and why.
+    """The tasks of these names whose data are here or can be fetched now; a line says which is left out, and why.
 
     Images are those of scikit-learn where MNIST's is not available. Raises InputError for an unknown name.
     """

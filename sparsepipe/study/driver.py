@@ -197,7 +197,7 @@ def reproduce(
     `work/`, `runs/` and the executed copies (`runs/notebooks/`) stand alongside `out`. `jobs` notebooks run side by
     side, save those that measure. `parameters` are given to every notebook that has them.
     `only_changed` skips a notebook whose text, parameters and code are as they were when it last ran to its end, and
-    whose figures exist, drawn. `resume` skips each that ran to its end under these parameters, changed since or
+    whose figures are drawn. `resume` skips each that ran to its end under these parameters, changed since or
     not: a batch that failed continues with the notebook that did. A notebook that fails stops only those that start
     from it. Without `pictures` tables and their provenance are written alone. `paper` says how all figures are
     exported: their width, height and font, with a title or not.

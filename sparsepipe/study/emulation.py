@@ -23,7 +23,7 @@ def _finished(folder: Path) -> bool:
         return False
 
 
-def emulate(
+def emulated(
     runs: Path,
     plan: Plan,
     profile: Profile,
@@ -55,7 +55,7 @@ def emulate(
         RunFailed: a process that ended with an error.
 
     Example:
-        `emulate(place.runs, plan, profile, cluster, 40).metrics("summary")[-1]`
+        `emulated(place.runs, plan, profile, cluster, 40).metrics("summary")[-1]`
     """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     called, samples = plan.planner, profile.batch_size or 1
@@ -66,7 +66,7 @@ def emulate(
     facts += [samples, stragglers, seed]
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
-        print(f"replay of {said} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
+        print(f"emulation of {said} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
         return RunRecord.load(folder)
     number = 0
     while folder.exists():  # one that did not finish stays as it is
@@ -74,7 +74,7 @@ def emulate(
         folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
     sleep = "sleeps" if len(plan.ranks) == 1 else "sleep"
     print(
-        f"replay of {said}: {number_of(len(plan.ranks), 'process')} {sleep} through "
+        f"emulation of {said}: {number_of(len(plan.ranks), 'process')} {sleep} through "
         f"{number_of(minibatches, 'minibatch')}"
     )
     config = RunConfig("replay", "replay", engine="replay", batch_size=samples, minibatches=minibatches, seed=seed)

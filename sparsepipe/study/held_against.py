@@ -38,7 +38,7 @@ _SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # wha
 
 
 def of_jobs(folder: str = "") -> list[HeldAgainst]:
-    """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder does not exist is said once."""
+    """`replayed_steps` and `slow_downs` of ByteDance's jobs; a missing folder is reported once."""
     path = folder_of("straggler-analysis", folder)
     return [*replayed_steps(str(path)), *slow_downs(str(path))] if path else []
 
@@ -132,7 +132,7 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
 def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
     """Gavel's pairs of jobs on one GPU: what a forest that learned on two kinds of GPU predicts of the third.
 
-    A number for each job alongside each other one, of each GPU in turn.
+    A number for each job with each other one, of each GPU in turn.
     """
     path = folder_of("colocation", folder)
     if path is None:

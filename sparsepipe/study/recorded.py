@@ -1,6 +1,6 @@
 """What held jobs up as others recorded it, machines that went and slow workers, and what a job of pipelines does then.
 
-Simulated by the rules that pipelines average by, alongside what the records themselves say of it.
+Simulated by the rules that pipelines average by, and compared with what the records themselves say of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -133,7 +133,7 @@ def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
     """Training progress of pipelines on spot machines, with full and without any synchronization.
 
     Of those that wait for each other there are as many as together train most. While too few machines are there the
-    last pipelines stand still: they keep their weights, and begin again if they were as soon as there are enough, so
+    last pipelines stand still: they keep their weights, and begin again where they were as soon as there are enough, so
     that no restart is counted. A pipeline's machines are simulated as one. Raises InputError if there are never
     machines for all pipelines.
     """

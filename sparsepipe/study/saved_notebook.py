@@ -24,7 +24,7 @@ _FILTER = {"filter.notebooks.clean": shlex.join(python_command("nbstripout", *OP
 
 
 def after_save(model: object, os_path: str, contents_manager: object, **_: Any) -> threading.Thread | None:
-    """Let git look at a saved notebook, alongside the server's work; returns the thread that does."""
+    """Let git look at a saved notebook in the background; returns the thread that does."""
     if not isinstance(model, dict) or model.get("type") != "notebook":
         return None
     thread = threading.Thread(target=look_again, args=(Path(os_path),), name="git")  # a server that ends waits for it

@@ -36,7 +36,7 @@ from .report import report
 class Workplace:
     """A folder with `work/` (data, profiles, links), `runs/` (records) and the figures next to them.
 
-    It says where things are kept, and reads what exists, which it says aloud. What makes them is called in the open:
+    It says where things are kept, reads those that exist, and prints so. What makes them is called in the open:
     `profile_model`, `partition`, `simulate` and `launch` are no business of a workplace.
     """
 

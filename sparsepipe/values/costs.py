@@ -1,4 +1,4 @@
-"""Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator in the same way."""
+"""Costs of layers, stages and boundaries in seconds and bytes, for both planners and the simulator."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

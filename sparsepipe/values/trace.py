@@ -1,4 +1,4 @@
-"""Traces: spans of what each rank did when; of simulated, replayed and measured runs in the same way."""
+"""Traces: spans of what each rank did when, in simulated, emulated and measured runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -165,7 +165,7 @@ class Trace(Printed):
     def load(cls, path: Path | str) -> "Trace":
         """Read a trace from a file: a Chrome trace as this project writes it, or a real job's operations (.parquet).
 
-        Of the latter job_operations shows the columns. `load_trace` reads the folder of a run, too. Raises InputError
+        For the columns of the latter see job_operations. `load_trace` reads the folder of a run, too. Raises InputError
         in one line for what is neither.
         """
         path = expanded(path)

@@ -61,7 +61,7 @@ def mixed(color: str, share: float) -> str:
 
 @cache
 def edge_of(color: str) -> str:
-    """The line around what is filled with a colour, so that it is seen on light pages and on dark ones in the same way.
+    """The line around what is filled with a colour, so that it is seen both on light pages and on dark ones.
 
     It is the colour itself if that is seen on all of GROUNDS, else the shade of it that is nearest.
     """

@@ -25,7 +25,7 @@ def ties(values: "Mapping[str, float] | pd.Series", *, least: bool = False, with
 
 
 def from_to(low: float, high: float, shown: str) -> str:
-    """Return "0.3% to 0.5%", or one number where both are shown in the same way; `shown` is how, as ".1%"."""
+    """Return "0.3% to 0.5%", or one number if both are written the same; `shown` is their format, as ".1%"."""
     ends = dict.fromkeys((format(low, shown), format(high, shown)))
     return " to ".join(ends)
 

@@ -10,7 +10,7 @@ from typing import Any
 import sparsepipe as sp
 from sparsepipe.planning.simulator import PipelinesForecast
 from sparsepipe.records import RunRecord
-from sparsepipe.study.emulation import emulate
+from sparsepipe.study.emulation import emulated
 from sparsepipe.util.io.files import read_rows
 from sparsepipe.values.cluster import Cluster, Link
 from sparsepipe.values.profile import Profile
@@ -59,7 +59,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
     held_up = Stragglers.parse(f"{spec};seed={seed}")
     expected = sp.simulate_pipelines(plan, profile, cluster, [1.0] * minibatches, stragglers=held_up, seed=seed)
     before = load()
-    record = emulate(folder, plan, profile, cluster, minibatches, stragglers=f"{spec};seed={seed}", seed=seed)
+    record = emulated(folder, plan, profile, cluster, minibatches, stragglers=f"{spec};seed={seed}", seed=seed)
     found = record.metrics("summary")[-1]["replication"]
     pace = sum(one["samples_per_second"] for one in found["pipelines"])  # minibatches are of one sample
     slow = {0} if spec else set()

@@ -93,7 +93,7 @@ def _fits(further: tuple[str, ...], columns: np.ndarray) -> bool:
 
 
 def _fits_alone(name: str, column: np.ndarray, further: tuple[str, ...]) -> bool:
-    """Return whether a column can be labels or intensities. What speaks for no label is said of the label, alongside
+    """Return whether a column can be labels or intensities. What speaks for no label is said of the label, not of
     normals.
     """
     if NORMAL[0] in further:

@@ -86,7 +86,7 @@ def read_binary(
 ) -> dict[str, Columns]:
     """Return {element: its columns} of packed rows from byte `start`, in NumPy's byte `order`.
 
-    Raises InputError if the rows do not end if the file does.
+    Raises InputError if the rows do not end where the file does.
     """
     octets, found = np.frombuffer(data, dtype=np.uint8), {}
     numbers = f"{len(data) - start} bytes after the header, expected more for {_counts(elements)}"

@@ -130,9 +130,7 @@ def _num_parts(count: int, most: int) -> int:
 
 
 def _part(count: int, most: int) -> int:
-    """Return how large the parts of `count` are: at most `most`, all but the last in the same way, multiples of
-    `_LEAST_PART`.
-    """
+    """Return how large the parts of `count` are: at most `most`, all but the last equal, multiples of `_LEAST_PART`."""
     return _LEAST_PART * _num_parts(count, _LEAST_PART * _num_parts(count, most))
 
 

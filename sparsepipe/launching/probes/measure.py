@@ -5,7 +5,7 @@ What of a processor's time a byte takes that goes to or comes from another host.
 Each host sends to the next one, and receives from the one before, at the rate of the link. Counted are the seconds of a
 processor that the sending and receiving program takes, and what interrupts take, in which the kernel cuts, checks and
 acknowledges packets and which no program is charged with: by how much a calibrated loop is slower in the time that it
-runs, alongside the transfer and without it in turn. What else computes on a host makes loops wait, which is not
+runs, during the transfer and without it in turn. What else computes on a host makes loops wait, which is not
 counted. Both directions continue at once, as activations and gradients do, so a byte is one of either.
 
 What leaves a processor through a socket is coded first (runtime/transport/compression.py), and restored where it comes:

@@ -1,8 +1,8 @@
 """The program that is sent to each host: it answers questions, a frame each (wire/frames.py), until its input ends.
 
-It is run as `python -c` behind the texts of wire/frames.py and wire/handshake.py, by whatever Python exists, with
+It is run as `python -c` behind the texts of wire/frames.py and wire/handshake.py, by whatever Python the host has, with
 sparsepipe or without: standard library alone, and torch only for `compute`. It listens on the address that it is
-reported, takes connections that prove the secret, and ends with its input.
+given, takes connections that prove the secret, and ends with its input.
 """
 
 from __future__ import annotations  # an older Python there is to be told of, not to fail in a traceback
@@ -95,7 +95,7 @@ def version(name: str) -> str | None:
 
 
 def code_digest() -> str | None:
-    """A digest of sparsepipe's files, None if it does not exist."""
+    """A digest of sparsepipe's files, None if it is not installed."""
     from importlib.util import find_spec
 
     sys.path[:] = [path for path in sys.path if path]  # not what lies in the current folder
@@ -318,7 +318,7 @@ def layer_seconds(torch: ModuleType, place: str) -> float:
 def coding(asked: dict[str, Any]) -> dict[str, Any]:
     """Seconds of a processor to code a tensor after a ReLU as sockets send it, and restore it, for each byte of both.
 
-    None if sparsepipe or torch does not exist.
+    None if sparsepipe or torch is not installed.
     """
     sys.path[:] = [path for path in sys.path if path]  # not what lies in the current folder
     try:

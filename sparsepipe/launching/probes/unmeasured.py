@@ -11,7 +11,7 @@ _SECONDS = ("forward", "backward", "forward_spread", "backward_spread", "kernel_
 
 
 def with_unmeasured(profile: Profile, cluster: Cluster) -> tuple[Profile, tuple[str, ...]]:
-    """Return the profile with every type of the cluster that is available so, and a line for each that was.
+    """Return the profile with the unmeasured types of the cluster that can be estimated, and a line for each of these.
 
     A type that was not measured on the cluster's reference layer stays unknown, which planners tell.
     """

@@ -134,7 +134,7 @@ def _spared(ray: Any) -> Iterator[None]:
 
     It has no option for that, as `ray start` has. Each takes two seconds of a core, and Ray gives those that a node
     needs 30 s to be there. The node's agents get ports, for a raylet waits 15 s for those that they choose themselves,
-    which are too few on a busy machine, and ends. Of one of them Ray shows the agent alone, and not the raylet.
+    which are too few on a busy machine, and ends. Of these processes Ray names the agent alone, and not the raylet.
     """
     parameter, services = ray._private.parameter, ray._private.services
     before = parameter.RayParams, services.start_ray_process

@@ -33,7 +33,7 @@ def is_there(source: str) -> bool:
 
 
 def files_of(source: str) -> Iterator[DataFile]:
-    """Yield the files of a data set that is available; none if it is not."""
+    """Yield the files of a data set on this host; none if it is not here."""
     from ...data.sources import find
 
     with suppress(InputError):

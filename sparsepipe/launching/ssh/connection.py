@@ -200,7 +200,7 @@ class Connection:
         self._events.put(Event(self.number, None))
 
     def _keep_alive(self) -> None:
-        """Tell the agent now and then that this process exists, whatever else is being sent to other hosts."""
+        """Tell the agent now and then that this process is alive, whatever else is being sent to other hosts."""
         while not self._ending.wait(_ALIVE_SECONDS):
             self.send("alive")
 

@@ -2,7 +2,7 @@
 
 `python -m sparsepipe.launching.ssh --run-dir DIR [--resume]`, under the supervisor, as the local launcher is:
 
-    supervisor ── controller ─┬─ ssh host1 ── agent ── workers 0, 1        the run's record is available, and is written
+    supervisor ── controller ─┬─ ssh host1 ── agent ── workers 0, 1        the run's record is here, and is written
                               └─ ssh host2 ── agent ── workers 2, 3        from what the agents say
 
 It ends with the supervisor; with its `ssh` processes end the agents, and with them what they started. Of several

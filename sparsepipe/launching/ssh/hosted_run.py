@@ -136,7 +136,7 @@ def _stays(place: Path) -> bool:
 
 
 def _which(path: Path) -> tuple[int, int]:
-    """Distinguish a file from others of its name before and after it; none exists: _NONE."""
+    """Distinguish a file from others of its name before and after it; no file: _NONE."""
     try:
         status = path.stat()
     except OSError:

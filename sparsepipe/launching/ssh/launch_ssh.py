@@ -36,7 +36,7 @@ def launch(
 
     Hosts are reached by the system's `ssh`, with the keys and aliases of the user's ssh_config, and nothing is typed.
     The record is on this machine. Data are read on each host, by the path or the manifest's name that the settings
-    have: the same on all of them. A host that has none gets those that are available, for the time of the run, and
+    have: the same on all of them. A host that has none gets those of this machine, for the time of the run, and
     files of the user's own code. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as
     on one machine; the weights are brought to the hosts.
 

@@ -46,7 +46,7 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
 
 @dataclass(frozen=True)
 class HostedPipeline:
-    """One of several pipelines: the hosts of its ranks, and who else exists."""
+    """One of several pipelines: the hosts of its ranks, and the other pipelines."""
 
     number: int
     ranks: tuple[int, ...]  # what its own ranks, from 0, are called among those of all

@@ -7,7 +7,7 @@
 If the plan leaves rank 0 out, it is the host of the lowest of its ranks. Each of several pipelines is asked for
 plans by itself, in its own folder (`pipelines/K/`); they stop together, for which their coordinator is asked.
 
-A plan is the run's once the record has it: where hosts are lost before, the run switches to the one that exists.
+A plan is the run's once the record has it: if hosts are lost before, the run continues under the plan that it has.
 """
 
 import json

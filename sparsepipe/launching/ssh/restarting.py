@@ -183,7 +183,7 @@ class Restarting:
 
 
 def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause | None, int]:
-    """Start the workers, again from the last checkpoint while all hosts exist, to attempt number `allowed`.
+    """Start the workers, again from the last checkpoint while no host is lost, to attempt number `allowed`.
 
     Returns why the last attempt failed, and its number.
     """

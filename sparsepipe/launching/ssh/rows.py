@@ -1,4 +1,4 @@
-"""Rows of a run's metrics, which several hosts may write: each shows its own, and the record has them all.
+"""Rows of a run's metrics, which several hosts may write: each sends its own, and the record has them all.
 
     host1   ── rows of minibatches 0, 2, 4, of the epoch ──┐
     host2   ── rows of minibatches 1, 3, 5 ────────────────┴──► metrics.jsonl of the record, as they come

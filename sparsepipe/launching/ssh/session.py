@@ -110,8 +110,8 @@ class Session:
             if own in names:
                 raise InputError(
                     "host.name_twice",
-                    f"{names[own]} and {connection.hosted.named} have the same host name {own!r}:  are they one "
-                    "host? Give hosts different names",
+                    f"{names[own]} and {connection.hosted.named} have the same host name {own!r}; list one host "
+                    "once, or give hosts different names",
                 )
             names[own] = connection.hosted.named
         self._addresses = {self.hosts[number].node.name: str(hello["address"]) for number, hello in hellos.items()}

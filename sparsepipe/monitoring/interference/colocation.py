@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Pair:
-    """A victim on a card alongside an intruder: steps per second of each alone, and of the victim next to it."""
+    """A victim on a card alongside an intruder: steps per second of each alone, and of the victim with it."""
 
     card: str
     victim: Job

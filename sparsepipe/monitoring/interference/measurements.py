@@ -1,4 +1,4 @@
-"""Measurements of interference as rows of JSON: what was measured exists, whatever ends the measuring.
+"""Measurements of interference as rows of JSON: what was measured is kept, whatever ends the measuring.
 
 The first row says on what machine and how; each further one is a victim alongside a set of intruders, or alone.
 """

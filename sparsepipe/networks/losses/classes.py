@@ -31,7 +31,7 @@ class CrossEntropy:
     Targets IGNORED (-100, as torch has it) count for nothing; if none counts, there is no loss. The minibatches of a
     step weigh by their samples all the same: to know more, every replica would read the images of all. If the output
     is a tuple, such as Inception's (logits, aux_logits) in training, or a dict with entries "aux…", the loss of each
-    head alongside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper
+    head besides the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper
     (Szegedy et al. 2014, section 5) has 0.3. What is found right is the main head's.
     """
 

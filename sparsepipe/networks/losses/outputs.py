@@ -29,7 +29,7 @@ def main_output(output: Any) -> Tensor:
 
 
 def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:
-    """Return what heads alongside the main one give: further tensors of a tuple, entries of a dict named "aux…"."""
+    """Return what heads besides the main one give: further tensors of a tuple, entries of a dict named "aux…"."""
     found: list[Any] = []
     if isinstance(output, Mapping):
         found = [value for name, value in output.items() if str(name).startswith("aux")]

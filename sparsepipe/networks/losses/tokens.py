@@ -17,7 +17,7 @@ from .outputs import check_known, check_rows, main_output, num_correct, num_know
 
 @dataclass(frozen=True)
 class TokenCrossEntropy:
-    """Of words: `output` float [B, T, vocabulary], `target` int64 [B, T], IGNORED if there is padding.
+    """Of words: `output` float [B, T, vocabulary], `target` int64 [B, T], IGNORED for padding.
 
     Means are over the words that count, whatever the padding. `label_smoothing`: the share of a label that is spread
     over the whole vocabulary (Szegedy et al. 2016, section 7). Details: the summed cross entropy without smoothing,

@@ -9,6 +9,6 @@ _LEFT_OUT = -1e4
 def attention_weights(scores: Tensor, mask: Tensor) -> Tensor:
     """Return weights that add up to 1 along the last axis of `scores`.
 
-    `mask`, of a shape that broadcasts to theirs, is false (or 0) if there is padding: the weight there is 0.
+    `mask`, of a shape that broadcasts to theirs, is false (or 0) for padding: the weight there is 0.
     """
     return scores.masked_fill(mask == 0, _LEFT_OUT).softmax(-1)

@@ -87,7 +87,7 @@ class Layer(nn.Module):
 
 
 class WordHead(nn.Module):
-    """Shows the word at each place. Its last layer has the weights of the words' embedding, and a bias of its own."""
+    """Predicts the word at each place. Its last layer has the weights of the words' embedding, and its own bias."""
 
     def __init__(self, words: nn.Embedding) -> None:
         super().__init__()

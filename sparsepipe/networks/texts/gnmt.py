@@ -100,7 +100,7 @@ class Attention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Shows the next word from the words before it and the encoded source; residuals begin with the third layer."""
+    """Predicts the next word from the words before it and the encoded source; residuals begin with the third layer."""
 
     def __init__(self, embedding: nn.Embedding, *, num_layers: int, hidden: int, dropout: float) -> None:
         super().__init__()

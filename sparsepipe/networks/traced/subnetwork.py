@@ -128,7 +128,7 @@ class TracedSubnetwork(nn.Module):
     def run_layer(self, row: TracedRow, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
         """Run one layer on its inputs among `tensors`; return its outputs by name.
 
-        Raises InputError if an input does not exist.
+        Raises InputError if an input is missing.
         """
         program = row.programs.get(self.training)
         if program is None:

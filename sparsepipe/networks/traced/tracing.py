@@ -54,8 +54,8 @@ def trace(
 
     `example` is what a forward takes: a tensor (dense or sparse), a tuple (positional arguments) or a dict (keywords).
     Sizes of a minibatch and lengths of sequences may differ from the example's later on. A layer is the call of one of
-    torch's modules, of a module without parts, or of a function; what cannot be looked into is one layer, and `say` is
-    reported so in a line. The module stays as it is, buffers and modes too.
+    torch's modules, of a module without parts, or of a function; what cannot be looked into is one layer, and `say`
+    gets a line on it. The module stays as it is, buffers and modes too.
 
     `another`: a second minibatch, of another size and other lengths if there are; by default the example with its
     last sample once more. The forward is recorded on both, one after the other: a module whose forward does something

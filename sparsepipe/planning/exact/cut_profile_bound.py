@@ -8,8 +8,8 @@ cuts, so that if there is no walk there is no plan:
     most[u, m]   of the cuts that u devices can lead up to, and a stage of m may begin at, the most that an m-th part of
                  the work and its averaging come to; the walk's next stage covers one period more
 
-Cuts that are identical are taken together, with the smaller of their sums at its arrival and the larger at its
-departure, which allows more and makes the search of some hundred thousand cuts one of some thousand.
+Cuts that are identical are taken together, with the smaller of their sums where a walk arrives and the larger where
+it leaves, which allows more and makes the search of some hundred thousand cuts one of some thousand.
 """
 
 import time

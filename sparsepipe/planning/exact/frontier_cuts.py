@@ -3,7 +3,7 @@
 Layers are decided one after the other, in a topological order that keeps few bytes alive: before the cut or after it.
 All that later layers must know of a decision is kept for the layers at the frontier, those with a consumer that is not
 decided yet: whether such a layer is after the cut, before it, or before it and paid for since a consumer is after it.
-Of all decisions that leave the same frontier and come to the same work, those that the fewest bytes cross continue:
+Of all decisions that leave the same frontier and come to the same work, those that the fewest bytes cross are kept:
 
     relu ─ conv ─┐            decided: relu, conv; open: conv       least[(before,)]      = {work of both: 0}
     relu ─ conv ─ add                                               least[(after,)]       = {0: 0, relu's: relu's bytes}

@@ -1,8 +1,8 @@
 """A path that uses no more devices than there are, looked for where prices of devices say that one may be.
 
-From the end of the pipeline, one stage is put in front of the other. A beginning is worth continuing with where at all
-prices that were asked for it costs, with the cheapest stages before it, no more than all devices do; of those at each
-cut the ones that are the least dear at any of the prices continue. What is found is below the limit where groups may
+From the end of the pipeline, one stage is put in front of the other. A beginning is worth continuing if, at all
+prices that were asked for, it costs no more with the cheapest stages before it than all devices do; of those at each
+cut the ones that are the least dear at any of the prices are kept. What is found is below the limit where groups may
 sit on any node; `devices_in_order` puts them on nodes, and slices of that order are searched (search_space.py).
 """
 

@@ -1,4 +1,4 @@
-"""Cuts near those of a plan of a branching network: layers at the ends of stages go to the stage alongside theirs.
+"""Cuts near those of a plan of a branching network: layers at the ends of stages go to the stage next to theirs.
 
 Searches look at some of all cuts only, those that few bytes cross. Here any layer moves whose inputs and consumers let
 it, so that stages come to take the same time, and a type gets the layers that it is good at. Moves are drawn at random;

@@ -1,6 +1,6 @@
 """Plans along orders of the devices near that of a plan: of devices two change places, or one goes elsewhere.
 
-Slices of an order are groups of a plan (search_space.py), so that an order shows which devices are together, on which
+Slices of an order are groups of a plan (search_space.py), so that an order says which devices are together, on which
 nodes, and which stages are neighbours. If there are too many of them to prove which is the best, those are looked at
 that differ from one whose plan is the best so far by a change, at random; one that is as good is continued from, too.
 """

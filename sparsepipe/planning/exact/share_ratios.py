@@ -89,6 +89,6 @@ class ShareRatios:
 
 
 def _beside(path: Sequence[tuple[int, int, int]], place: int) -> list[tuple[int, int]]:
-    """(group alongside a stage, the cut between them): before it and after it, if there are such."""
+    """(group next to a stage, the cut between them): before it and after it, if there are such."""
     before = [(path[place - 1][0], path[place][1])] if place else []
     return before + ([(path[place + 1][0], path[place][2])] if place + 1 < len(path) else [])

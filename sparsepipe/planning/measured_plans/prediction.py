@@ -182,7 +182,7 @@ def gathering_seconds(measured: MeasuredPlan, kind: str, num_bytes: float) -> fl
 def averaging_seconds(measured: MeasuredPlan, stage: int) -> float:
     """Seconds of a ring all-reduce of a stage's gradients: 2(m−1) messages of 1/m of them, at its slowest link.
 
-    All GPUs of a replica send alongside each other over their node's network.
+    All GPUs of a replica send at the same time over their node's network.
     """
     own_stage = measured.plan.stages[stage]
     count = len(own_stage.ranks)

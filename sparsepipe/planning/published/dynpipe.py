@@ -87,8 +87,8 @@ class DynPipe(Settings):
 def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     """Cut the stages after the last one with replicas again, on the devices that they have.
 
-    The plan's estimate is DynPipe's own period compared with what the default cost model says of each stage. Raises
-    InputError for interleaved stages, and for more than 10 stages to cut.
+    The plan's estimate has DynPipe's own period, and the default cost model's numbers of each stage. Raises InputError
+    for interleaved stages, and for more than 10 stages to cut.
     """
     if plan.stages_per_rank > 1:
         raise InputError("planner.one_stage_per_device", "dynpipe: several stages per device; it cuts one per device")

@@ -154,8 +154,7 @@ class Level:
 
 @dataclass(frozen=True, repr=False)
 class PipeDream(Settings):
-    """PipeDream's hierarchical planner. All devices must be identical and every node have the same number of
-    them.
+    """PipeDream's hierarchical planner, for identical devices and as many of them on every node.
 
     On a mixed cluster it is as blind as the original: it plans for the slowest type, and the plan says so.
     """

@@ -233,10 +233,10 @@ def _slowest(known: Dependencies, copies: Copies) -> str:
         at_work = {copies.copy(node.rank) for node in known.nodes if node.kind in COMPUTE}
         if len(at_work) == 1:
             return (
-                f"pipeline {min(at_work)} alone trained in this trace, so that no rank has another to be held against: "
+                f"pipeline {min(at_work)} alone trained in this trace, so that no rank has another to compare with: "
                 "look at one of more minibatches"
             )
-        return "no rank has another with the same layers to be held against"
+        return "no rank has another with the same layers to compare with"
     worst = max(ratios, key=lambda rank: ratios[rank])
     if ratios[worst] < _SLOW:
         return f"no rank takes {_SLOW:.1f} × as long as others with the same layers"

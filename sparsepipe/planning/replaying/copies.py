@@ -1,7 +1,7 @@
-"""The copies of a network in a trace, replicas of one plan's stages or several pipelines, and whose work is identical.
+"""The copies of a network in a trace, replicas of one plan's stages or several pipelines, and which do equal work.
 
-Pipelines may be cut unlike and be of unlike devices. So a rank of theirs is compared with those alone whose stage has
-the same layers, as a trace's fact "like_stages" shows of each stage; of one plan, all are compared with all.
+Pipelines may have different cuts and devices. So a rank of theirs is compared with those alone whose stage has
+the same layers, as a trace's fact "like_stages" says of each stage; of one plan, all are compared with all.
 """
 
 from collections import defaultdict
@@ -54,7 +54,7 @@ class Copies:
         return self.of_rank.get(rank, 0)
 
     def kind(self, node: Node) -> tuple[str, int]:
-        """What a node's work is identical with: its operation, of several pipelines on the same layers."""
+        """The kind of a node's work, to be compared: its operation, of several pipelines on the same layers."""
         stage = self.stage(node)
         return node.operation, (self.like.get(stage, -1 - stage) if self.several else 0)
 

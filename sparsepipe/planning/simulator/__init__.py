@@ -55,7 +55,7 @@ class SimulationSettings(Settings):
         "minibatches per epoch, after which --replan epoch changes the plan and a killed run resumes",
         words="a tenth of all with --replan, else all",
     )
-    seed: int = setting(0, WholeNumber(0, 2**64), "seed of the random groups of a replication rule")
+    seed: int = setting(0, WholeNumber(0, 2**64), "seed of the random groups of a synchronization scheme")
     restart_seconds: float = setting(
         RESTART_SECONDS, Number(0, MOST, above=True), "time from a kill until its pipeline trains again", unit="S"
     )

@@ -202,7 +202,7 @@ class Member(Simulation):
         assert state.todo[: state.place] == done, "a shorter program begins as a longer one does"
 
     def wake(self) -> None:
-        """Let ranks begin, or continue that wait for what does not come any more."""
+        """Let ranks begin, and let those continue that wait for what does not come any more."""
         if self.dead:
             return
         for loader in self.loaders.values():

@@ -132,7 +132,7 @@ class DriverFile:
         return plan
 
     def _near(self, key: str) -> Path | None:
-        """What a path in it means: alongside the file, alongside its folder (driver_configs lies in that), or from
+        """What a path in it means: next to the file, next to its folder (driver_configs lies in that), or from
         here.
         """
         for folder in (self.path.parent, self.path.parent / "..", Path()):

@@ -43,7 +43,7 @@ _MOST_GPUS = 1024
 class SizedLink:
     """A link whose bandwidth depends on the size of a message: a polynomial of log2(megabytes), in GB/s.
 
-    Several GPUs send alongside each other, each an equal part; the bandwidth is theirs together. Below 1 MB, and beyond
+    Several GPUs send at the same time, each an equal part; the bandwidth is theirs together. Below 1 MB, and beyond
     the highest point of a parabola that opens downwards, the curve says nothing: bandwidth stays as it is.
     """
 

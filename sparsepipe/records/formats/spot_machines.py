@@ -45,7 +45,7 @@ class SpotMachines:
         return sum((end - begin) * count for begin, end, count in self.spans)
 
     def absences(self, least: int) -> list[tuple[float, float]]:
-        """Return when fewer than `least` machines exist: (begin, seconds), each as long as it lasts."""
+        """Return when fewer than `least` machines were available: (begin, seconds), each as long as it lasts."""
         absences_found: list[tuple[float, float]] = []  # (begin, end)
         for begin, end, count in self.spans:
             if count < least:

@@ -49,7 +49,7 @@ class Member:
     straggler_seconds: dict[int, float] = field(default_factory=dict)
 
     def die(self, *, now: float) -> None:
-        """An attempt ends. Should another train, the pipeline's seconds continued: what it had begun is lost.
+        """An attempt ends. Should another train, the pipeline's seconds ran on: what it had begun is lost.
 
         A task that trains nothing stands on no clock; if it dies in one, seconds are lost from then on.
         """

@@ -84,7 +84,7 @@ def sums_of_epochs(run_dir: Path, closed: Collection[int]) -> dict[int, Sums]:
 
 
 def _staying(progress: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return what says of a row whether what it describes is done: its minibatch, or all of its epoch."""
+    """Return a function of a row: whether what it describes is done, its minibatch or all of its epoch."""
     left = {int(epoch): frozenset(minibatches) for epoch, minibatches in progress["left"].items()}
     each = progress["epoch_minibatches"]
     first = min(left, default=progress["done"] // each)  # where none is named, as many as were trained whole

@@ -59,7 +59,7 @@ class RunOfPipelines:
 
 
 class RunState:
-    """Who exists, who has which minibatch, who averages with whom, who does what is to be done once."""
+    """Which pipelines take part, which minibatches each has, who averages with whom, who does what is done once."""
 
     def __init__(self, run: RunOfPipelines) -> None:
         self.run, self.changes = run, Changes()

@@ -287,7 +287,7 @@ class Measured:
     def add(self, pipeline: int, epoch: int, row: Mapping[str, Any]) -> None:
         """Take what a pipeline measured of a part of an epoch ("trained" minibatches), and of the run up to it.
 
-        Of several parts of an epoch the longest one's stages are shown; bytes are added up.
+        If an epoch has several parts, the stages of the longest are reported; bytes are added up.
         """
         own = self._epochs.setdefault(epoch, {})
         before = own.get(pipeline, {"trained": -1, "sent_bytes": 0})

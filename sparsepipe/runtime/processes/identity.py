@@ -31,7 +31,7 @@ class Identity:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Identity":
-        """Read what torchrun sets, and our own launchers next to it. Alone, a process is rank 0 of 1.
+        """Read what torchrun sets, and our own launchers besides. Alone, a process is rank 0 of 1.
 
         Raises InputError for what is no number.
         """

@@ -1,6 +1,6 @@
 """A process of a running job: its rank, its device, and what all ranks do together. It lives as long as the job.
 
-If it stands in a plan is another thing (worker/connections.py): that may change while the job continues.
+Its position in a plan is another thing (worker/connections.py): that may change while the job continues.
 """
 
 import time
@@ -49,7 +49,7 @@ class Process:
         return values
 
     def barrier(self, what: str) -> None:
-        """Wait until every rank is available."""
+        """Wait until every rank has come here."""
         self.sum(torch.zeros(1), what=what)
 
     def finish(self, work: Any, *, what: str) -> None:

@@ -24,7 +24,7 @@ class StatisticsGroup:
     _waited: float = 0.0
 
     def take_waited(self) -> float:
-        """Return the seconds waited for other replicas since the last call: none on a GPU, if no one waits here."""
+        """Return the seconds waited for other replicas since the last call: none on a GPU, where no one waits here."""
         waited, self._waited = self._waited, 0.0
         return waited
 

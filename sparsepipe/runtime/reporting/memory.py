@@ -45,7 +45,7 @@ class PeakMemory:
     def look(self) -> None:
         """Take note of what is held now, between two layers or actions.
 
-        The peak has also what comes and goes within a layer, which plans count if their profile shows it and, on a CPU,
+        The peak has also what comes and goes within a layer, which plans count if their profile has it and, on a CPU,
         what the allocator keeps of freed memory.
         """
         shared = self._shared.held_bytes if self._shared else 0

@@ -81,7 +81,7 @@ class StageRunner(Protocol):
 
     @property
     def reads_samples(self) -> bool:
-        """Return whether it takes samples: in the first stage alone, behind it alongside its packets."""
+        """Return whether it takes samples: in the first stage alone, in later ones besides packets."""
         ...
 
     @property

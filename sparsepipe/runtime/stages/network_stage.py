@@ -367,8 +367,7 @@ class NetworkStage:
     def _present(self, names: Sequence[str], slots: Sequence[Slot]) -> tuple[Tensor | None, ...]:
         """Return, of each tensor that gets a gradient, the bits of the elements that it gets one for; None: of all.
 
-        Both sides of a boundary go by what they know in the same way: the network, and how the forward's packet was
-        sent.
+        Both sides of a boundary go by what both know: the network, and how the forward's packet was sent.
         """
         return tuple(
             slot.present.to(self.device, copy=True)  # a view would keep the whole packet alive

@@ -19,7 +19,7 @@ class Sending(Protocol):
 class Transport(Protocol):
     """A way for packets between this rank and some of the others: sockets, shared memory, NCCL.
 
-    A tag shows the packets of one cut and direction from others between the same two ranks: those with the same tag
+    A tag distinguishes packets of one cut and direction from others between the same two ranks: those with the same tag
     come in the order in which they were sent, and do not wait for those with another.
     """
 

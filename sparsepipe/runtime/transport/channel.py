@@ -24,7 +24,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 def tag_of(direction: int, cut: int) -> int:
-    """Return what shows the packets of one direction and cut from the others between the same ranks."""
+    """Return what distinguishes the packets of one direction and cut from others between the same ranks."""
     return 2 * cut + direction
 
 

@@ -8,7 +8,7 @@ connections are in clear and ask no one who they are.
 
 A thread does one after the other in the order in which they were begun, so every rank has to begin them in the same
 way; of sends and receives between the same two, a rank begins its sends first. What a message is goes in pieces, each
-of which is put, or added, if it belongs as it comes: a rank holds a few of them alongside the tensors that it was
+of which is put, or added, where it belongs as it comes: a rank holds a few of them besides the tensors that it was
 given. If one of them is not what was sent, the connection breaks, and what has come of the message stays in the tensor.
 Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
 """

@@ -120,7 +120,7 @@ class Pipes:
         self._look(min(left, _LONGEST_LOOK))
 
     def _look(self, seconds: float) -> None:
-        """Read what exists, or comes first within `seconds`."""
+        """Read what has arrived, or what arrives first within `seconds`."""
         for fd, _ in self._poll.poll(1000 * seconds):
             if fd in self._peers:
                 self._read(fd, self._peers[fd])
@@ -284,7 +284,7 @@ class SharedMemoryTransport:
         return _InBuffer(peer, lease, self._memory.pipes)
 
     def expect(self, peers: Sequence[int], tag: int) -> None:
-        """Nothing is done ahead: what has been sent exists."""
+        """Nothing is done ahead: what has been sent has arrived."""
 
     def receive(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         header = self._memory.pipes.take(peer, tag, deadline=deadline, message=message)

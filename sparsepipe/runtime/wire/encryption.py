@@ -31,7 +31,7 @@ class Encryption:
 
     @classmethod
     def of_run(cls, run_dir: Path) -> "Encryption":
-        """Return that of a run's folder. Raises InputError if it does not exist, or damaged."""
+        """Return that of a run's folder. Raises InputError if it does not exist or is damaged."""
         found = cls(run_dir / CERTIFICATE)
         found.context(server_side=False)
         return found

@@ -157,7 +157,7 @@ class Peer(asyncio.Protocol):
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Have the system ask now and then whether the other end exists; else it waits for it for hours.
+    """Have the system ask now and then whether the other end is alive; else it waits for it for hours.
 
     A host that loses power goes without a word. Not on ranks' connections: one that computes does not read for long.
     """

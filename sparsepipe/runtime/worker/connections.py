@@ -89,7 +89,7 @@ class Connections:
         """Connect the ranks as a plan needs it. All ranks of the job come here, within the process's deadline.
 
         `program` is compiled until steady: that bounds how many packets are on their way at once. `opening` tells one
-        plan's connections from another's in the same job: any number that all ranks give equally and that none
+        plan's connections from another's in the same job: any number that is the same on all ranks and that none
         has given before. `synchronise`: batch norms of a stage's replicas share their statistics.
         Raises InputError if the plan's ranks are not the job's, DeadlinePassed and PeerLost.
         """

@@ -7,7 +7,7 @@
 
 No one waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
 If the plan leaves rank 0 out the lowest of its ranks does what is said of rank 0 here.
-If the epoch ends before, all ranks take the command up at its end, if they meet anyway. A change of the plan is
+If the epoch ends before, all ranks take the command up at its end, where they meet anyway. A change of the plan is
 announced once every rank has prepared it (replanning.py). Of several pipelines the one whose plan changes has no more
 of its task: it ends after what it has taken, on all of its ranks, and the next task is the new plan's.
 """

@@ -33,7 +33,7 @@ class Inputs:
     ) -> None:
         """`feed`: the samples of each minibatch of `todo`, and its number in the run.
 
-        `step_of` shows the minibatches of the step that one belongs to, where the mean over a step is to be that over
+        `step_of` returns the minibatches of the step that one belongs to, where the mean over a step is to be that over
         all it counts.
         """
         self._context, self._runner = context, replica.runner

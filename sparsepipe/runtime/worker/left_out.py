@@ -4,7 +4,7 @@
     rank 2   waits, looks at what is proposed, prepares   ▐                              ▌
 
 They hold no layers and record no spans, but are timed now and then (`Probe`). If the others meet between two parts
-of an epoch, and after a validation, they wait as long as it takes: a rank that is lost meanwhile is identified by those
+of an epoch, and after a validation, they wait as long as it takes: a rank that is lost meanwhile is reported by those
 who need it.
 """
 

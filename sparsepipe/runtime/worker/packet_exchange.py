@@ -18,7 +18,7 @@ _OPERATION = {FORWARD: Op.FORWARD, BACKWARD: Op.BACKWARD}  # whose results go in
 
 
 class PacketExchange:
-    """Who is alongside a stage, the program says; what carries a packet there, the connections.
+    """Sends and receives packets: the program names the stages next to a stage, the connections carry packets there.
 
     A packet for a stage of this same rank waits in a queue, and nothing is sent.
     """

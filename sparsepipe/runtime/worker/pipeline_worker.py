@@ -209,7 +209,7 @@ class PipelineWorker(Worker):
     # --- another plan ------------------------------------------------------------------------------------------------
 
     def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
-        """Raise InputError if this pipeline cannot switch to a plan compared with the others: all its ranks stay."""
+        """Raise InputError if this pipeline cannot switch to a plan beside the others; all its ranks stay."""
         check_next_of_several(plan, self.process.world_size, self.member.rule)
         super().check_next(plan, memory_bytes)
 
@@ -230,7 +230,7 @@ class PipelineWorker(Worker):
         self._taken = before._taken
 
     def _move(self) -> "PipelineWorker":
-        """Go on under another plan of this pipeline, while the others train; return the worker that continues.
+        """Switch to another plan of this pipeline, while the others train; return the worker that continues.
 
         Averages are settled, layers change hands, and whoever holds them now says so: all between two tasks.
         """

@@ -336,7 +336,7 @@ class Worker:
             self._stop(WeightsNotFinite, what, told_by=stage in own)
 
     def _stop(self, error: type[RuntimeError], what: str, *, told_by: bool) -> NoReturn:
-        """Raise `error` in the rank that it is identified by, where all ranks know that training on is of no use."""
+        """Raise `error` in the rank that reports it, once all ranks know that training on is of no use."""
         self.checkpoints.discard_unproven()
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
@@ -384,7 +384,7 @@ class Worker:
         self.connections.release()
 
     def _replan(self, done: int, *, within: bool) -> "Worker | None":
-        """Go on under another plan, which every rank has prepared; None if one of them cannot, and this one stays.
+        """Switch to another plan, which every rank has prepared; None if one of them cannot, and this one stays.
 
         `within` an epoch, the pause is counted from the last minibatch; between two epochs, from here.
         """

@@ -36,7 +36,7 @@ class Workload(Protocol):
     last.
 
     A minibatch is a tuple of sample indices. Its *size* is what its costs grow with, in `size_unit`: the stage's runner
-    shows it, and it travels with the minibatch.
+    reports it, and it travels with the minibatch.
     """
 
     @property

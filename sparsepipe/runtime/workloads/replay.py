@@ -5,7 +5,7 @@ devices profiled elsewhere, runs on a laptop; and with layers that cost nothing,
 On several hosts packets cross their network, too, as many bytes as sockets would carry between the cluster's nodes: a
 transfer takes as long as its link says, or as the network does if that is slower.
 
-Links slower than those that are available: when a packet that leaves now would be there, as the simulator has it.
+Links slower than those of this machine: when a packet that leaves now would be there, as the simulator has it.
 
 A port carries one transfer after the other, whoever sends them, so every rank must know when each is free:
 

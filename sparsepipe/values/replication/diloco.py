@@ -15,8 +15,8 @@ class DiLoCo:
 
     Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv
     2311.08105): an outer Nesterov step, with rate 0.7 and momentum 0.9, on what many inner steps changed. Its H is 500;
-    50 is as long as an epoch of a small data set. The outer gradient is the mean over all live pipelines, in the same
-    way, of
+    50 is as long as an epoch of a small data set. The outer gradient is the mean over all live pipelines, with equal
+    weights, of
 
         weights after the last outer step - weights now
 

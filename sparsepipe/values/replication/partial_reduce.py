@@ -27,8 +27,8 @@ class PartialReduce:
     So that no set of pipelines averages among itself alone for good, the graph of the averages is connected at least
     every `rounds` rounds; a round is as many contributions as there are live pipelines. If the groups have not
     connected it by themselves, the next group is forced: it waits, however long, for whom it takes. SDPipe counts
-    identical (10 rounds), but restarts only at forced ones, cuts groups of more than 8 pipelines into pairs, and forces
-    those by a barrier of all; here groups are formed in the same way for any number.
+    likewise (10 rounds), but restarts its count only at forced ones, cuts groups of more than 8 pipelines into pairs,
+    and forces those by a barrier of all; here groups are formed in the same way for any number.
 
     Each of a group counts equally: the mixing matrix is doubly stochastic. Optimizer state stays local.
     Batch-norm statistics are averaged with the weights.

@@ -9,7 +9,7 @@ from .rounds import together
 
 
 def check_runs(program: Program, *, synchronised: bool = False) -> None:
-    """Raise InputError when the lists would deadlock. The message shows, per rank, if it stands.
+    """Raise InputError when the lists would deadlock. The message shows, per rank, where it stands.
 
     `synchronised`: replicas wait for each other in the forwards and backwards of a round.
     """

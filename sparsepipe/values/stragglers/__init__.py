@@ -1,4 +1,4 @@
-"""Stragglers: what delays ranks, injected in the same way in runs, replays and simulations.
+"""Stragglers: what delays ranks, injected in the same way into runs, emulations and simulations.
 
     kinds.py            jitter, slow, stop, kill: what one of them is
     minibatch_times.py  trace: the times of a recorded job's workers

@@ -97,9 +97,7 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
 
 
 def _covered(trace: Trace, rank: int, kinds: tuple[str, ...]) -> float:
-    """Seconds that at least one span of `kinds` covers: spans that overlap, as sending in addition to work does, count
-    once.
-    """
+    """Seconds that at least one span of `kinds` covers: spans that overlap, as sending during work does, count once."""
     spans = sorted((s.start, s.end) for s in trace.spans if s.rank == rank and s.kind in kinds)
     covered, until = 0.0, float("-inf")
     for start, end in spans:

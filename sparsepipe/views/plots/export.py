@@ -140,7 +140,7 @@ def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_pictures() -> None:
-    """Let the notebook that calls this keep a PNG alongside each live figure, so that it shows if no plotly runs.
+    """Let the notebook that calls this keep a PNG alongside each live figure, so that it shows where no plotly runs.
 
     Of a figure that is shown and not exported also an SVG is kept, which is dark on a dark page.
 

@@ -279,7 +279,7 @@ def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Serie
 def _cuts(
     figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None
 ) -> list[Box]:
-    """Mark every edge that leaves its stage, and write alongside one of each boundary what crosses it: at a short one.
+    """Mark every edge that leaves its stage, and write next to one of each boundary what crosses it: at a short one.
 
     Returns where the words are.
     """

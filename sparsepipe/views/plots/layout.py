@@ -1,6 +1,6 @@
 """Positions of a graph's layers for drawing: Graphviz's layered layout, long ones folded like lines of text.
 
-Routes of edges from one line of a folded drawing to a later one: alongside all boxes, never behind them.
+Routes of edges from one line of a folded drawing to a later one: around all boxes, never behind them.
 
 ┌───┐   ┌───┐   ┌───┐        An edge leaves its box downwards, or next to it where another box stands below. It
 │ a ├──►│ b ├──►│ c │        runs between the lines and, past whole lines, in the margin on the nearer side, each

@@ -58,7 +58,7 @@ def system_bars(
 
     The note says so if there are lines, and of what the bars are means: `means_of`, "runs".
     `unit`: of the values; those in "s" that end below a second are drawn in "ms". `what`: what the axis tells, before
-    its unit. `systems_are`: what shows the systems apart, in words before their names in the legend. `among`: the
+    its unit. `systems_are`: what distinguishes the systems, in words before their names in the legend. `among`: the
     systems of the figures alongside this one, in the same order for all of them, by which a system has its colour.
     """
     table = system_bars_table(bars)

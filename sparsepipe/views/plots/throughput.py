@@ -1,4 +1,4 @@
-"""How fast each strategy trains: samples per second, predicted (hatched) alongside measured (solid), or replayed."""
+"""How fast each strategy trains: samples per second, predicted (hatched) next to measured (solid), or emulated."""
 
 from collections.abc import Sequence
 from typing import Any

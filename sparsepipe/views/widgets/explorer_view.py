@@ -35,7 +35,7 @@ OF_ONE = "available for one pipeline only: set pipelines to 1"
 class ExplorerView:
     """Draws answers; `widget` is what to display, `serial` counts the pictures.
 
-    `pinned`: the plan to compare with, A, alongside the settings it was made for.
+    `pinned`: the plan to compare with, A, with the settings it was made for.
     """
 
     def __init__(self, profile: Profile, messages: Messages, *, note: str) -> None:
@@ -46,7 +46,7 @@ class ExplorerView:
         self.waiting: WaitingFigures | None = None  # made for the first several pipelines: it brings plotly to the page
         self.pinned: Answer | None = None
         self.pin = SettledButton(self.drawing, description="set baseline A", icon="thumb-tack")
-        self.unpin = looks.Button(description="forget A", tooltip="clear baseline", disabled=True)
+        self.unpin = looks.Button(description="clear baseline A", tooltip="stop comparing", disabled=True)
         self._beside = looks.VBox([])  # what several pipelines add to the picture
         words = HtmlView(explained(definitions("Plans", "Pipeline replicas"), schedules=True))
         views = [messages, self.drawing, self._beside, words]

@@ -31,7 +31,7 @@ class Export:
 
 
 class Exporter:
-    """Writes what `make` returns below `folder`; errors go to `messages`, paths alongside the button."""
+    """Writes what `make` returns below `folder`; errors go to `messages`, paths next to the button."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The launch board: a button for each plan, its job's progress, and at its end the plan alongside what was measured."""
+"""The launch board: a button for each plan, its job's progress, and at its end the prediction and the measurement."""
 
 import os
 import threading
@@ -35,7 +35,7 @@ from .promised import MadeFor, promised
 from .run_settings import RunSettings
 from .tips import Shown, with_tips
 
-_ASKED = Html("{} will switch to {}: its ranks prepare the change while they train")
+_ASKED = Html("{} prepares the switch to {} while it trains")
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
@@ -49,7 +49,7 @@ class LaunchBoard(Shown):
     called, on the same data with the same batch size, voxel size and arguments, as another's speed says nothing of it.
     A job of an earlier plan of its name is followed while it runs. With
     `profile` and `cluster` a finished run is compared with its simulation. While another job of `runs` is at work, a
-    click asks before it launches one next to it. One thread follows all jobs, and changes of widgets pass one lock.
+    click asks before it launches one in parallel. One thread follows all jobs, and changes of widgets pass one lock.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LaunchBoard(Shown):
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
         """Show another plan, to be launched like the others; one of the same name takes its place.
 
-        `made_for`: what its estimate holds for; without it the board's profile shows its speed, if that is of such
+        `made_for`: what its estimate holds for; without it the board's profile predicts its speed, if that is of such
         devices. A run of it that is in `runs` is shown. Raises InputError while a job of that name runs.
         """
         with self.watch.lock:

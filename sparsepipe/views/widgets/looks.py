@@ -1,7 +1,7 @@
 """ipywidgets' controls that send few messages: their layouts and styles are shared, and a page receives them
 once.
 
-ipywidgets shows the page of a control when it is made, and then of each change that a panel makes while it is put
+ipywidgets sends a control to the page when it is made, and then each change that a panel makes while it is put
 together. These wait until they are shown, or are in a box that is; what is hidden in the box waits on.
 
 Their tooltips are sentences, which begin with capitals.

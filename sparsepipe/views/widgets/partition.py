@@ -153,8 +153,8 @@ class PartitionExplorer(Shown):
     """Sliders over a profile. `widget` is what to display.
 
     `plan` is the plan for what the `controls` say, None while that cannot be planned; `shown` is what the picture
-    shows: the last plan that could be made, alongside its settings. At first they are those of `cluster`, as given.
-    Several pipelines are planned and simulated alongside the page, a moment after the last move: `plan` is None until
+    shows: the last plan that could be made, with its settings. At first they are those of `cluster`, as given.
+    Several pipelines are planned and simulated in the background, a moment after the last move: `plan` is None until
     then, `current()` waits for it.
     `voxels_by_size`: mean active voxels of a sample at each voxel size, if they were counted.
     `figures`: where the export button writes to; `plans`: where plans are saved to. With a `board` the plan on screen
@@ -216,7 +216,7 @@ class PartitionExplorer(Shown):
 
     @property
     def shown(self) -> Answer | PipelinesAnswer | None:
-        """The last plan that could be made, alongside its settings."""
+        """The last plan that could be made, with its settings."""
         return self.state.shown
 
     @property
@@ -249,7 +249,7 @@ class PartitionExplorer(Shown):
         self.state.change(act)
 
     def current(self) -> Answer | PipelinesAnswer:
-        """The plan for what the controls say now, alongside its settings. Raises InputError while there is none."""
+        """The plan for what the controls say now, with its settings. Raises InputError while there is none."""
         with self.state.lock:
             if not self.state.lock.wait_for(lambda: self.state.asked == self.controls.settings(), timeout=_HANDOVER):
                 self.changed()

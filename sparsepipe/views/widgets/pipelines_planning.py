@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class PipelinesAnswer:
-    """Several pipelines alongside the settings that they were planned for, simulated with the straggler and without."""
+    """Several pipelines with the settings that they were planned for, simulated with the straggler and without."""
 
     settings: Settings
     problem: Problem

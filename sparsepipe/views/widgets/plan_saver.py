@@ -20,7 +20,7 @@ from .promised import MadeFor
 
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")
-_APPLIED = Html("The job on the launch board will switch to {}, saved as <code>{}</code>")
+_APPLIED = Html("The job on the launch board prepares the switch to {}, saved as <code>{}</code>")
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 

@@ -24,7 +24,7 @@ _KEPT = 64  # plans that are remembered: going back costs nothing
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan alongside the settings that it was made for. `bound`: no plan has a smaller period, if that is known."""
+    """A plan with the settings that it was made for. `bound`: no plan has a smaller period, if that is known."""
 
     settings: Settings
     problem: Problem

@@ -68,9 +68,7 @@ class RunSettings:
             )
 
     def scheduled(self, plan: Plan) -> Plan:
-        """The plan under the schedule chosen, without the estimate of another one; steps of pipelines stay in the same
-        way.
-        """
+        """The plan under the schedule chosen, without the estimate of another one; steps of pipelines stay equal."""
         name = self.schedule.value
         if not name or name == plan.schedule:
             return plan

@@ -264,7 +264,7 @@ class RunsList(looks.Control, anywidget.AnyWidget):
     options: tuple[str, ...] = ()
 
     def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
-        """List the runs of a table, whose first column is their names; marks of runs that do not exist go.
+        """List the runs of a table, whose first column is their names; marks of runs that are gone are dropped.
 
         Numbers of `settings` are written as they were given, paces with three digits, those of another column with as
         many decimals each.

@@ -51,7 +51,7 @@ class HeldUp:
         raise InputError(
             "straggler.pipeline_unknown",
             f"straggler slow: pipeline {self.pipeline} does not exist; expected 0 to {len(pipelines) - 1}: lower it, "
-            "or pipelines up",
+            "or raise pipelines",
         )
 
 

@@ -82,7 +82,7 @@ def _meant(key: object, slider: "StopSlider") -> Any:
 class StopSlider(looks.Control, anywidget.AnyWidget):
     """`value` is one of the stops; a value that is not among them, typed or assigned, becomes one.
 
-    `named` are values with a name and no number, each alongside the number that it is placed behind: {None: ("as
+    `named` are values with a name and no number, each with the number that it is placed behind: {None: ("as
     given", inf)}. `up_to` returns the stops that a new value brings with it. `refusal` says why what was typed last was
     not taken; assigning what `reading` would not read raises InputError.
     """

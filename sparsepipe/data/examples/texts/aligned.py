@@ -84,7 +84,7 @@ def opened(root: Path, split: str, source: str | None, target: str | None) -> Al
     """Find the files of a split. English is the source unless said otherwise, or the first of two languages.
 
     Without a test every pair whose source's SHA-256 is a multiple of 20 is one. Raises InputError for a language that
-    does not exist, or a choice that is left open.
+    is missing, or a choice that is left open.
     """
     texts = _texts(root)
     languages = sorted(texts["train"])

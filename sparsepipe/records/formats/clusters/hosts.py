@@ -1,6 +1,4 @@
-"""Hosts as other systems' files list them: a name and a number of devices, of which neither type nor links are
-reported.
-"""
+"""Hosts as other systems' files list them: a name and a number of devices, without their types and links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

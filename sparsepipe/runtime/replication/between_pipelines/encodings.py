@@ -55,7 +55,7 @@ class EightBits:
     """The member of `Encoding` for weights as 8-bit integers with a float32 scale for each piece; buffers as they are.
 
     What rounding lost of a piece is added to the next one of the same elements (error feedback: Karimireddy et al.,
-    "Error Feedback Fixes SignSGD", ICML 2019), of what is contributed and of what is reduced in the same way.
+    "Error Feedback Fixes SignSGD", ICML 2019), both of what is contributed and of what is reduced.
     """
 
     bits = 8

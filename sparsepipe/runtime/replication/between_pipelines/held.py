@@ -117,7 +117,7 @@ class Held:
         ]
 
     def apply(self, change: Tensor | None, *, in_place_of: bool = False) -> None:
-        """Add a vector, or take it instead of what exists, in all replicas of the stage: all come here, and the
+        """Add a vector to the tensors, or replace them by it, in all replicas of the stage: all come here, and the
         first says what. None: nothing. Raises DeadlinePassed or PeerLost.
         """
         change, in_place_of = self._told(change, in_place_of=in_place_of)

@@ -28,8 +28,8 @@ class Merged:
 
 
 class Merging(Protocol):
-    """One stage's part in the merges of a rule: `contribute` and `applied` in the thread that trains, `merge`
-    alongside.
+    """One stage's part in the merges of a rule: `contribute` and `applied` in the thread that trains, `merge` in
+    another.
 
     What training needs of it besides weights is its state, float32 and named KIND:NAME like an optimizer's.
     """

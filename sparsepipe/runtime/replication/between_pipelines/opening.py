@@ -149,7 +149,7 @@ class GradientAverager:
         return self._waited.take()
 
     def state(self) -> dict[str, Tensor]:
-        """It keeps nothing alongside weights and optimizer."""
+        """It keeps nothing besides weights and optimizer."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -377,7 +377,7 @@ class StageAverager:
         return self._waited.take()
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the rule keeps alongside weights and optimizer, named as in checkpoints; of a first replica."""
+        """Return what the rule keeps besides weights and optimizer, named as in checkpoints; of a first replica."""
         found = {} if self._exchanging is None else self._exchanging.merging.state()
         return {name: tensor for name, tensor in found.items() if name != VERSION}  # of the merges of this run alone
 
@@ -429,7 +429,7 @@ class StageAverager:
     def _take(self, own: Exchanging, outcomes: Sequence[Outcome], *, at_end: bool = False) -> None:
         """Bring outcomes into the weights, and what others' merges took this rank by surprise for.
 
-        `at_end`: not after the last update, but before the run's last average; the record distinguishes them apart,
+        `at_end`: not after the last update, but before the run's last average; the record distinguishes them,
         whose sums are taken in another order.
         """
         surprise, served = own.offer.take() if own.offer is not None else (None, [])

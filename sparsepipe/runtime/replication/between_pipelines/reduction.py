@@ -34,7 +34,7 @@ class Part:
 @dataclass(eq=False)
 class Share:
     """The elements that a rank reduces of one merge. The mean is worked out in the order of the members, in float32:
-    the same bits whoever does it, and however its tensors lie alongside others.
+    the same bits whoever does it, and however its tensors lie among others.
     """
 
     merge: Merge

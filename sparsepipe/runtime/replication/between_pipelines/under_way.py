@@ -54,7 +54,7 @@ class UnderWay:
         self._todo.put(contribution)
 
     def take(self) -> list[Outcome]:
-        """Return the outcomes that have come. Raises what went wrong alongside the training."""
+        """Return the outcomes that have come. Raises what went wrong in the background."""
         with self._changed:
             if self._error is not None:
                 raise self._error

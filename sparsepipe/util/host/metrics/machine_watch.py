@@ -107,7 +107,7 @@ def stalled_seconds(folder: Path = _FOLDER) -> Mapping[str, float]:
 
 
 def scheduled(pid: int, ours: Collection[int] = ()) -> Mapping[str, float]:
-    """Return totals of a process and of the processors that it may use, as far as the system shows them.
+    """Return totals of a process and of the processors that it may use, as far as the system reports them.
 
     "ran" and "waited": seconds of its threads on processors and in the run queue. "busy" and "stolen": seconds of its
     processors at work for others than it and `ours` (ids), and given to other virtual machines; "busy anywhere": of all
