@@ -50,11 +50,11 @@ _HOME = {
     "what_if": "planning.replaying",
 }
 _MODULES = (
-    *("data", "engines", "monitoring", "networks", "planning", "plots", "profiling", "records", "runtime", "study"),
-    *("values", "widgets"),
+    *("data", "engines", "functions", "monitoring", "networks", "planning", "plots", "profiling", "records"),
+    *("runtime", "study", "values", "widgets"),
 )
 _UNLISTED = (  # by their older names, too
-    *("dynamics", "forecast", "formats", "functions", "losses", "measured_plans", "models"),
+    *("dynamics", "forecast", "formats", "losses", "measured_plans", "models"),
     *("planners", "profiler", "provenance", "record", "replaying", "replication", "schedule"),
     *("simulator", "sinks", "stragglers", "sweeps", "views"),
 )

@@ -332,7 +332,7 @@ def test_a_planner_that_cannot_plan_for_a_cluster_is_left_out_with_its_reason(ca
     given = {"sp": sparsepipe, "profile": profile, "schedule": "1f1b", "replace": replace}
     given |= {"devices": one_more(cluster, "native-1t")}
     (source,) = (
-        cell.source for cell in cells(FOLDER / "05_partition.ipynb") if "in sp.planners.PLANNERS" in cell.source
+        cell.source for cell in cells(FOLDER / "05_partition.ipynb") if "in sp.planning.PLANNERS" in cell.source
     )
     exec(source, given)
     assert {plan.planner for plan in given["plans"]} == set(PLANNERS) - {"pipedream"}
