@@ -11,7 +11,7 @@ from typing import Any
 
 from ..data.cache import NO_CACHE
 from ..errors import InputError, one_line
-from ..launching import LOCAL, RAY
+from ..launching import LOCAL, RAY, Job
 from ..launching.going_on import went_on
 from ..launching.inference import run_of
 from ..launching.run_state import state_of
@@ -113,14 +113,14 @@ def open_sinks(options: argparse.Namespace) -> list[Sink]:
     return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
 
 
-def followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothing_left: bool = False) -> Answer:
+def followed(job: Job, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothing_left: bool = False) -> Answer:
     summary = waited(job, cancel=cancel, sinks=sinks)
     beyond_sizes = job.record.plan.extrapolation
     text = summary_text(summary, nothing_left=nothing_left)
     return Answer(summary, f"{text}; times of its plan: {beyond_sizes}" if beyond_sizes else text)
 
 
-def left_alone(job: Any) -> Answer:
+def left_alone(job: Job) -> Answer:
     """Tell of a job that goes on by itself, once its record says so: what is asked about it next finds it running."""
     record: RunRecord = job.record
     while job.running and record.status["state"] == "started":

@@ -164,7 +164,7 @@ def _epoch(found: OrderForecast) -> Sequence[str]:
     )
 
 
-def _facts(sizes: Sequence[float]) -> dict[str, Any]:
+def _facts(sizes: Sequence[float]) -> dict[str, object]:
     return {"samples": len(sizes), "coefficient_of_variation": float(np.std(sizes) / np.mean(sizes))}
 
 

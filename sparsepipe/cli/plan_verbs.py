@@ -150,7 +150,7 @@ def plan(options: argparse.Namespace) -> Answer:
             f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal",
         )
     asked = [(name, settings | own) for name, own in _planner_options(options, _planners(options, schedule))]
-    compared: list[dict[str, Any]] = []
+    compared: list[dict[str, object]] = []
     tables: list[str] = []
     if counts_sizes:
         plans = []

@@ -6,7 +6,6 @@ Under Slurm a run starts by a script for sbatch.
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..data.describing import unread_files
 from ..errors import InputError, one_line
@@ -458,7 +457,7 @@ def filled(options: argparse.Namespace, driver: DriverFile) -> argparse.Namespac
     """
     for line in driver.without_meaning:
         progress_line(f"{driver.path}: {line}")
-    said: dict[str, Any] = {"plan": driver.config_file}
+    said: dict[str, object] = {"plan": driver.config_file}
     if options.model is None:
         said["model"] = driver.model
     if options.data is None:

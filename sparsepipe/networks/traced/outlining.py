@@ -289,7 +289,7 @@ class _Leaves(ast.NodeVisitor):
     def visit_Break(self, node: ast.Break) -> None:
         self.breaks = self.breaks or not self._depth
 
-    def _loop(self, node: Any) -> None:
+    def _loop(self, node: ast.For | ast.While) -> None:
         self._depth += 1
         self.generic_visit(node)
         self._depth -= 1

@@ -152,7 +152,7 @@ class LayerTracer(fx.Tracer):
         leaves = next(node for node in graph.nodes if node.op == "output").args[0]
         return Recording(self.recorded, self.inputs, list(leaves), outputs[0], dict(self.opaque))
 
-    def _output_entry(self, leaf: Any) -> Any:
+    def _output_entry(self, leaf: object) -> object:
         """Return an entry of the output without caches and other objects, which cannot cross."""
         if not isinstance(leaf, fx.Proxy):
             return entries_that_cross(leaf)

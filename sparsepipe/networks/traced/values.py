@@ -72,7 +72,7 @@ def flattened(value: object) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(value)
 
 
-def without_objects(output: object) -> tuple[Any, tuple[str, ...]]:
+def without_objects(output: object) -> tuple[object, tuple[str, ...]]:
     """Return an output with None for each entry that cannot cross, and the names of those entries.
 
     An entry is named with its class: "past_key_values (DynamicCache)".
@@ -89,7 +89,7 @@ def without_objects(output: object) -> tuple[Any, tuple[str, ...]]:
     return (pytree.tree_unflatten(crossing, spec) if names else output), names
 
 
-def entries_that_cross(output: object) -> Any:
+def entries_that_cross(output: object) -> object:
     """Return an output with None for each entry that cannot cross; a layer of a module that is one layer does so."""
     return without_objects(output)[0]
 
@@ -133,7 +133,7 @@ class Structure:
         """Say of each leaf whether it crosses."""
         return [kind is Tensor or (isinstance(kind, type) and kind in _NUMBERS) for kind in self.leaves]
 
-    def split(self, value: object) -> list[Any]:
+    def split(self, value: object) -> list[object]:
         """Return the tensors that cross, in order: numbers made tensors of no axes."""
         found = []
         for leaf, kind, crosses in zip(flattened(value)[0], self.leaves, self.crosses(), strict=True):
