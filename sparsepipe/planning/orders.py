@@ -70,7 +70,7 @@ def partition_with_sizes(
         cluster: The devices and links.
         sample_sizes: Size of each sample of an epoch, in the profile's `size_unit`.
         batch_size: Samples per minibatch. Default: the profile's.
-        voxels: Budget of a minibatch in the profile's `size_unit`, in place of `batch_size`.
+        voxels: Budget of a minibatch in the profile's `size_unit`, instead of `batch_size`.
         seconds: Budget of a minibatch in seconds on the slowest stage.
         kept_bytes: Budget of a minibatch in bytes that a stage keeps for its backward.
         order: Order of the minibatches: "shuffle", "snake" or "planned".
@@ -121,7 +121,7 @@ def plan_budget(
     kept_bytes: float | None = None,
 ) -> float | None:
     """Return a minibatch's budget of size under a plan: `voxels`, or the most within `seconds` or `kept_bytes` on every
-    stage by the profile. None without any of them. Raises InputError where no minibatch is.
+    stage by the profile. None without any of them. Raises InputError if no minibatch is.
     """
     if seconds is None and kept_bytes is None:
         return voxels
@@ -149,7 +149,7 @@ def simulate_orders(
         cluster: The devices and links.
         sample_sizes: Size of each sample, in the profile's `size_unit`.
         batch_size: Samples per minibatch.
-        budget: Size per minibatch, in place of a number of samples.
+        budget: Size per minibatch, instead of a number of samples.
         orders: Names of the orders.
         seed: Seed of the random orders.
 

@@ -150,7 +150,7 @@ class UserFunction:
         return hashlib.sha256("".join(f"{name}\0{hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
 
     def files_for_hosts(self) -> dict[str, Path]:
-        """Return its files, to be laid out alike on other hosts; none of a module, which is to be installed there.
+        """Return its files, to be laid out equally on other hosts; none for a module, which must be installed there.
 
         Raises InputError if they cannot all be sent.
         """

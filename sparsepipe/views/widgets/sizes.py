@@ -57,7 +57,7 @@ class AskedSizes:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a minibatch; 1 if nobody knows."""
+        """Samples of a minibatch; 1 if unknown."""
         return self.answer.settings.batch_size or self.answer.problem.profile.batch_size or 1
 
     @property
