@@ -20,8 +20,8 @@ from .output import Answer, Progress, cell, progress_line, table
 class RunFollower:
     """Takes a run's rows of metrics, as `Job.wait(on_row=…)` gives them. Incomplete rows are ignored.
 
-    `trains`: whether the run learns; of one that does not, as a replay, no loss is told. `counted`: what
-    its pace counts, "minibatches" where nobody knows how many samples one has.
+    `trains`: whether the run learns; others, such as emulations, report no loss. `counted`: the unit
+    of its throughput, "minibatches" if the number of samples is unknown.
     """
 
     def __init__(self, *, trains: bool = True, counted: str = "samples") -> None:

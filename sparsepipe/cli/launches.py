@@ -35,7 +35,7 @@ RUNS = Path("runs")  # where runs are looked for by name
 
 
 def run_folder(given: Path) -> Path:
-    """Return the folder of a run that is named by it, or by its name in runs/; as it was given where there is none."""
+    """Return the folder of a run, given the folder or its name in runs/; an unknown name is returned unchanged."""
     named = RUNS / given  # of an absolute path that itself
     return given if _is_run(given) or not _is_run(named) else named
 
@@ -76,7 +76,7 @@ def follower_of(record: RunRecord) -> RunFollower:
 
 
 def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
-    """Follow a job to its end, and return its summary; what to know of it is told on stderr."""
+    """Follow a job to its end, and return its summary; warnings go to stderr."""
     follower = follower_of(job.record)
     sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
 
@@ -104,7 +104,7 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
 
 
 def open_sinks(options: argparse.Namespace) -> list[Sink]:
-    """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
+    """Open the sinks of --log. Raises InputError if one cannot be opened, or if no process will follow the run."""
     if options.log and getattr(options, "detach", False):
         raise InputError(
             "option.of_followed_run",
@@ -121,7 +121,7 @@ def followed(job: Job, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothi
 
 
 def left_alone(job: Job) -> Answer:
-    """Tell of a job that goes on by itself, once its record says so: what is asked about it next finds it running."""
+    """Report a detached job once its record says that it runs, so that later commands find it running."""
     record: RunRecord = job.record
     while job.running and record.status["state"] == "started":
         time.sleep(0.02)
@@ -173,7 +173,7 @@ def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster
 
 
 def check_forward_only(options: argparse.Namespace) -> None:
-    """Raise InputError for what the command line says of training beside --forward-only."""
+    """Raise InputError for options of training that are given with --forward-only."""
     names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
     names += ["balance", "order", *BUDGETS, "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
@@ -196,7 +196,7 @@ def checkpoint_or_run(given: Path) -> Path:
 def trained_by(options: argparse.Namespace) -> RunRecord | None:
     """Open the run whose checkpoint `predict` is given, None where that stands alone.
 
-    Raises InputError where there is none.
+    Raises InputError if there is none.
     """
     if not options.forward_only.exists():
         told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"

@@ -29,7 +29,7 @@ def simulate_replanned(
     sizes: Sequence[float],
     stragglers: Stragglers,
 ) -> Answer:
-    """Simulate the run under each variant; the asked one's changes are told, and its trace is written."""
+    """Simulate the run under each variant; print the changes of the requested one, and write its trace."""
     check_replans(stragglers, len(cluster.devices), len(sizes))
     found = {
         name: simulate_replans(
