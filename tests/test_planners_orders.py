@@ -225,6 +225,23 @@ def test_the_command_plans_with_sizes(tmp_path, capsys):
         assert f"[{code}]" in capsys.readouterr().err
 
 
+def test_a_cost_model_without_a_limit_on_stages_has_one_plan():
+    _, profile, cluster = pipeline([1.0] * 3, [2.0] * 3, parameter_bytes=9.0)
+    (found,) = partition_with_sizes(profile, cluster, [1.0, 3.0] * 8, batch_size=1, cost_model="dnn-partitioning")
+    assert found.plan.stages == partition(profile, cluster, cost_model="dnn-partitioning").stages
+
+
+@pytest.mark.parametrize(("verb", "option"), [("plan", "--sample-sizes"), ("simulate", "--sizes")])
+def test_unknown_sizes_name_the_option_that_each_verb_has(verb, option, tmp_path, capsys):
+    """`plan --sizes` are the layers of each stage, for DynPipe's planner."""
+    plan, profile, _ = pipeline([1.0, 1.0], [2.0, 2.0])
+    files = [plan.save(tmp_path / "plan.json")] if verb == "simulate" else []
+    files += ["--profile", profile.save(tmp_path / "profile.json"), "--devices", 2, "--order", "shuffle"]
+    assert main([verb, *map(str, files)]) == 2
+    error = capsys.readouterr().err
+    assert "[simulation.sizes_unknown]" in error and f" {option}," in error
+
+
 def test_pipelines_share_what_is_composed():
     plan, profile, _ = pipeline([1.0, 1.0], [2.0, 2.0], schedule="gpipe", num_microbatches=2)
     several = Plan.alike(plan, 2, parse_rule("all-reduce"), samples=1)

@@ -56,7 +56,7 @@ def order_options(verb: Parser, *, plans: bool = False) -> None:
         *flags("--data"), metavar="DIR|NAME", help=f"data set whose training samples are counted{goes_with}"
     )
     verb.add_argument(
-        "--sample-sizes" if plans else "--sizes",  # `plan --sizes` is DynPipe's
+        *(("--sample-sizes",) if plans else ("--sizes", "--sample-sizes")),  # `plan --sizes` is DynPipe's
         dest="sample_sizes",
         metavar="lognormal:cv=C",
         help=f"distribution of sample sizes by coefficient of variation{goes_with} (default: the profile's data)",

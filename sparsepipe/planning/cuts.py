@@ -270,10 +270,10 @@ def cheapest_by_work(work: Array, crossing: Array, count: int) -> Index:
 
 def least_payload_order(table: LayerTable, layers: Sequence[int]) -> tuple[int, ...]:
     """A topological order that greedily keeps few bytes alive, and stays on a branch among equals."""
-    sizes, graph_of_table = table.output_bytes[:, 0], tuple(layers)
-    key = (graph_of_table, sizes.tobytes())
+    sizes, of_layers = table.output_bytes[:, 0], tuple(layers)
+    key = (of_layers, sizes.tobytes())
     return remembered(
-        table.graph.kept, "order", key, lambda: _least_payload_order(table.graph, sizes.tolist(), graph_of_table)
+        table.graph.kept, "order", key, lambda: _least_payload_order(table.graph, sizes.tolist(), of_layers)
     )
 
 

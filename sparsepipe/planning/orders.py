@@ -13,6 +13,7 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from . import PlanSettings, partition, planners_with
+from .exact.optimal import CONTIGUOUS
 from .run_estimate import largest_size, stage_costs
 from .simulator import simulate
 from .simulator.bound import lower_bound
@@ -62,8 +63,8 @@ def partition_with_sizes(
     """Plan as `partition` with these `settings`, but count the time lost to sizes: the best plan comes first.
 
     More stages, and more replicas, wait more for large minibatches. The best plan is compared with the best plans of
-    fewer and fewer stages: each is simulated on an epoch. Planners that cannot limit the number of stages have one
-    plan.
+    fewer and fewer stages: each is simulated on an epoch. Planners and cost models without a limit on the number of
+    stages have one plan.
 
     Args:
         profile: Costs of the layers on every device type of the cluster.
@@ -93,7 +94,8 @@ def partition_with_sizes(
         guides/scenes_of_varying_size, `partition`
     """
     plans = [partition(profile, cluster, **settings)]
-    if settings.get("planner", PlanSettings.planner) in planners_with("most_stages"):
+    limits_stages = settings.get("planner", PlanSettings.planner) in planners_with("most_stages")
+    if limits_stages and settings.get("cost_model") != CONTIGUOUS:
         while (stages := len(plans[-1].stages)) > 1:
             try:
                 plans.append(partition(profile, cluster, **settings | {"most_stages": stages - 1}))
@@ -246,9 +248,9 @@ def sizes_of_profile(profile: Profile, count: int, *, seed: int = 0) -> list[flo
     if not spread:
         raise InputError(
             "simulation.sizes_unknown",
-            "the profile does not say how sizes of samples vary: give {data} or {sizes}, such as lognormal:cv=0.5, "
-            "or profile the model again",
-            setting=dict.fromkeys(("data", "sizes")),
+            "the profile does not say how sizes of samples vary: give {data} or {sample_sizes}, such as "
+            "lognormal:cv=0.5, or profile the model again",
+            setting=dict.fromkeys(("data", "sample_sizes")),
         )
     random = np.random.default_rng((seed, 57))
     edges = np.geomspace(spread["least"], max(spread["most"], spread["least"]), len(spread["histogram"]) + 1)
