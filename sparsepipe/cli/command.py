@@ -38,10 +38,8 @@ from .options import value
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
 from .parsing import complete, parser
 
-_OF_PLANS, _PLAN = (
-    ("train", "predict", "emulate", "simulate"),
-    "plan",
-)  # verbs that take a plan, and the one that makes it
+_OF_PLANS = ("train", "predict", "emulate", "simulate")  # verbs that take a plan
+_PLAN = "plan"  # the verb that makes it
 # Settings that are options of another name.
 _CALLED = {"stragglers": "inject", "num_pipelines": "pipelines", "run_dir": "out"}
 
