@@ -308,7 +308,7 @@ def _(found: WhatIf) -> Page:
     columns = ("what", "slowdown by this part alone", "step without this part (s)", "of the time lost")
     headline = (
         f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without launch delays, "
-        f"{found.even_seconds:.4f} s if all were even: {found.slowdown:.3f} × as long"
+        f"{found.even_seconds:.4f} s if equal operations took equal times: {found.slowdown:.3f} × as long"
     )
     return Page(headline, [Section(Table(columns, rows).first(), notes=[found.culprit])])
 

@@ -34,7 +34,7 @@ def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, no
         "cuts": {"at": answer.ends, "movable": movable, **where},
         "hint": "drag a cut, or focus it and press the arrow keys"
         if movable
-        else "in network order, height proportional to time; pin cuts to move them",
+        else 'layers in network order, height proportional to time; select "pin cuts" to drag the cuts',
         "code": answer.as_code(),
     }
     if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
