@@ -81,8 +81,22 @@ def test_dry_run_says_what_would_run_and_writes_nothing(shapes: Path, tmp_path: 
     code, out, _ = sparsepipe("emulate", "plan.json", "-p", "profile.json", "-n", 2, "--dry-run", folder=tmp_path)
     assert code == 0 and out
     assert sorted(tmp_path.rglob("*")) == before
-    code, _, errors = sparsepipe("train", "plan.json", "-m", "minkvgg16bn", "--dry-run", folder=tmp_path)
-    assert code == 2 and errors[-1].endswith("[plan.violations]")
+    words = ["emulate", "plan.json", "-p", "profile.json", "-n", 2, "-o", ".", "--dry-run"]
+    code, _, errors = sparsepipe(*words, folder=tmp_path)
+    assert code == 2 and errors[-1].endswith("[run_dir.taken]")
+    for more, told in (
+        (["-m", "minkvgg16bn"], "plan.violations"),
+        (["-o", "."], "run_dir.taken"),
+        (["-o", "profile.json"], "run_dir.unusable"),
+        (["-s", "port=99999"], "port.malformed"),
+        (["-s", "launcher=nosuch"], "launcher.unknown"),
+        (["-s", "replan=nosuch"], "replan.unknown"),
+        (["-s", "replication=nosuch"], "replication.unknown"),
+        (["-s", "predictor=nosuch"], "file.not_found"),
+    ):
+        code, out, errors = sparsepipe("train", "plan.json", *more, "--dry-run", folder=tmp_path)
+        assert (code, out) == (2, "") and errors[-1].endswith(f"[{told}]"), errors
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def config_of(folder: Path, *words: object) -> dict:
@@ -122,6 +136,11 @@ def test_the_command_line_comes_before_set_before_the_file_before_the_plan(shape
         ("[optimizer]\nepochs = 0", "setting.not_whole"),
         ("[optimizer]\nbatch_size = 1", "run_file.unknown"),
         ("[launch]\nport = 'x'", "run_file.wrong_type"),
+        ("[launch]\nport = true", "run_file.wrong_type"),
+        ("optimizer = 3", "run_file.wrong_type"),
+        (f"[optimizer]\nepochs = {'1' * 6000}", "run_file.not_toml"),
+        (f"[data]\nmodel_args = {'[' * 9000}", "run_file.not_toml"),
+        ("[data]\nmodel_args = {a = 1979-05-27}", "setting.not_json"),
         ("[launch]\nexpect = [1]", "run_file.wrong_type"),
         ("[data]\nshuffle = 1", "setting.not_a_boolean"),
     ],
@@ -134,6 +153,14 @@ def test_what_is_wrong_in_a_run_file_is_one_line_that_names_it(tmp_path: Path, t
     assert (ended, out, len(errors)) == (2, "", 1) and errors[0].endswith(f"[{code}]")
 
 
+def test_a_run_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    for name, code in (("no", "file.not_found"), ("folder", "file.is_folder"), ("bytes", "file.unreadable")):
+        ended, out, errors = sparsepipe("train", f"{name}.toml", folder=tmp_path)
+        assert (ended, out, len(errors)) == (2, "", 1) and errors[0].endswith(f"[{code}]")
+
+
 def test_set_reads_values_as_toml_and_text_without_quotes() -> None:
     changes = ["optimizer.learning_rate=1e-3", "model=net.py:build", "validate=false", "launch.replan=live"]
     expected = {"learning_rate": 1e-3, "model": "net.py:build", "validate": False, "replan": "live"}
@@ -142,6 +169,10 @@ def test_set_reads_values_as_toml_and_text_without_quotes() -> None:
         ("seed", "set.malformed"),
         ("seed=-1", "setting.not_whole"),
         ("data.seed=1", "run_file.unknown"),
+        (f"seed={'1' * 6000}", "setting.not_whole"),
+        (f"seed={'[' * 9000}", "setting.not_whole"),
+        ("seed=1\nthreads=1", "setting.not_whole"),
+        ("model_args={a = 1979-05-27}", "setting.not_json"),
     ):
         with raises(code, "--set"):
             read_changes([text])
@@ -180,7 +211,13 @@ def test_init_fills_in_what_the_plan_knows_and_keeps_a_file_that_exists(shapes: 
     values = {**MEASURED, "data": str(shapes), "plan": Path("plan.json"), "learning_rate": 0.1, "batch_size": 8}
     assert read_run_file(tmp_path / "run.toml") == values
     assert config_of(tmp_path, "run.toml")["learning_rate"] == 0.1
-    for more, told in (([], "run_file.exists"), (["-o", "x.json"], "run_file.suffix")):
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    for more, told in (
+        ([], "run_file.exists"),
+        (["-o", "x.json"], "run_file.suffix"),
+        (["profile.json", "-o", "x.toml"], "plan.malformed"),
+        (["other.json", "-o", "x.toml"], "plan.malformed"),
+    ):
         code, _, errors = sparsepipe("init", *more, folder=tmp_path)
         assert code == 2 and errors[-1].endswith(f"[{told}]")
 

@@ -13,6 +13,7 @@ from ..planning.forecast import forecast
 from ..planning.simulator import SimulationSettings, simulate_pipelines
 from ..records.formats.plan_files import load_plan
 from ..records.rates import MINIBATCHES, SAMPLES
+from ..records.run_record import check_free
 from ..util.io.settings import rows
 from ..util.text.counting import number_of
 from ..values.plan import Plan
@@ -86,6 +87,7 @@ def emulated(options: argparse.Namespace) -> Answer:
         expected = alone.minibatches_per_second
     folder = options.run_dir or new_run_dir("emulation")
     if options.dry_run:
+        check_free(folder)
         return _planned(options, plan, folder=folder, expected=expected)
     settings = given(options, ("timeout_seconds", "max_restarts", "encrypt"))
     where: dict[str, Any] = {"replication": options.replication, "replan": options.replan, "tell": progress_line}

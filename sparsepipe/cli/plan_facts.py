@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
-from ..util.io.files import read_json
+from ..records.formats.plan_files import check_plan
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -31,8 +31,8 @@ class PlanFacts:
 
     @classmethod
     def load(cls, path: Path) -> "PlanFacts":
-        """Read them. Raises InputError for a file that is no JSON."""
-        document = read_json(path, what="plan")
+        """Read them. Raises InputError for a file that is no plan."""
+        document = check_plan(path)
         facts = document.get("provenance") if isinstance(document, dict) else None
         return cls(path, facts if isinstance(facts, dict) else {})
 

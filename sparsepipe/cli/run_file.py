@@ -16,6 +16,7 @@ import argparse
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING
 from pathlib import Path
 from textwrap import fill
@@ -24,7 +25,7 @@ from ..errors import InputError, one_line
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, PARTS
 from ..util.io.fields import shown
-from ..util.io.files import write_atomic
+from ..util.io.files import read_text, write_atomic
 from ..util.io.keywords import expected
 from ..util.io.paths import expanded
 from ..util.io.settings import JsonObject, rows
@@ -58,11 +59,12 @@ def is_run_file(path: Path | None) -> bool:
 def read_run_file(path: Path) -> dict[str, object]:
     """Return the values of a run.toml by option: `plan`, settings of a run, and those of [launch].
 
-    Raises InputError that names the file for what is no TOML, and for an unknown section or name.
+    Raises InputError that names the file if it cannot be read, is no TOML, or has an unknown section or name.
     """
+    content = read_text(path, what=NAME)
     try:
-        document = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = tomllib.loads(content)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InputError("run_file.not_toml", f"{path}: not a TOML file ({one_line(error)})") from None
     values: dict[str, object] = {}
     try:
@@ -72,6 +74,8 @@ def read_run_file(path: Path) -> dict[str, object]:
             elif isinstance(value, dict):
                 for key, item in value.items():
                     values |= _checked(f"{name}.{key}", item)
+            elif name in (*PARTS, LAUNCH):
+                raise InputError("run_file.wrong_type", f"{name} is {shown(value)}, expected a section, [{name}]")
             else:
                 raise InputError(
                     "run_file.unknown",
@@ -91,9 +95,11 @@ def read_changes(texts: Iterable[str]) -> dict[str, object]:
         if not equals:
             raise InputError("set.malformed", f"--set {text}: expected NAME=VALUE, such as optimizer.learning_rate=0.1")
         try:
-            value = tomllib.loads(f"value = {written}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = written  # text needs no quotes on a command line
+            document = tomllib.loads(f"value = {written}")
+        except (ValueError, RecursionError):
+            document = {}
+        # Text needs no quotes on a command line. Further lines are no further settings.
+        value = document["value"] if list(document) == ["value"] else written
         try:
             values |= _checked(name.strip(), value)
         except InputError as error:
@@ -117,7 +123,8 @@ def _checked(name: str, value: object) -> dict[str, object]:
         names = _LAUNCH if section == LAUNCH else known
         raise InputError("run_file.unknown", f"{shown(name)}: {expected(key, names)}")
     if isinstance(value, dict) and isinstance(known[key].kind, JsonObject):
-        value = json.dumps(value)
+        with suppress(TypeError):  # a date is no JSON: the setting refuses it
+            value = json.dumps(value)
     value = tuple(value) if isinstance(value, list) else value
     if fault := known[key].kind.fault(value):
         raise InputError(known[key].kind.code, f"{name} is {fault}", name=key)
@@ -128,7 +135,7 @@ def _of_type(name: str, value: object, kind: type) -> object:
     if kind is list and isinstance(value, str):
         value = [value]
     items = value if isinstance(value, list) else []
-    if not isinstance(value, kind) or not all(isinstance(item, str) for item in items):
+    if type(value) is not kind or not all(isinstance(item, str) for item in items):
         raise InputError("run_file.wrong_type", f"{name} is {shown(value)}, expected {_TYPES[kind]}")
     return value
 

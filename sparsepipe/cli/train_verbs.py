@@ -5,18 +5,22 @@ Under Slurm a run starts by a script for sbatch.
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..data.describing import unread_files
 from ..errors import InputError, one_line
-from ..launching import LAUNCHERS, LOCAL, SLURM, default_launcher
+from ..launching import LAUNCHERS, LOCAL, SLURM, check_options, default_launcher
+from ..launching.local.launch_local import check_port
 from ..monitoring.interference.predictor import Predictor
 from ..monitoring.launching import launch
+from ..monitoring.variants import variant
 from ..records import RunRecord
 from ..records.formats.clusters import IN_SLURM, load_cluster
 from ..records.formats.pipedream_driver import DriverFile, is_driver_file
 from ..records.formats.plan_files import load_plan
 from ..records.record_files import HOSTS
+from ..records.run_record import check_free
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES, PARTS
 from ..runtime.workloads import layer_graph
@@ -28,6 +32,7 @@ from ..util.text.counting import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
+from ..values.replication import parse_rule
 from .launches import (
     RUNS,
     check_forward_only,
@@ -272,6 +277,7 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace) -> Answer:
     check_launcher(options, launcher)
     profile, cluster = _expected(options, chosen, cluster, config)
     if options.dry_run:
+        _check_launch(options, launcher, folder)
         return _planned(options, chosen, config, profile, folder=folder, launcher=launcher)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}
@@ -323,6 +329,19 @@ _REMEDIES = {
 }
 
 
+def _check_launch(options: argparse.Namespace, launcher: str, folder: Path) -> None:
+    """Raise InputError for what the launch would refuse; the launch itself checks this when it starts."""
+    check_options(launcher, [name for name in ("port", "ray_address") if getattr(options, name) is not None])
+    check_port(options.port)
+    if options.replan:
+        variant(options.replan)
+    if options.replication:
+        parse_rule(options.replication)
+    _predictor(options)
+    if not options.resume:
+        check_free(folder)
+
+
 def _planned(
     options: argparse.Namespace,
     plan: Plan,
@@ -339,7 +358,7 @@ def _planned(
         f"launcher: {launcher}, {number_of(len(plan.ranks), 'process')}",
         f"compared with a profile: {'yes' if profile else 'no'}",
         *str(config).splitlines(),
-        str(plan),
+        str(replace(plan, warnings=())),  # printed before
     ]
     document = {"run_dir": str(folder), "launcher": launcher, "compared": profile is not None}
     document |= {"config": config.to_json(), "plan": plan.to_json()}

@@ -155,9 +155,7 @@ class RunRecord:
     def create(cls, folder: Path | str, plan: Plan, config: Mapping[str, Any], origin: Origin) -> "RunRecord":
         """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
         folder = expanded(folder)
-        if (folder / "plan.json").exists():
-            text = f"{folder}: holds a run already; choose another {{run_dir}}, or resume it"
-            raise InputError("run_dir.taken", text, setting="run_dir")
+        check_free(folder)
         try:
             for name in ("checkpoints", "logs"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -396,6 +394,16 @@ class RunRecord:
         """The record of each pipeline, by its number; of a run of one, this one itself."""
         several = tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.members)))
         return several or (self,)
+
+
+def check_free(folder: Path) -> None:
+    """Raise InputError if a new run cannot be recorded in `folder`: it holds a run already, or is a file."""
+    if (folder / "plan.json").exists():
+        text = f"{folder}: holds a run already; choose another {{run_dir}}, or resume it"
+        raise InputError("run_dir.taken", text, setting="run_dir")
+    if folder.exists() and not folder.is_dir():
+        text = f"{folder}: cannot hold a run (Not a directory); choose another {{run_dir}}"
+        raise InputError("run_dir.unusable", text, setting="run_dir")
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:

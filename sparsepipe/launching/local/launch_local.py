@@ -47,7 +47,7 @@ def launch(
             "port.of_several_pipelines",
             "a port goes with one pipeline: several choose theirs by themselves; leave it out",
         )
-    _check_port(port)
+    check_port(port)
     check_threads(run.config.threads)
     folder, resume = Path(asked["run_dir"]).resolve(), asked.get("resume", False)
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
@@ -78,7 +78,7 @@ def attach(run_dir: Path | str) -> FollowedJob:
     return FollowedJob(record, AttachedProcess(record))
 
 
-def _check_port(port: Any) -> None:
+def check_port(port: Any) -> None:
     if port is None:
         return
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:

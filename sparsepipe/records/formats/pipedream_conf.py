@@ -75,6 +75,11 @@ def load_conf(path: Path | str, text: GraphText) -> Plan:
         raise error.within(f"{path}: ") from None
 
 
+def is_conf(document: object) -> bool:
+    """Return True if a JSON document is a conf by its keys."""
+    return isinstance(document, Mapping) and KEYS[0] in document
+
+
 def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) -> Plan:
     """Read a plan, or a conf json as a plan for `graph`, which may be a function that is asked for it only then.
 
@@ -85,7 +90,7 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
     Raises InputError naming the file.
     """
     document = read_json(path, what="plan")
-    if not isinstance(document, Mapping) or KEYS[0] not in document:
+    if not is_conf(document):
         return Plan.load(path)
     graph = graph if isinstance(graph, LayerGraph) else graph()
     beside = _beside(expanded(path), document)
