@@ -8,7 +8,7 @@ from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
     "files": 779,
-    "lines": 111_640,
+    "lines": 111_690,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 133,
@@ -24,11 +24,11 @@ AT_MOST = {
     "private members used from outside their class": 0,
     "questions for the kind of a plan": 2,
     "branches on plans of several pipelines": 36,
-    "Any": 1_575,
+    "Any": 1_576,
     "exceptions from strict types": 63,
     "lines whose types are ignored": 56,
     "tests that pin a sentence": 297,
-    "lines of the README": 194,
+    "lines of the README": 199,
     "dependencies": 11,
     "pinned dependencies": 0,
 }
