@@ -181,6 +181,11 @@ def setting_options(
             )
 
 
+def with_values(options: argparse.Namespace, values: Mapping[str, object]) -> argparse.Namespace:
+    """Return a copy of the options in which `values` stand for those of their names."""
+    return argparse.Namespace(**{**vars(options), **values})
+
+
 def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return those of the named settings that the command line gives."""
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}

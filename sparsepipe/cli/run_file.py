@@ -29,7 +29,7 @@ from ..util.io.files import read_text, write_atomic
 from ..util.io.keywords import expected
 from ..util.io.paths import expanded
 from ..util.io.settings import JsonObject, rows
-from .options import Parser, flags
+from .options import Parser, flags, with_values
 from .output import Answer
 from .plan_facts import PlanFacts
 
@@ -151,7 +151,7 @@ def completed(options: argparse.Namespace, values: Mapping[str, object]) -> argp
     given = {name for name, value in vars(options).items() if value is not None}
     taken = {name for group in _EXCLUSIVE if given & set(group) for name in group}
     added = {name: value for name, value in values.items() if name not in given | taken}
-    return argparse.Namespace(**{**vars(options), **added})
+    return with_values(options, added)
 
 
 def run_file_text(values: Mapping[str, object], *, name: str = NAME) -> str:

@@ -62,6 +62,7 @@ from .options import (
     replication_option,
     run_dir_option,
     setting_options,
+    with_values,
 )
 from .output import Answer, progress_line, warn
 from .plan_facts import PlanFacts
@@ -204,14 +205,16 @@ def train(options: argparse.Namespace) -> Answer:
     options = completed(options, read_changes(options.set))
     if is_run_file(options.plan):
         values = read_run_file(options.plan)
-        options = completed(argparse.Namespace(**{**vars(options), "plan": None}), values)
+        options = completed(with_values(options, {"plan": None}), values)
+    facts = None
     if options.resume is None and options.plan is not None and not is_driver_file(options.plan):
-        options = completed(options, _suiting(options, PlanFacts.load(options.plan).settings))
+        facts = PlanFacts.load(options.plan)
+        options = completed(options, _suiting(options, facts.settings))
     if typed.launcher is None and options.launcher == SLURM and str(options.cluster) == IN_SLURM:
         options.launcher = None  # this is the job of the script that run.toml asks for
     if options.resume is None:
         options = _without_defaults(options, typed)
-    return _launched(argparse.Namespace(**{**vars(options), "forward_only": None}), typed)
+    return _launched(with_values(options, {"forward_only": None}), typed, facts)
 
 
 def _without_defaults(options: argparse.Namespace, typed: argparse.Namespace) -> argparse.Namespace:
@@ -221,7 +224,7 @@ def _without_defaults(options: argparse.Namespace, typed: argparse.Namespace) ->
         for name, row in rows(RunConfig).items()
         if getattr(typed, name, None) is None and getattr(options, name, None) == row.default
     ]
-    return argparse.Namespace(**{**vars(options), **dict.fromkeys(idle)})
+    return with_values(options, dict.fromkeys(idle))
 
 
 # Settings of a plan's network or data, which mean nothing to others.
@@ -239,7 +242,8 @@ def predict(options: argparse.Namespace) -> Answer:
     """Compute outputs for the validation split with the weights of a run, or of a checkpoint."""
     changed = completed(options, read_changes(options.set))
     for_training = ("resume", "expect", "replan", "predictor", "straggler", "replication")
-    return _launched(argparse.Namespace(**{**dict.fromkeys(for_training), **vars(changed)}), options)
+    absent = dict.fromkeys(name for name in for_training if name not in changed)
+    return _launched(with_values(changed, absent), options)
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -248,10 +252,11 @@ def run(options: argparse.Namespace) -> Answer:
         check_forward_only(options)  # before a driver file says more
         return predict(options)
     changed = completed(options, read_changes(options.set))
-    return _launched(argparse.Namespace(**{**vars(changed), "compares": False}), options)
+    return _launched(changed, options)
 
 
-def _launched(options: argparse.Namespace, typed: argparse.Namespace) -> Answer:
+def _launched(options: argparse.Namespace, typed: argparse.Namespace, facts: PlanFacts | None = None) -> Answer:
+    """Launch what the options say; `facts`: of the plan, if the run is compared with the profile it was made for."""
     options = _with_run_folders(options)
     driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
     if driver:
@@ -275,7 +280,7 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace) -> Answer:
     if options.submit:
         raise InputError("option.of_slurm", f"--submit goes with --launcher {SLURM}")
     check_launcher(options, launcher)
-    profile, cluster = _expected(options, chosen, cluster, config)
+    profile, cluster = _expected(options, facts, chosen, cluster, config)
     if options.dry_run:
         _check_launch(options, launcher, folder)
         return _planned(options, chosen, config, profile, folder=folder, launcher=launcher)
@@ -386,7 +391,7 @@ def _with_run_folders(options: argparse.Namespace) -> argparse.Namespace:
     """The options with the folder of the run, or of the checkpoint, that they name."""
     resume = options.resume and run_folder(options.resume)
     forward_only = options.forward_only and checkpoint_or_run(options.forward_only)
-    return argparse.Namespace(**{**vars(options), "resume": resume, "forward_only": forward_only})
+    return with_values(options, {"resume": resume, "forward_only": forward_only})
 
 
 def _predictor(options: argparse.Namespace) -> Predictor | None:
@@ -403,7 +408,7 @@ def _cluster_file(options: argparse.Namespace) -> Path | None:
 
 
 def _expected(
-    options: argparse.Namespace, plan: Plan, cluster: Cluster | None, config: RunConfig
+    options: argparse.Namespace, facts: PlanFacts | None, plan: Plan, cluster: Cluster | None, config: RunConfig
 ) -> tuple[Profile | None, Cluster | None]:
     """The profile that the run is compared with while it trains, and its devices.
 
@@ -411,11 +416,10 @@ def _expected(
     """
     if options.expect:
         return _compared(options, plan, cluster)
-    trains_plan = options.plan and not (options.resume or options.forward_only or is_driver_file(options.plan))
-    if not trains_plan or not getattr(options, "compares", True):
+    if facts is None:
         return None, cluster
     try:
-        known = PlanFacts.load(options.plan).expected(plan, config.model, cluster=options.cluster)
+        known = facts.expected(plan, config.model, cluster=options.cluster)
     except InputError as error:
         progress_line(f"not compared with a profile: {error} [{error.code}]; --expect FILE names one")
         return None, cluster
@@ -482,7 +486,7 @@ def filled(options: argparse.Namespace, driver: DriverFile) -> argparse.Namespac
     if options.data is None:
         said["data"] = driver.data
     said |= {name: value for name, value in driver.settings.items() if getattr(options, name, None) is None}
-    return argparse.Namespace(**{**vars(options), **said})
+    return with_values(options, said)
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
