@@ -2,6 +2,7 @@
 
 import random
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import default_collate
 from sparsepipe import data
 from sparsepipe.data.batch import PointBatch
 from sparsepipe.data.examples import ExampleDataset, is_examples, open_examples
+from sparsepipe.util.derived.seeds import SHARED_GENERATORS
 
 
 def own(folder: Path, body: str, name: str = "mine") -> str:
@@ -133,14 +135,41 @@ def test_draws_in_items_repeat_by_seed_sample_and_epoch_and_leave_the_generators
     def make(split): return Noise()
     """
     reference = own(tmp_path, body)
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    before = drawn_states()
     one, again = (open_examples(reference, split="train", seed=1) for _ in range(2))
     drawn = one.batch([0, 1], epoch=2).inputs
     assert torch.equal(again.batch([1, 0], epoch=2).inputs.flip(0), drawn)
     assert not torch.equal(one.batch([0, 1], epoch=3).inputs, drawn)
     assert drawn[0] != drawn[1]
-    after = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    after = drawn_states()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def test_two_threads_that_read_at_once_leave_the_generators_alone(tmp_path: Path) -> None:
+    body = """
+    import random, time
+    def item(index):
+        time.sleep(.001)
+        return random.random(), 0
+    class Slow:
+        def __len__(self): return 40
+        def __getitem__(self, index): return item(index)
+    def make(split): return Slow()
+    """
+    opened = open_examples(own(tmp_path, body), split="train", seed=1)
+    alone = opened.batch(range(40)).inputs
+    before = drawn_states()
+    with ThreadPoolExecutor(3) as threads:
+        read = list(threads.map(lambda first: opened.batch(range(first, 40)).inputs, (0, 7, 13)))
+    for first, inputs in zip((0, 7, 13), read, strict=True):
+        assert torch.equal(inputs, alone[first:])
+    after = drawn_states()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def drawn_states() -> tuple[Any, ...]:
+    with SHARED_GENERATORS:  # a loader of an earlier test may still read
+        return torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
 
 
 def test_clouds_come_as_a_minibatch_of_points(tmp_path: Path) -> None:

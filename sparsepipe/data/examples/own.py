@@ -109,22 +109,17 @@ class OwnExamples:
 
     def _items(self, indices: Iterable[int], epoch: int = 0) -> Iterator[tuple[Any, Any] | Sample]:
         """Return items, one after the other; the global generators of random numbers are afterwards as before."""
-        with _generators_kept():
-            for index in indices:
-                yield self._item(index, epoch)
+        for index in indices:
+            yield self._item(index, epoch)
 
     def _item(self, index: int, epoch: int) -> tuple[Any, Any] | Sample:
         """Return an item as tensors, or a cloud. Raises InputError that names the function and the item."""
         where = f"in item {index} of split {self.split}"
         if isinstance(self._dataset, VoxelDataset):
             return self._dataset.sample(index, epoch=epoch)
-        with SHARED_GENERATORS:  # layers draw from torch's meanwhile: each item has it for itself
-            torch_state = torch.random.get_rng_state()
+        with SHARED_GENERATORS, _generators_kept():  # other threads draw too: each item has the generators for itself
             _seed_generators(sample_seed(self.seed, f"{self.split}:{index}:{epoch}"))
-            try:
-                item = self._call(lambda: self._dataset[index], where)
-            finally:
-                torch.random.set_rng_state(torch_state)
+            item = self._call(lambda: self._dataset[index], where)
         if isinstance(item, Sample):
             return item
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -359,13 +354,14 @@ def _check_arguments(named: UserFunction, function: Callable[..., Any], given: M
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Leave the global generators of numpy and Python as they were."""
-    states = np.random.get_state(), random.getstate()
+    """Leave the global generators of torch, numpy and Python as they were."""
+    states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        np.random.set_state(states[0])
-        random.setstate(states[1])
+        torch.random.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 def _seed_generators(seed: int) -> None:
