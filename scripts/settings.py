@@ -12,8 +12,8 @@ from sparsepipe.util.io.settings import rows
 PAGE = Path(__file__).resolve().parent.parent / "notebooks" / "background" / "settings.md"
 _HEAD = """# Settings
 
-What a network is profiled, planned and trained with: each setting by its name in Python and its option on the command
-line. This page is written by `python scripts/settings.py`, from the tables that check the values.
+Settings of profiling, planning and training, with their names in Python and their command-line options. This page is
+written by `python scripts/settings.py`, from the tables that check the values.
 """
 
 
@@ -28,7 +28,7 @@ def page() -> str:
 
 def _section(title: str, group: type) -> Iterator[str]:
     yield from (f"## {title}", "", (group.__doc__ or "").partition("\n")[0], "")
-    yield from ("| setting | option | what for | values | default |", "|---|---|---|---|---|")
+    yield from ("| setting | option | meaning | values | default |", "|---|---|---|---|---|")
     for row in rows(group).values():
         default = "must be given" if row.default is MISSING else row.default_text or str(row.default)
         option = f"`{row.option}`" if row.option else ""

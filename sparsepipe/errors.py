@@ -71,14 +71,14 @@ class CodedError(Exception):
 
 
 class InputError(CodedError, ValueError):
-    """Report bad input, which the user can correct. The command line prints its one line and exits with code 2.
+    """Report bad input that the user can correct. The command line prints one line and exits with code 2.
 
     Args:
-        code: Stable name of the fault, such as "plan.rank_unknown".
-        sentence: What was given, what is expected, and what to do.
-        setting: A setting that stands in the sentence as its name in braces; or its name and the value to give it.
-            Python and the command line each write it their way: `voxel_size`, `--voxel-size`.
-        fields: Values that a program may want, by name.
+        code: Stable name of the error, such as "plan.rank_unknown".
+        sentence: Message: the given value, the expected value, and the remedy.
+        setting: Setting that the sentence names in braces, or its name and a suggested value. Python prints it as
+            `voxel_size`, the command line as `--voxel-size`.
+        fields: Values for programs, by name.
 
     Example:
         >>> try:
@@ -122,9 +122,9 @@ class DamagedRecord(InputError):
 
 
 class RunFailed(CodedError, RuntimeError):
-    """Report a launched run that ended badly. The command line prints its one line and exits with code 1.
+    """Report a launched run that failed. The command line prints one line and exits with code 1.
 
-    The record of the run stays readable.
+    The run directory can still be read.
 
     Example:
         >>> try:

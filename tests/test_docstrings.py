@@ -17,7 +17,7 @@ from sparsepipe.values.stragglers import KINDS
 
 
 def test_a_link_says_its_units():
-    assert "Bytes per second" in getdoc(Link) and "Seconds" in getdoc(Link)
+    assert "bytes per second" in getdoc(Link) and "seconds" in getdoc(Link)
     assert "bytes" in getdoc(DeviceType) and "address" in getdoc(Node) and "memory_bytes" in getdoc(Cluster.uniform)
 
 

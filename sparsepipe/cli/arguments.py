@@ -54,10 +54,10 @@ def _data_make(verb: Parser) -> None:
     verb.add_argument(*flags("--out"), type=expanded, required=True, metavar="DIR", help="folder of the data set")
     verb.add_argument("--train", type=count, default=32, metavar="N", help="training shapes per family (default: 32)")
     verb.add_argument("--test", type=count, default=8, metavar="N", help="test shapes per family (default: 8)")
-    verb.add_argument("--seed", type=whole(0, 2**64), default=0, metavar="N", help="seed of the shapes (default: 0)")
+    verb.add_argument("--seed", type=whole(0, 2**64), default=0, metavar="N", help="random seed (default: 0)")
 
 
-_PATH = "data set: folder, manifest's name, or path/data.py:function"
+_PATH = "data set: folder, name of a manifest, or path/data.py:function"
 
 
 def _data_info(verb: Parser) -> None:
@@ -77,10 +77,14 @@ def _data_check(verb: Parser) -> None:
 
 
 def _models(verb: Parser) -> None:
-    verb.add_argument("text", nargs="?", default="", metavar="TEXT", help="part of the names to list (default: all)")
-    verb.add_argument("--parameters", action="store_true", help="parameter counts of torch modules, too; takes seconds")
     verb.add_argument(
-        "--classes", type=count, default=1000, metavar="N", help="classes for parameter counts (default: 1000)"
+        "text", nargs="?", default="", metavar="TEXT", help="substring of the listed names (default: all networks)"
+    )
+    verb.add_argument(
+        "--parameters", action="store_true", help="also parameter counts of torch modules (takes seconds)"
+    )
+    verb.add_argument(
+        "--classes", type=count, default=1000, metavar="N", help="number of classes for --parameters (default: 1000)"
     )
 
 
@@ -92,7 +96,7 @@ def _profile(verb: Parser) -> None:
     settings = [*of_run(*shared, "engine", "device", "threads", "seed"), *rows(ProfileConfig).values()]
     setting_options(verb, settings, defaults={"voxel_size": "", "batch_size": "", "threads": "1"})
     verb.add_argument(
-        *flags("--out"), type=expanded, metavar="FILE", help="profile's file: JSON if it ends in .json, else graph.txt"
+        *flags("--out"), type=expanded, metavar="FILE", help="file of the profile: JSON for .json, else graph.txt"
     )
 
 
@@ -105,7 +109,7 @@ def _plan(verb: Parser) -> None:
         "--pipelines",
         type=count,
         metavar="P",
-        help="number of pipeline replicas to split the devices into (default: 1)",
+        help="number of pipeline replicas (default: 1)",
     )
     replication_option(verb)
     order_options(verb.add_argument_group("time lost to sizes of minibatches"), plans=True)
@@ -115,7 +119,7 @@ def _plan(verb: Parser) -> None:
         metavar="PLAN.json",
         help="file of the plan, or of the first of several planners",
     )
-    setting_options(verb.add_argument_group("planners", "each for the planners it names"), of_planners())
+    setting_options(verb.add_argument_group("planners", "options of single planners"), of_planners())
 
 
 def of_planners() -> Iterator[Setting]:
@@ -152,14 +156,14 @@ def _sweep(verb: Parser) -> None:
         action="append",
         default=[],
         metavar="LABEL=FILE",
-        help="further profile of the network, such as at another voxel size; repeatable",
+        help="another profile of the network, such as for another voxel size; repeatable",
     )
     verb.add_argument(
         "--minibatches",
         type=whole(8, MOST_MINIBATCHES),
         default=48,
         metavar="N",
-        help="simulated minibatches per candidate (default: 48)",
+        help="number of simulated minibatches per candidate (default: 48)",
     )
     verb.add_argument(
         *flags("--out"),
@@ -194,12 +198,16 @@ def _one_run(verb: Parser) -> None:
 
 def _runs_logs(verb: Parser) -> None:
     _one_run(verb)
-    verb.add_argument("-f", "--follow", action="store_true", help="new lines, too, until the run ends")
+    verb.add_argument("-f", "--follow", action="store_true", help="also new lines until the run ends")
     verb.add_argument(
-        "--rank", type=whole(0), metavar="R", help="rank whose log is printed (default: all, and launcher)"
+        "--rank", type=whole(0), metavar="R", help="rank of the printed log (default: all ranks and the launcher)"
     )
     verb.add_argument(
-        "--lines", type=whole(0), default=40, metavar="N", help="last lines per log; 0: all lines (default: 40)"
+        "--lines",
+        type=whole(0),
+        default=40,
+        metavar="N",
+        help="number of last lines per log; 0: all lines (default: 40)",
     )
 
 
@@ -208,7 +216,7 @@ def _runs_rm(verb: Parser) -> None:
     verb.add_argument(
         "--folder", type=expanded, default=Path("runs"), metavar="DIR", help="folder of the runs (default: runs)"
     )
-    verb.add_argument("-y", "--yes", action="store_true", help="deletion without a question")
+    verb.add_argument("-y", "--yes", action="store_true", help="deletion without confirmation")
 
 
 def _runs_replan(verb: Parser) -> None:
@@ -216,7 +224,7 @@ def _runs_replan(verb: Parser) -> None:
     verb.add_argument(
         "plan", type=expanded, metavar="PLAN", help="plan of the same network, for the run's devices or some of them"
     )
-    verb.add_argument("--reason", default="", metavar="TEXT", help="reason, for the record")
+    verb.add_argument("--reason", default="", metavar="TEXT", help="reason of the change, for the record")
 
 
 def _runs_attach(verb: Parser) -> None:
@@ -255,13 +263,13 @@ def _cluster_file(verb: Parser, *, named: bool = True) -> None:
 def _cluster_measure(verb: Parser) -> None:
     _cluster_file(verb, named=False)  # it writes beside the file
     verb.add_argument(
-        "--device", choices=DEVICES, help="measured devices (default: GPUs if torch sees any, else the CPU)"
+        "--device", choices=DEVICES, help="measured devices (default: GPUs if torch finds any, else the CPU)"
     )
     verb.add_argument(
         *flags("--out"),
         type=expanded,
         metavar="FILE.toml",
-        help="measured cluster's file, without comments (default: FILE with the suffix .toml)",
+        help="file of the measured cluster (default: FILE with the suffix .toml)",
     )
 
 
@@ -281,7 +289,7 @@ def _trace_export(verb: Parser) -> None:
         type=expanded,
         required=True,
         metavar="FILE",
-        help="file: .json for Perfetto and Chrome, .html for a page",
+        help="output file: .json for Perfetto and Chrome, .html for a web page",
     )
 
 
@@ -295,7 +303,7 @@ def _reproduce(verb: Parser) -> None:
         type=count,
         default=1,
         metavar="N",
-        help="notebooks that run at the same time; those that measure times run alone (default: 1)",
+        help="number of concurrent notebooks; notebooks that measure times run alone (default: 1)",
     )
     verb.add_argument(
         *flags("--data"), default=None, metavar="D", help="data set: folder or name (default: synthetic shapes)"
@@ -315,19 +323,19 @@ def _reproduce(verb: Parser) -> None:
         default=[],
         metavar=("NAME", "VALUE"),
         dest="parameters",
-        help="parameter of every notebook that has it, such as -p epochs 4; repeatable",
+        help="notebook parameter, such as -p epochs 4; repeatable",
     )
+    verb.add_argument("--only-changed", action="store_true", help="only notebooks whose text, code or inputs changed")
     verb.add_argument(
-        "--only-changed", action="store_true", help="changed notebooks only: text, code or inputs differ from last time"
+        "--resume", action="store_true", help="continuation of a failed batch, without finished notebooks"
     )
-    verb.add_argument("--resume", action="store_true", help="failed batch continued: finished notebooks are skipped")
-    verb.add_argument("--no-pictures", action="store_true", help="tables and their provenance only; needs no browser")
+    verb.add_argument("--no-pictures", action="store_true", help="only tables and provenance; needs no browser")
     paper = verb.add_argument_group("for a paper", "every exported figure")
     paper.add_argument(
-        "--width", type=positive, metavar="INCHES", help="width of each PDF; 3.5: one IEEE column (default: 7)"
+        "--width", type=positive, metavar="INCHES", help="width of each PDF; an IEEE column is 3.5 (default: 7)"
     )
     paper.add_argument(
-        "--height", type=positive, metavar="INCHES", help="height of each PDF (default: the figure's shape)"
+        "--height", type=positive, metavar="INCHES", help="height of each PDF (default: in proportion to the width)"
     )
     paper.add_argument("--font", metavar="FAMILY", help="installed font of all text, such as 'Times New Roman'")
     paper.add_argument("--no-title", action="store_true", help="figures without titles and notes, for captions")
@@ -346,8 +354,8 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "data fetch": ("download a data set, verified by SHA-256", _data_fetch),
     "data make": ("make seeded CAD-like shapes (OFF, ModelNet layout)", _data_make),
     "data info": ("show classes, splits, counts and sizes of a data set", _data_info),
-    "data check": ("read every file once, list what would stop a run", _data_check),
-    "models": ("list networks, and how to name a network of yours", _models),
+    "data check": ("read every file once, list problems that stop a run", _data_check),
+    "models": ("list networks, and how to name your own network", _models),
     "profile": ("measure every layer of a network", _profile),
     "plan": ("choose stages, replicas and schedule", _plan),
     "simulate": ("predict the timeline of a plan", _simulate),
@@ -364,12 +372,12 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs stop": ("stop a run at its next update, with a checkpoint", _one_run),
     "runs replan": ("switch a running job to another plan", _runs_replan),
     "runs cancel": ("end a run at once", _one_run),
-    "runs rm": ("delete runs, after a question", _runs_rm),
+    "runs rm": ("delete runs, after confirmation", _runs_rm),
     "runs export": ("write a run's trace for Perfetto and Chrome", _runs_export),
     "runs drift": ("show slowdowns of ranks and links vs the profile", _runs_drift),
     "cluster show": ("show hosts, devices and links of a cluster's file", _cluster_file),
-    "cluster check": ("reach every host: versions, devices, memory, clock", _cluster_file),
-    "cluster measure": ("measure links and devices, write them for planners", _cluster_measure),
+    "cluster check": ("check every host: versions, devices, memory, clock", _cluster_file),
+    "cluster measure": ("measure links and devices, write a cluster file", _cluster_measure),
     "trace show": ("show where time went, and which ranks waited", _one_trace),
     "trace simulate": ("simulate each step from its measured operations", _one_trace),
     "trace whatif": ("estimate a step without slowdowns, find the cause", _one_trace),

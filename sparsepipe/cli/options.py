@@ -239,13 +239,15 @@ def machine_options(verb: Parser) -> None:
         help="hosts and devices. Formats: TOML (also by its name in data_manifests/clusters), hostfile, yml of "
         "PipeDream, SparsePipe, SDPipe or Ray, or slurm: the current job",
     )
-    verb.add_argument("--server-file", type=expanded, metavar="FILE", help="SparsePipe's list of servers and profiles")
+    verb.add_argument(
+        "--server-file", type=expanded, metavar="FILE", help="server file of SparsePipe, with servers and profiles"
+    )
     verb.add_argument(
         *flags("--devices"),
         type=whole(-MANY, MOST_LIKE_DEVICES),
         action="append",
         metavar="N",
-        help="identical devices; given twice: devices per node, nodes",
+        help="number of identical devices; given twice: devices per node, and nodes",
     )
     verb.add_argument(
         "--bandwidth",
@@ -263,7 +265,7 @@ def machine_options(verb: Parser) -> None:
 
 
 def plan_argument(verb: Parser) -> None:
-    verb.add_argument("plan", type=expanded, metavar="PLAN", help="plan, or a hybrid_conf.json next to its gpus=N.txt")
+    verb.add_argument("plan", type=expanded, metavar="PLAN", help="plan, or a hybrid_conf.json with its gpus=N.txt")
 
 
 def replication_option(verb: Parser) -> None:
@@ -299,7 +301,7 @@ def log_option(verb: Parser) -> None:
         action="append",
         default=[],
         metavar=("KIND", "DIR"),
-        help=f"tracker that metrics go to: {', '.join(SINKS)}, or path/file.py:function, called with DIR; repeatable",
+        help=f"tracker of metrics: {', '.join(SINKS)}, or path/file.py:function, called with DIR; repeatable",
     )
 
 
@@ -323,4 +325,6 @@ def run_dir_option(verb: Parser) -> None:
 
 
 def dry_run_option(verb: Parser) -> None:
-    verb.add_argument("--dry-run", action="store_true", help="checks and settings only: nothing is written or run")
+    verb.add_argument(
+        "--dry-run", action="store_true", help="checks and resolved settings only; nothing is written or run"
+    )

@@ -84,7 +84,7 @@ def _train_options(verb: Parser) -> None:
         type=expanded,
         nargs="?",
         metavar="PLAN|run.toml",
-        help="plan, or run.toml that names one. Also: files that import takes",
+        help="plan, or a run.toml with a plan. Also: files that import reads",
     )
     set_option(verb)
     _launch_options(verb)
@@ -108,7 +108,7 @@ def _train_options(verb: Parser) -> None:
         "--predictor",
         type=expanded,
         metavar="FILE",
-        help="predictor for --replan predicted (or epoch), as interference measure --predictor writes it",
+        help="predictor for --replan predicted (or epoch), from interference measure --predictor",
     )
     inject_option(watching)
     replication_option(watching)
@@ -128,17 +128,17 @@ def _launch_options(verb: Parser) -> None:
     verb.add_argument(
         "--launcher",
         choices=(*LAUNCHERS, SLURM),
-        help="launcher (default: ssh for further hosts, else local). slurm prints a script for sbatch",
+        help="launcher (default: ssh for other hosts, else local). slurm prints a script for sbatch",
     )
     ray_address_option(verb)
-    verb.add_argument("--submit", action="store_true", help="submission of the script to sbatch, for --launcher slurm")
+    verb.add_argument("--submit", action="store_true", help="submission of the script by sbatch, for --launcher slurm")
     verb.add_argument(
         "--port",
         type=int,
         help="loopback port for the ranks' rendezvous (default: a file). Any user of this machine can connect to it: "
         "leave it out on a shared machine",
     )
-    verb.add_argument("--detach", action="store_true", help="background run, which runs attach follows")
+    verb.add_argument("--detach", action="store_true", help="run in the background; runs attach follows it")
     dry_run_option(verb)
     run_dir_option(verb)
 
@@ -163,7 +163,7 @@ def _predict_options(verb: Parser) -> None:
         help=f"run with trained weights, or a checkpoint's folder. {_READ_FIRST}",
     )
     verb.add_argument(
-        "plan", type=expanded, nargs="?", metavar="PLAN", help="plan to compute under (default: the run's)"
+        "plan", type=expanded, nargs="?", metavar="PLAN", help="plan for inference (default: that of the run)"
     )
     set_option(verb)
     _launch_options(verb)
@@ -181,7 +181,7 @@ def _import_options(verb: Parser) -> None:
         "file",
         type=expanded,
         metavar="FILE",
-        help="driver yml of PipeDream or SparsePipe, hybrid_conf.json next to its gpus=N.txt, or partition of DynPipe",
+        help="driver yml of PipeDream or SparsePipe, hybrid_conf.json with its gpus=N.txt, or DynPipe's partition",
     )
     setting_options(verb, of_run("model", "data"), defaults=dict.fromkeys(("model", "data"), "the driver's"))
     verb.add_argument(

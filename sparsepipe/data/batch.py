@@ -13,12 +13,12 @@ from .labels import IGNORED
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Hold one voxelized cloud with V voxels in D dimensions and C features.
+    """Store one voxelized point cloud with V voxels, D dimensions and C features.
 
     Attributes:
         coordinates: Integer coordinates of the voxels, int32 [V, D].
         features: Features of the voxels, float32 [V, C].
-        label: Class of the cloud; for segmentation the class of each voxel, int64 [V].
+        label: Class of the cloud. For segmentation: class of each voxel, int64 [V].
 
     Example:
         >>> import torch

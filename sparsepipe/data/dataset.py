@@ -62,24 +62,26 @@ def load(
 ) -> "VoxelDataset":
     """Open one split of a data set of point clouds or meshes.
 
-    Objects are scaled to the unit cube before they are voxelized; scans keep their metres. Files are read on first use.
+    Objects are scaled to the unit cube before voxelization; scans keep their coordinates in metres. Each file is read
+    on first access.
 
     Args:
         source: Folder in a supported layout, or the name of a data set.
         split: Name of the split, such as "train" or "test".
-        voxel_size: Edge of a voxel as a share of the longest side; of scans in metres.
-        num_points: Most points of a cloud, and points sampled from a mesh. "all": every point, 1,024 of a mesh.
-        seed: Seed of the sampling.
+        voxel_size: Voxel edge, as a share of the longest side; for scans in metres.
+        num_points: Maximum number of points of a cloud, and number sampled from a mesh. "all": all points, 1,024 of a
+            mesh.
+        seed: Random seed of the sampling.
         task: "classification" or "segmentation". Default: the data set's usual task.
-        features: Features of each voxel, by name.
-        augmentation: Augmentation, or its name. Samples then change from epoch to epoch.
-        cache: Folder for prepared samples; "off": none. Default: SPARSEPIPE_CACHE, else the user's cache.
+        features: Names of the features of each voxel, such as "occupancy" or "normals".
+        augmentation: Augmentation, or its name. It changes the samples in each epoch.
+        cache: Folder of prepared samples. "off": no cache. Default: SPARSEPIPE_CACHE, or the user's cache.
 
     Returns:
-        The samples, as a `VoxelDataset`.
+        A `VoxelDataset` of the samples.
 
     Raises:
-        InputError: A malformed folder or setting; a malformed file when it is read.
+        InputError: A malformed folder or setting. A malformed file raises it on first access.
 
     Example:
         >>> shapes = sp.data.make_shapes("shapes", num_train=2, num_test=1, families=["box", "torus"])

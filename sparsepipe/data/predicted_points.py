@@ -38,21 +38,21 @@ def joined(addresses: Sequence[Address]) -> dict[str, np.ndarray]:
 def to_points(
     predictions: Path | str | Mapping[str, np.ndarray], data: Path | str | VoxelDataset
 ) -> dict[str, np.ndarray]:
-    """Map predicted classes of voxels back to the points of the original files.
+    """Map the predicted classes of voxels to the points of the original files.
 
-    Points are in the file's order (in S3DIS that of a room's files one after the other); of a mesh they are its
-    vertices. A point that was not sampled, or lacks a feature, gets the class of the nearest voxel. A point with NaN or
-    infinite coordinates gets -100.
+    Points have the order of the file (in S3DIS: of the concatenated files of a room). The points of a mesh are its
+    vertices. A point that was not sampled, or that lacks a feature, gets the class of the nearest voxel. A point with
+    NaN or infinite coordinates gets -100.
 
     Args:
-        predictions: A `predictions.npz` of voxels, the directory of the run that wrote it, or its arrays.
-        data: The data set: its folder, its name, or one of its splits, opened by `load`.
+        predictions: Path of a `predictions.npz`, its run directory, or its arrays.
+        data: Data set: its folder, its name, or one of its splits as returned by `load`.
 
     Returns:
-        Name of each sample → class of each point, int64 [P].
+        Sample name → class of each point, int64 [P].
 
     Raises:
-        InputError: Predictions that are not of voxels, or data of another data set.
+        InputError: Predictions that are not for voxels, or a different data set.
 
     Example:
         >>> import numpy as np

@@ -25,23 +25,24 @@ _VERSION = 2  # of the shapes: raised when the same seed would give others
 def make_shapes(
     out: Path | str, *, num_train: int, num_test: int, seed: int = 0, families: Sequence[str] | None = None
 ) -> Path:
-    """Write a synthetic data set of seeded shapes as OFF meshes, marked as synthetic in dataset.json.
+    """Generate a synthetic data set of CAD-like shapes as OFF meshes.
 
-    NAME.seg next to NAME.off has the part of each face, for segmentation. The same arguments give the same bytes. The
-    folder appears complete or not at all; an identical one is left as it is.
+    NAME.seg next to NAME.off contains the part of each face, for segmentation. The same arguments generate identical
+    files. The folder is written completely or not at all; an identical folder is reused. dataset.json marks the data as
+    synthetic.
 
     Args:
         out: Folder of the data set.
-        num_train: Shapes per family to train on.
-        num_test: Shapes per family to test on.
-        seed: Seed of the shapes.
-        families: Names of families, the classes. Default: all.
+        num_train: Number of training shapes per family.
+        num_test: Number of test shapes per family.
+        seed: Random seed of the shapes.
+        families: Names of the families, which are the classes. Default: all 17.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: An unknown family, a malformed number, or a folder with other content.
+        InputError: An unknown family, a malformed number, or a folder with different content.
 
     Example:
         >>> sp.data.make_shapes("shapes", num_train=2, num_test=1, families=["box", "torus"]).name

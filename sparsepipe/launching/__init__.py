@@ -130,17 +130,17 @@ def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
 
 @knows_its_keywords
 def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
-    """Attach to the job of a run on this machine that was launched with `detach=True`, or by another process.
+    """Attach to a running job that was launched with `detach=True`, or by another process.
 
     Args:
         run_dir: The run directory.
         launcher: "local" (this machine), "ssh" or "ray".
 
     Returns:
-        The job: `state`, `wait`, `stop`, `record`.
+        The job, with `state`, `wait`, `stop` and `record`.
 
     Raises:
-        InputError: The folder holds no run, or the launcher is unknown.
+        InputError: The folder is not a run directory, or the launcher is unknown.
 
     Example:
         >>> sp.attach(run_dir).state

@@ -219,16 +219,16 @@ Found = Work | Transfer | LeftOut
 
 
 class Watch:
-    """Watch the ranks and links of one run for lasting slowdowns.
+    """Detect lasting slowdowns of the ranks and links of one run.
 
     Args:
         profile: Profile of the network.
         cluster: Devices of the run.
         plan: Plan that the run follows.
-        simulated: Whether the trace is simulated, so that spans of sends are transfers and nobody waits.
+        simulated: Whether the trace is simulated: its "send" spans are transfers, and it has no waits.
 
     Raises:
-        InputError: A plan of another network or cluster.
+        InputError: A plan for a different network or cluster.
 
     Example:
         >>> watch = sp.monitoring.Watch(profile, cluster, plan, simulated=True)

@@ -24,14 +24,14 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Factors:
-    """Hold the slowdown of each device and link: 1 is as profiled, 2 takes twice as long.
+    """Store the slowdown of each device and link vs profile. A factor of 2 means twice the time.
 
     Attributes:
-        ranks: Factor of each device, by its rank in the cluster.
-        links: Pair of ranks, the lower one first → factor of the link between them. A missing pair has factor 1.
+        ranks: Factor of each device, in the order of ranks.
+        links: Pair of ranks (lower rank first) → factor of the link. Default: 1.
 
     Raises:
-        InputError: No ranks, an unknown pair of ranks, or a factor outside 0.01 to 1,000,000.
+        InputError: No ranks, an unknown pair of ranks, or a factor outside the range 0.01 to 1,000,000.
 
     Example:
         >>> slow = sp.monitoring.Factors((1.0, 2.0))

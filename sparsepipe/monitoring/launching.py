@@ -37,46 +37,45 @@ def launch(
     predictor: Predictor | None = None,
     **given: Any,
 ) -> Job:
-    """Launch the worker processes of a plan and return at once. `Job.wait` waits for them.
+    """Launch the worker processes of a plan and return the job immediately.
 
     Args:
         plan: The plan.
-        config: Settings of the training, a `RunConfig`.
-        run_dir: Folder for the record of the run.
-        replan: Online repartitioning: this process monitors the run and changes its plan when devices change, which
-            needs `profile` and `cluster`. "live" takes the best plan for the devices as they are; "epoch", "measured"
-            and "predicted" use DynPipe's planner at ends of epochs, by the measured slowdown of a stage or by a
-            predictor; "never" only monitors. Each pipeline replica keeps its ranks.
+        config: Settings of the run.
+        run_dir: Run directory to create.
+        replan: Online repartitioning; needs `profile` and `cluster`. "live" switches to the best plan for the measured
+            devices. "epoch", "measured" and "predicted" use DynPipe's planner: at the ends of epochs, with the measured
+            slowdown of a stage, or with a predictor. "never" only monitors. Each pipeline replica keeps its ranks.
             Default: no monitoring.
-        profile: Profile of the plan, by which the run reports ranks and links that are slower than profiled. A resumed
-            run's record has it.
-        cluster: Cluster of the plan: the hosts, in the order of the ranks. A resumed run's record has it.
-        tell: Function that is called with a line of text for each decision.
-        predictor: Predictor for "predicted", which needs one, and for "epoch", trained on this machine or on hosts of
-            the same kind (`Predictor.load`).
-        predict: In its place a function: rank → slowdown of each layer; None: not known yet.
-        launcher: "local" (default, this machine), "ssh" (the cluster's hosts) or "ray" (nodes of Ray).
-        resume: True: continue from the newest checkpoint in `run_dir`, under the same plan or another.
-        detach: True: the job outlives this process, and `attach` returns it. Not with `replan`.
-        forward_only: Path of a checkpoint or run: infer without training, and write the outputs for the validation
-            split to predictions.npz. With pipeline replicas the first computes them.
+        profile: Profile of the plan. The run reports ranks and links that are slower. Default for a resumed run: its
+            profile.
+        cluster: Cluster of the plan, with devices in the order of the ranks. Default for a resumed run: its cluster.
+        tell: Callback that receives a line of text for each decision.
+        predictor: Predictor for "predicted" (required) or "epoch" (optional), trained on machines of the same kind.
+        predict: Function instead of `predictor`: rank → slowdown of each layer, or None if not yet known.
+        launcher: "local" (this machine; default), "ssh" (hosts of the cluster) or "ray" (nodes of a Ray cluster).
+        resume: Whether to continue from the newest checkpoint in `run_dir`, under the same plan or another.
+        detach: Whether the job keeps running after this process ends (see `attach`). Not with `replan`.
+        forward_only: Path of a checkpoint or run for inference: write the outputs of the validation split to
+            predictions.npz. With pipeline replicas, the first one computes them.
         replication: Synchronization scheme of pipeline replicas: "all-reduce", "partial-reduce:wait=0.1" (seconds),
-            "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum". Default: the plan's.
+            "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum". Default: that of the plan.
         stragglers: Injected stragglers, separated by semicolons, times in seconds: "jitter:p=0.1,seconds=0.05",
             "slow:rank=1,factor=4", "stop:rank=1,at=50,seconds=20", "trace:FILE", "kill:rank=2,at=80" (`at`: minibatch).
-        campaign: Name of the experiment, a set of comparable runs.
-        port: With "local" and one pipeline a TCP port of the loopback interface, 1 to 65535, for the rendezvous.
-            Default: a file.
-        ray_address: With "ray" an address such as "10.0.0.1:6379", or "auto". Default: RAY_ADDRESS, else a new Ray.
+        campaign: Name of the experiment (a set of comparable runs).
+        port: TCP port of the loopback interface for the rendezvous, 1 to 65535; only with "local" and one pipeline.
+            Default: a file instead.
+        ray_address: Address of the Ray cluster, such as "10.0.0.1:6379" or "auto". Default: RAY_ADDRESS, or a new local
+            cluster.
 
     Returns:
-        The job, which is a context manager: leaving it stops a job that still runs.
+        The job. As a context manager, it stops a job that is still running at exit. `Job.wait` waits for its end.
 
     Raises:
-        InputError: A plan, folder or option that cannot be used, before anything is started.
+        InputError: An invalid plan, folder or option. No process is started then.
 
     Example:
-        Workers emulate the plan: they sleep for the profile's times, and send tensors of its sizes.
+        The workers of this example emulate the plan; `emulate` does the same.
 
         >>> config = sp.RunConfig("replay", "replay", engine="replay", batch_size=1, minibatches=4)
         >>> with sp.launch(plan, config, run_dir="emulated", profile=profile, cluster=cluster) as job:
@@ -132,27 +131,27 @@ def emulate(
     settings: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> Job:
-    """Emulate `plan`: the real runtime, whose processes sleep for the profile's times instead of computing.
+    """Emulate a plan with real processes that sleep for the profiled times instead of computing.
 
-    Messages, synchronization and stalls are real, so few cores are enough for many devices. Nothing is learned: the
-    run directory has times and traces, and no loss.
+    Two cores can emulate many devices. Messages, synchronization and stalls are real. The run directory contains times
+    and traces, but no loss, because no weights are trained.
 
     Args:
-        plan: the plan, of one pipeline or of several.
-        profile: times of the layers in seconds, on the device types of `cluster`.
-        cluster: the emulated devices and links.
-        run_dir: the run directory.
-        minibatches: number of minibatches; their sizes are the profile's, in turn.
-        stragglers: injected stragglers, as of `launch`.
-        seed: seed of random groups of pipelines.
-        settings: further settings of the run, such as `{"timeout_seconds": 60.0}`.
-        given: further arguments of `launch`, such as `launcher="ssh"` or `replan="live"`.
+        plan: Plan of one or several pipelines.
+        profile: Costs of the layers on the device types of `cluster`.
+        cluster: Emulated devices and links.
+        run_dir: Run directory to create.
+        minibatches: Number of minibatches. Their sizes are the typical sizes in the profile, in turn.
+        stragglers: Injected stragglers, as in `launch`.
+        seed: Random seed of the groups of pipelines.
+        settings: Other settings of the run, such as `{"timeout_seconds": 60.0}`.
+        given: Other arguments of `launch`, such as `launcher="ssh"` or `replan="live"`.
 
     Returns:
-        The job; `Job.wait` returns its summary.
+        The job. `Job.wait` returns its summary.
 
     Raises:
-        InputError: the plan is none for the profile and the cluster, or an option is unknown.
+        InputError: A plan that does not fit the profile and the cluster, or an unknown option.
 
     Example:
         >>> import tempfile

@@ -90,21 +90,21 @@ class Watches:
 
 
 def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watches:
-    """Detect lasting slowdowns of a run's ranks and links from its trace.
+    """Detect lasting slowdowns of ranks and links from the trace of a run.
 
-    Each pipeline replica is compared with its own plan.
+    Each pipeline replica is compared with its plan.
 
     Args:
         record: The run.
-        profile: Profile of its network. Default: the one it was launched with.
-        cluster: Its devices. Default: those it was launched with.
+        profile: Profile of the network. Default: profile of the launch.
+        cluster: Devices and links. Default: cluster of the launch.
 
     Returns:
-        The watches, with `alarms`, `standings` and `factors`.
+        A `Watch` for each pipeline, with `alarms`, `standings` and `factors`.
 
     Raises:
-        InputError: No profile or cluster, no trace, or other units of size.
-        DamagedRecord: A damaged file; the message names the row.
+        InputError: No profile or cluster, no trace, or a profile with another unit of size.
+        DamagedRecord: A damaged file. The message names the row.
 
     Example:
         >>> try:

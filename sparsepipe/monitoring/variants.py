@@ -141,27 +141,27 @@ def _with_layer_factors(now: Situation, layer_factors: Mapping[int, LayerFactors
     return profile, replace(now.cluster, nodes=tuple(nodes))
 
 
-NEVER = Variant("never", "the plan stays as it is", lambda now: stay(now.plan, "the plan never changes"))
+NEVER = Variant("never", "no repartitioning", lambda now: stay(now.plan, "the plan never changes"))
 EPOCH = Variant(
     "epoch",
-    "DynPipe's planner at the ends of epochs (DynPipe-Re)",
+    "DynPipe's planner, at the ends of epochs (DynPipe-Re)",
     lambda now: dynpipe_decision(now, predicted_factors(now)),
     at_epochs=True,
     asks_predictor=True,
 )
 MEASURED = Variant(
     "measured",
-    "DynPipe's planner, a stage's measured ratio for each of its layers (Simple)",
+    "DynPipe's planner, with the measured slowdown of each stage (Simple)",
     lambda now: dynpipe_decision(now, measured_factors(now)),
 )
 PREDICTED = Variant(  # without a predictor, as in simulations and replays, it is `measured`
     "predicted",
-    "DynPipe's planner, each layer as a predictor expects it beside the intruder (DynPipe)",
+    "DynPipe's planner, with the predicted slowdown of each layer (DynPipe)",
     lambda now: dynpipe_decision(now, predicted_factors(now)),
     asks_predictor=True,
     needs_predictor=True,
 )
 LIVE = Variant(
-    "live", "the optimal plan for the devices as they are now, if the change pays", best_plan, looks_back=True
+    "live", "the optimal plan for the measured devices, if the gain exceeds the cost", best_plan, looks_back=True
 )
 VARIANTS = {one.name: one for one in (NEVER, EPOCH, MEASURED, PREDICTED, LIVE)}

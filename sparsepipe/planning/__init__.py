@@ -92,13 +92,13 @@ def partition(
 ) -> Plan:
     """Partition a network into pipeline stages for the devices of a cluster.
 
-    The plan says which layers each stage has, on which devices, and the share of minibatches of each replica. Its
-    `estimate` has `period_seconds` (seconds per minibatch), the proven bound and bytes.
+    The plan contains the layers and devices of each stage, and the share of minibatches of each replica. Its `estimate`
+    contains `period_seconds` (time per minibatch), the lower bound, and bytes.
 
     Args:
         profile: Costs of the layers on every device type of the cluster.
-        cluster: The devices, with their memory in bytes, and the links between them.
-        planner, schedule, num_microbatches, recompute: Settings, listed below. `sparsepipe.SCHEDULES` explains the
+        cluster: Devices, with memory limits in bytes, and links.
+        planner, schedule, num_microbatches, recompute: Settings, listed below. `sparsepipe.SCHEDULES` describes the
             schedules.
         options: Settings of the planner, listed below.
 
@@ -106,7 +106,7 @@ def partition(
         The plan.
 
     Raises:
-        InputError: An unknown planner or option, a device type without costs, or no plan that fits into memory.
+        InputError: An unknown planner or option, a device type without costs, or no plan within the memory limits.
 
     Example:
         >>> best = sp.partition(profile, cluster)
@@ -149,28 +149,28 @@ def partition_pipelines(
     most_plans: int = MOST_PLANS,
     **options: Any,
 ) -> Plan:
-    """Split the devices of a cluster into pipeline replicas with the highest total throughput, each with its own plan.
+    """Divide the devices of a cluster among pipeline replicas for maximum total throughput, and plan each replica.
 
-    Any devices may form a pipeline, on one node or across several. If there are too many, whole nodes or blocks of
-    identical devices stay together, and a warning says so.
+    A pipeline may use any devices, on one node or several. If there are too many combinations, only whole nodes or
+    blocks of identical devices are considered, and the plan contains a warning.
 
     Args:
         profile: Costs of the layers on every device type of the cluster.
         cluster: The devices and links.
         num_pipelines: Number of pipeline replicas, 2 or more.
-        replication: Synchronization scheme, a `Rule` or its text. Default: "partial-reduce".
+        replication: Synchronization scheme, as a `Rule` or text. Default: "partial-reduce".
         planner, schedule, recompute: As for `partition`.
-        num_microbatches: Microbatches per step, the same in every pipeline. Default for synchronous schedules: twice
-            the devices of an average pipeline.
-        most_plans: Parts of the cluster that are planned at most.
+        num_microbatches: Microbatches per step, equal in all pipelines. Default for synchronous schedules: twice the
+            mean number of devices per pipeline.
+        most_plans: Maximum number of parts of the cluster to plan.
         options: Settings of the planner.
 
     Returns:
-        A plan whose `pipelines` are those of the replicas.
+        A plan whose `pipelines` contains the plan of each replica.
 
     Raises:
-        InputError: As for `partition`; too few devices; a scheme that does not support so many pipelines or the
-            schedule.
+        InputError: As in `partition`; also too few devices, or a scheme that does not support the schedule or the
+            number of pipelines.
 
     Example:
         >>> replicas = sp.partition_pipelines(profile, sp.Cluster.uniform(4, device_type="cpu"), 2)

@@ -76,7 +76,7 @@ def _moved(bounds: Index) -> Index:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """One stage that every device replicates, equal shares."""
+    """One stage, replicated on all devices with equal shares."""
 
     name = "data-parallel"
 
@@ -87,7 +87,7 @@ class DataParallel:
 
 @dataclass(frozen=True, repr=False)
 class ModelParallel(Settings):
-    """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
+    """One device per stage, in rank order, with the smallest time of the slowest stage; transfers are ignored.
 
     `stages_per_device`: so many on each, interleaved (Narayanan et al., SC 2021), placed as the schedule says; as few
     as it allows when not given. Without flushes the busiest device is then least busy with all its stages
@@ -97,7 +97,7 @@ class ModelParallel(Settings):
     """
 
     stages_per_device: int | None = setting(
-        None, WholeNumber(1), "interleaved stages per device", unit="V", words="as few as the schedule takes"
+        None, WholeNumber(1), "number of interleaved stages per device", unit="V", words="minimum of the schedule"
     )
     name = "model-parallel"
 

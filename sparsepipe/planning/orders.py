@@ -60,29 +60,29 @@ def partition_with_sizes(
     seed: int = 0,
     **settings: Any,
 ) -> list[PlanWithSizes]:
-    """Plan as `partition` with these `settings`, but count the time lost to sizes: the best plan comes first.
+    """Partition a network for minibatches of varying size, with the fastest plan first.
 
-    More stages, and more replicas, wait more for large minibatches. The best plan is compared with the best plans of
-    fewer and fewer stages: each is simulated on an epoch. Planners and cost models without a limit on the number of
-    stages have one plan.
+    `partition` uses the mean minibatch only, but more stages and replicas wait longer for large minibatches. This
+    function simulates an epoch for the best plan of each number of stages. Planners and cost models without a limit on
+    the number of stages have one plan.
 
     Args:
         profile: Costs of the layers on every device type of the cluster.
         cluster: The devices and links.
         sample_sizes: Size of each sample of an epoch, in the profile's `size_unit`.
-        batch_size: Samples per minibatch. Default: the profile's.
+        batch_size: Samples per minibatch. Default: that of the profile.
         voxels: Budget of a minibatch in the profile's `size_unit`, instead of `batch_size`.
         seconds: Budget of a minibatch in seconds on the slowest stage.
-        kept_bytes: Budget of a minibatch in bytes that a stage keeps for its backward.
+        kept_bytes: Budget of a minibatch in bytes of activation memory on one stage.
         order: Order of the minibatches: "shuffle", "snake" or "planned".
-        seed: Seed of the order.
+        seed: Random seed of the order.
         settings: Settings of `partition`, such as `planner`.
 
     Returns:
-        Every plan with its forecast, the shortest epoch first.
+        All plans with their forecasts, sorted by the time of an epoch.
 
     Raises:
-        InputError: As for `partition` and `simulate_orders`.
+        InputError: As in `partition` and `simulate_orders`.
 
     Example:
         >>> from sparsepipe.planning.orders import partition_with_sizes
@@ -144,9 +144,9 @@ def simulate_orders(
     orders: Sequence[str] = ORDERS,
     seed: int = 0,
 ) -> list[OrderForecast]:
-    """Simulate an epoch in several orders of its minibatches.
+    """Simulate an epoch for several orders of its minibatches.
 
-    Minibatches are composed as in a run, of `batch_size` samples or by a `budget` of size: see `data.compose`.
+    As in a run, a minibatch has `batch_size` samples or a `budget` of size: see `data.compose`.
 
     Args:
         plan: The plan.
@@ -156,13 +156,13 @@ def simulate_orders(
         batch_size: Samples per minibatch.
         budget: Size per minibatch, instead of a number of samples.
         orders: Names of the orders.
-        seed: Seed of the random orders.
+        seed: Random seed of the orders.
 
     Returns:
-        A forecast for each order: seconds, seconds lost to sizes, lower bound.
+        A forecast for each order: time of the epoch, time lost to sizes, and lower bound, in seconds.
 
     Raises:
-        InputError: As for `data.compose` and `simulate`.
+        InputError: As in `data.compose` and `simulate`.
 
     Example:
         >>> from sparsepipe.planning.orders import simulate_orders

@@ -77,21 +77,21 @@ def sweep(
 ) -> Sweep:
     """Plan and simulate every combination of planner, schedule and compression.
 
-    A combination that a planner or a schedule refuses is left out, with its reason.
+    Combinations that a planner or a schedule does not support are omitted, with the reason.
 
     Args:
-        profiles: Name → profile: the same network at several voxel sizes, for example.
+        profiles: Name → profile, for example of the same network at several voxel sizes.
         cluster: The devices and links.
         planners: Names of planners.
         schedules: Names of schedules.
-        compressions: Encodings of what crosses stage boundaries.
-        minibatches: Minibatches per simulation.
+        compressions: Encodings of activations at stage boundaries.
+        minibatches: Number of minibatches per simulation.
 
     Returns:
-        The candidates, with throughput and peak memory, their Pareto front `best`, and what was left out.
+        The candidates with throughput and peak memory, their Pareto front `best`, and the omitted combinations.
 
     Raises:
-        InputError: An unknown compression, or no combination that can be planned.
+        InputError: An unknown compression, or no supported combination.
 
     Example:
         >>> from sparsepipe.planning.sweeps import sweep

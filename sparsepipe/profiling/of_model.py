@@ -73,35 +73,37 @@ def profile_model(
     beside: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Profile the layers of a network on minibatches of a data set's training split.
+    """Measure the costs of a network's layers on minibatches of the training split.
 
-    Sizes from a tenth to twice the batch are measured; they cover the 1st to 99th percentile of random minibatches and
-    a factor of 8, in a few minutes at most.
+    Sizes range from a tenth to twice the batch size. They cover the 1st to 99th percentile of random minibatches, and
+    at least a factor of 8. The measurement takes a few minutes at most.
 
     Args:
-        model: Name of a built-in network, `package.module:function`, `path/net.py:function`, or an nn.Module.
-        source: Folder or name of a data set, or a function, as `path/data.py:function`.
+        model: Name of a built-in network, `package.module:function`, `path/net.py:function`, or a torch module.
+        source: Folder or name of a data set, or a function such as `path/data.py:function`.
         batch_size: Samples per minibatch.
-        voxel_size: Edge of a voxel as a share of a cloud's longest side, in metres if the data set is metric.
-        num_points: Most points of a cloud, and points sampled from a mesh. "all": every point, 1,024 of a mesh.
+        voxel_size: Voxel edge, as a share of a cloud's longest side, or in metres if the data set is metric.
+        num_points: Maximum number of points of a cloud, and number sampled from a mesh. "all": all points, 1,024 of a
+            mesh.
         model_args: Arguments of the network's function.
         data_args: Arguments of the data set's function.
-        loss: Loss, by name or function. Default: the data set's.
-        loss_args: Settings of the loss.
+        loss: Loss function, by name or as `path/loss.py:function`. Default: that of the data set.
+        loss_args: Arguments of the loss function.
         engine: Sparse-convolution backend: "auto", "native", "minkowski" or "torch".
         device: "cpu" or "cuda".
-        device_type: Name of this device in the profile. Default: its hardware name.
-        repeats: Timed passes. Default: as many as a reliable median needs.
-        threads: CPU cores of one device, as many as each worker will have.
-        seed: Seed of weights and samples.
-        beside: Further processes that run the same workload meanwhile, as the other workers of the machine will.
-        progress: Function that is called with a line of text for each step.
+        device_type: Name of the device type in the profile. Default: its hardware name.
+        repeats: Number of timed passes. Default: as many as a reliable median needs.
+        threads: CPU threads per process, as in the later run.
+        seed: Random seed of weights and samples.
+        beside: Number of other processes that run the same workload during the measurement, like the other ranks of a
+            run.
+        progress: Callback that receives a line of text for each step.
 
     Returns:
-        The profile: seconds and bytes of each layer at several sizes.
+        The profile, with time and memory of each layer at several sizes.
 
     Raises:
-        InputError: Unknown names or bad data.
+        InputError: Unknown names or invalid data.
 
     Example:
         >>> shapes = sp.data.make_shapes("shapes", num_train=8, num_test=4)

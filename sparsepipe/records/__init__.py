@@ -15,13 +15,13 @@ def load_trace(path: Path | str) -> Trace:
     """Read the trace of a run.
 
     Args:
-        path: A run directory, a Chrome trace that this project wrote, or a .parquet table of a job's operations.
+        path: Run directory, Chrome trace written by sparsepipe, or parquet file of operations.
 
     Returns:
         The trace.
 
     Raises:
-        InputError: The path holds none of these.
+        InputError: The path contains none of these.
 
     Example:
         >>> measured = sp.load_trace(run_dir)

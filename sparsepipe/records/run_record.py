@@ -131,7 +131,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Open the record of a run. Each file is read when it is asked for; DamagedRecord names a damaged one.
+    """Read the run directory of a run. Each file is read on first access; `DamagedRecord` names a damaged file.
 
     Attributes:
         folder: The run directory.

@@ -61,17 +61,17 @@ class DataConfig(Settings):
     data: str = field(
         metadata=row(
             Text("a folder, a manifest's name, or 'path/data.py:function'"),
-            "data set: folder, manifest's name, or path/data.py:function",
+            "data set: folder, name of a manifest, or path/data.py:function",
             unit="D",
         )
     )
     model_args: str | None = setting(
-        None, JsonObject('{"width": 64}'), "arguments of a torch module's builder", unit="JSON"
+        None, JsonObject('{"width": 64}'), "arguments of the function that builds a torch module", unit="JSON"
     )
     data_args: str | None = setting(
         None,
         JsonObject('{"image_size": 64}'),
-        "options of an image or text data set, or of a data function",
+        "arguments of a data function, or options of an image or text data set",
         unit="JSON",
     )
     loss: str | None = setting(
@@ -79,7 +79,7 @@ class DataConfig(Settings):
         Choice(tuple(LOSSES), "path/loss.py:function", is_function),
         "loss function",
         unit="F",
-        words="the data's own",
+        words="that of the data set",
     )
     loss_args: str | None = setting(None, JsonObject('{"label_smoothing": 0.1}'), "arguments of the loss", unit="JSON")
     voxel_size: float = setting(
@@ -92,24 +92,24 @@ class DataConfig(Settings):
     batch_voxels: float | None = setting(
         None,
         Amount(COUNT),
-        "voxels per minibatch, instead of a number of samples (with an augmentation: voxels of the first epoch)",
+        "maximum voxels per minibatch, instead of a number of samples; counted in the first epoch",
     )
     batch_seconds: float | None = setting(
         None,
         Amount(TIME),
-        "seconds per minibatch, forward and backward, on the slowest stage by the profile",
+        "maximum seconds per minibatch (forward and backward) on the slowest stage, from the profile",
         unit="S",
     )
     batch_bytes: float | None = setting(
         None,
         Amount(SIZE),
-        "activation memory per minibatch, on the stage with most, by the profile",
+        "maximum activation memory per minibatch on one stage, from the profile",
         unit="BYTES",
     )
     num_points: int | str = setting(
         ALL,
         WholeNumber(1, word=ALL),
-        "largest number of points of a cloud, and number sampled from a mesh",
+        "maximum number of points of a cloud, and number sampled from a mesh",
         words="all; 1024 of a mesh",
     )
     task: str | None = setting(
@@ -124,32 +124,36 @@ class DataConfig(Settings):
     augmentation: str | None = setting(
         None, Choice((*AUGMENTATIONS, *OF_IMAGES)), "augmentation of the training split", unit="NAME"
     )
-    shuffle: bool = setting(True, Flag(), "shuffled samples: another order in each epoch", option="")
+    shuffle: bool = setting(True, Flag(), "shuffling of the samples in each epoch", option="")
     balance: str | None = setting(
         None,
         Choice(BALANCES),
-        "balanced minibatches: similar voxel counts (equal work for replicas), or similar class counts",
+        "balance of minibatches: similar voxel counts (equal work for replicas), or similar class counts",
     )
     order: str = setting(
         SHUFFLE,
         Choice(ORDERS),
-        "order of minibatches: random; windows sorted by size, up and down in turn; or near random, with neighbours of "
-        "similar cost under the plan",
+        "order of minibatches. shuffle: random; snake: windows sorted by size, alternately up and down; planned: "
+        "nearly random, with neighbours of similar cost under the plan",
     )
     composition: str | None = setting(
-        None, JsonObject('{"budget": 200000}'), "composition of minibatches; set at launch", option=""
+        None, JsonObject('{"budget": 200000}'), "composition of minibatches, set at launch", option=""
     )
     last_minibatch: str = setting(
         MERGE,
         Choice(LAST_MINIBATCH),
-        "smaller last minibatch of an epoch: keep it; merge it into the previous one if it is a single sample, for "
-        "which batch norm may fail; or drop it",
+        "smaller last minibatch of an epoch. keep: train it; merge: add a single sample to the previous minibatch, as "
+        "batch norm needs several; drop: omit it",
     )
     validate: bool = setting(True, Flag(), "validation after each epoch", option="no_validation")
-    validation_split: str = setting("test", Text("'test'"), "validated split", unit="NAME")
-    bleu_sentences: int = setting(64, WholeNumber(0), "translated sentences per checkpoint, for BLEU")
+    validation_split: str = setting("test", Text("'test'"), "split for validation", unit="NAME")
+    bleu_sentences: int = setting(64, WholeNumber(0), "number of sentences translated per checkpoint, for BLEU")
     cache: str | None = setting(
-        None, Text("a folder, or 'off'"), "folder of prepared samples; off: none", unit="DIR", words="the user's cache"
+        None,
+        Text("a folder, or 'off'"),
+        "folder of prepared samples; off: no cache",
+        unit="DIR",
+        words="the user's cache",
     )
 
     def __post_init__(self) -> None:
@@ -196,25 +200,27 @@ class DataConfig(Settings):
 class OptimizerConfig(Settings):
     """Configure the length of the training, the optimizer and the learning rate.
 
-    `minibatches`, where given, ends the run after so many, whatever `epochs` says.
+    If `minibatches` is given, it determines the length of the run, and `epochs` is ignored.
     """
 
-    epochs: int = setting(1, WholeNumber(1), "training epochs")
-    minibatches: int | None = setting(None, WholeNumber(1), "length of the run in minibatches, instead of epochs")
+    epochs: int = setting(1, WholeNumber(1), "number of training epochs")
+    minibatches: int | None = setting(None, WholeNumber(1), "number of training minibatches, instead of epochs")
     optimizer: str = setting("sgd", Choice(OPTIMIZERS), "optimizer")
     learning_rate: float = setting(0.01, Number(0, 1e300), "learning rate after the warm-up", unit="F")
     learning_rate_schedule: str = setting("constant", Choice(tuple(LR_SCHEDULES)), "learning-rate schedule")
-    warmup_minibatches: int = setting(
-        0, WholeNumber(0), "warm-up minibatches, over which the learning rate rises linearly"
-    )
+    warmup_minibatches: int = setting(0, WholeNumber(0), "minibatches of linear learning-rate warm-up")
     learning_rate_decay: float = setting(
-        0.1, Number(0, 1e300), "learning-rate factor of step and exponential, power of polynomial", unit="F"
+        0.1, Number(0, 1e300), "learning-rate factor (step, exponential) or power (polynomial)", unit="F"
     )
-    decay_epochs: float = setting(30.0, Number(1e-06, 1000000000000000.0), "epochs between two learning-rate factors")
-    momentum: float = setting(0.9, Number(0, 1), "momentum of sgd", unit="F")
-    weight_decay: float = setting(0.0, Number(0, 1e30), "weight decay of the optimizer", unit="F")
+    decay_epochs: float = setting(30.0, Number(1e-06, 1000000000000000.0), "epochs per learning-rate decay")
+    momentum: float = setting(0.9, Number(0, 1), "momentum (sgd)", unit="F")
+    weight_decay: float = setting(0.0, Number(0, 1e30), "weight decay", unit="F")
     clip_norm: float | None = setting(
-        None, Number(0, 1e30, above=True), "maximum gradient norm; synchronous schedules only", unit="NORM", words="off"
+        None,
+        Number(0, 1e30, above=True),
+        "maximum gradient norm (synchronous schedules only)",
+        unit="NORM",
+        words="off",
     )
 
     @property
@@ -243,20 +249,20 @@ class NumericsConfig(Settings):
         "sparse-convolution backend",
         words="native where it has machine code",
     )
-    seed: int = setting(0, WholeNumber(0, 2**64), "random seed of weights, samples and order")
+    seed: int = setting(0, WholeNumber(0, 2**64), "random seed of initial weights, sampling and order")
     precision: str = setting("float32", Choice(PRECISIONS), "compute precision (autocast); weights stay in float32")
     loss_scale: float = setting(
         2.0**16,
         Number(1, 2.0**64),
-        "initial loss scale of float16; halved on overflow, doubled after 2000 good steps",
+        "initial loss scale of float16; halved on overflow, doubled after 2000 steps without overflow",
         unit="S",
     )
-    synchronised_batch_norm: bool = setting(False, Flag(), "synchronized batch norm among the replicas of a stage")
+    synchronised_batch_norm: bool = setting(False, Flag(), "batch norm synchronized among the replicas of a stage")
     compression: str | None = setting(
         None,
         Choice(COMPRESSIONS),
-        "encoding of activations at stage boundaries; zeros and lossless are exact",
-        words="lossless through sockets",
+        "encoding of activations at stage boundaries (zeros and lossless are exact)",
+        words="lossless between hosts",
     )
 
     @property
@@ -271,7 +277,9 @@ class CheckpointConfig(Settings):
 
     checkpoint_every: int = setting(1, WholeNumber(0), "epochs between checkpoints; 0: no checkpoints", unit="EPOCHS")
     keep_checkpoints: int = setting(2, WholeNumber(1), "number of newest checkpoints to keep")
-    asynchronous_checkpoints: bool = setting(False, Flag(), "checkpoints written from a copy during the next epoch")
+    asynchronous_checkpoints: bool = setting(
+        False, Flag(), "checkpoints written in the background, during the next epoch"
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -280,14 +288,16 @@ class ProcessConfig(Settings):
 
     device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "compute device")  # or cuda:1
     threads: int | None = setting(None, WholeNumber(1, 65536), "CPU threads of each process", words="shared evenly")
-    shared_memory: bool = setting(True, Flag(), "shared memory between processes of one host (else sockets)")
+    shared_memory: bool = setting(True, Flag(), "shared memory between processes of one host (otherwise sockets)")
     encrypt: bool = setting(False, Flag(), "TLS encryption between hosts")
-    timeout_seconds: float = setting(300.0, Number(0.01, _WEEK), "longest wait for another rank, in seconds", unit="S")
-    max_restarts: int = setting(0, WholeNumber(0), "restarts from the last checkpoint when a worker dies or hangs")
+    timeout_seconds: float = setting(300.0, Number(0.01, _WEEK), "maximum wait for another rank, in seconds", unit="S")
+    max_restarts: int = setting(
+        0, WholeNumber(0), "maximum number of restarts from the last checkpoint after a worker dies or hangs"
+    )
     on_lost_host: str = setting(
         "replan",
         Choice(ON_LOST_HOST),
-        "reaction to a failed node, with --max-restarts: repartition for the remaining hosts, or wait for the node",
+        "action after a node failure, with --max-restarts. replan: use the remaining hosts; wait: wait for the node",
     )
     # As --inject takes them (sparsepipe/values/stragglers), which may be given several times.
     stragglers: str | None = setting(
@@ -310,10 +320,12 @@ class ProfileConfig(Settings):
     repeats: int | None = setting(
         None,
         WholeNumber(1, 1000),
-        "timed passes per layer",
-        words="5; up to 30 of short steps, or until the layers add up to a step",
+        "number of timed passes per layer",
+        words="5, or up to 30 for short steps or until the layers add up to a step",
     )
-    beside: int = setting(0, WholeNumber(0, 64), "co-located processes that run the same workload during profiling")
+    beside: int = setting(
+        0, WholeNumber(0, 64), "number of other processes that run the same workload during profiling"
+    )
 
 
 PARTS: Mapping[str, type[Settings]] = {
@@ -330,12 +342,11 @@ PARTS: Mapping[str, type[Settings]] = {
 class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig, DataConfig):
     """Configure a run: network, data, optimizer, numerics, checkpoints and processes.
 
-    With a synchronous schedule `batch_size` counts the samples of a microbatch, of which the plan's `num_microbatches`
-    make a step. Runs of one pipeline without replicas are reproducible to the bit with the same `seed`, versions and
-    `threads`.
+    `batch_size` is the number of samples per minibatch; a step of a synchronous schedule has `num_microbatches`
+    minibatches. Runs of one pipeline without replicas are bit-identical if `seed`, `threads` and versions are the same.
 
     Args:
-        settings: The settings below, by name. `model` and `data` may be given by position.
+        settings: Settings by name, listed below. `model` and `data` may be positional.
 
     Raises:
         InputError: A setting outside its range.

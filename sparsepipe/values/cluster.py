@@ -25,14 +25,14 @@ _INSTANT = Link()
 
 @dataclass(frozen=True)
 class Cluster(Printed):
-    """Describe the devices to train on, node by node. The position of a device among all devices is its rank.
+    """Describe the devices to train on, by node. The rank of a device is its position among all devices.
 
     Attributes:
-        nodes: The machines, in order.
+        nodes: Machines, in the order of their ranks.
         network: Link between two nodes.
 
     Raises:
-        InputError: No node, too many devices, or two nodes that share a name or an address (except loopback).
+        InputError: No node, too many devices, or two nodes with the same name or address (except loopback).
 
     Example:
         >>> fast, slow = sp.DeviceType("fast", 24e9), sp.DeviceType("slow", 8e9)
@@ -69,11 +69,11 @@ class Cluster(Printed):
     def uniform(
         cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = _INSTANT
     ) -> "Cluster":
-        """Build one node of `num_devices` identical devices, with the same `link` between any two.
+        """Build a cluster of one node with identical devices.
 
         Args:
             num_devices: Number of devices, 1 or more.
-            device_type: Name under which a profile has the costs of these devices.
+            device_type: Name of the device type, as in profiles.
             memory_bytes: Memory of each device in bytes. Default: no limit.
             link: Link between any two devices.
 

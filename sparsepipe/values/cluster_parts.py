@@ -15,15 +15,15 @@ _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """Describe a kind of device, such as a GPU model.
+    """Describe a type of device, such as a GPU model.
 
     Attributes:
-        name: Name of the device type, as profiles have it.
+        name: Name of the device type, as in profiles.
         memory_bytes: Memory of one device in bytes. Default: no limit.
-        reference_seconds: Seconds of the reference layer, as `sparsepipe cluster measure` measured it; None: unknown.
-        network_seconds_per_byte: Compute time that each byte costs a device which sends it to another host, or
-            receives it, in seconds. A processor codes, copies and checks what crosses the network and does not compute
-            meanwhile; a GPU does not: 0. `sparsepipe cluster measure` measures it.
+        reference_seconds: Time of a reference layer in seconds, from `sparsepipe cluster measure`. None: unknown.
+        network_seconds_per_byte: Compute time in seconds per byte that the device sends to or receives from another
+            host. CPUs spend it on compression, copies and the network stack; for GPUs it is 0.
+            `sparsepipe cluster measure` measures it.
 
     Raises:
         InputError: `memory_bytes` or `reference_seconds` is not above 0, or `network_seconds_per_byte` is below 0.
@@ -64,13 +64,13 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Describe how fast bytes go from one device to another.
+    """Describe the connection between two devices by bandwidth and latency.
 
-    10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 with 16 lanes Link(12e9, 1e-5). Link() takes no time at all.
+    10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 x16 is Link(12e9, 1e-5). Transfers over Link() take no time.
 
     Attributes:
-        bandwidth: Bytes per second.
-        latency: Seconds per message.
+        bandwidth: Bandwidth in bytes per second.
+        latency: Latency in seconds per message.
 
     Raises:
         InputError: The bandwidth is not above 0, or the latency is below 0.
@@ -102,16 +102,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Describe a machine: its devices, and the link between any two of them.
+    """Describe a machine: its devices, the link between them, and its network address.
 
     Attributes:
-        name: Name of the machine; no two nodes of a cluster share it.
-        device_types: The type of each device. A node may mix types.
+        name: Name of the machine, unique in its cluster.
+        device_types: Type of each device. A node may have devices of several types.
         link: Link between two devices of this node.
-        address: Name or address on the cluster's network, to which sockets are bound.
-        ssh: Destination for `ssh`: an alias of ssh_config, or user@host:port. Empty: the address.
-        interpreter: Path of the Python that runs there. Empty: the one that launches.
-        environment: Pairs of name and value that are added to the environment of what is started there.
+        address: Host name or IP address on the cluster's network, to which sockets are bound.
+        ssh: Destination for `ssh`: an alias in ssh_config, or user@host:port. Default: the address.
+        interpreter: Path of the Python interpreter on the machine. Default: the path on the launching machine.
+        environment: Environment variables of processes on the machine, as pairs (name, value).
 
     Raises:
         InputError: A node without a device, or a malformed address, ssh destination, interpreter or environment.

@@ -12,13 +12,13 @@ from ..util.text.counting import number_of
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Name a layer of a network and the size of its weights.
+    """Describe a layer of a network: its name, kind and size of weights.
 
     Attributes:
         id: Name of the layer, unique in its graph, such as "conv1_1".
-        description: Kind of the layer for readers and pictures. A description that starts with "Input" marks a source
-            of data, which belongs to no stage.
-        parameter_bytes: Size of its weights in bytes.
+        description: Kind of the layer, shown in tables and figures. A description that starts with "Input" marks an
+            input of the network, which belongs to no stage.
+        parameter_bytes: Size of the weights in bytes.
 
     Example:
         >>> sp.Layer("conv1", "convolution 3x3x3", parameter_bytes=4 * 27 * 16 * 32).parameter_bytes
@@ -38,11 +38,11 @@ class LayerGraph:
     """List the layers of a network in topological order, with the edges between them.
 
     Attributes:
-        layers: The layers, each after all that feed it.
-        edges: Pairs (i, j): layer number `i` feeds layer number `j`, so i < j.
+        layers: Layers, each after all layers that feed it.
+        edges: Pairs (i, j) with i < j: layer number `i` feeds layer number `j`.
 
     Raises:
-        InputError: No layers, a layer id twice, a negative size, or an edge that is not forward.
+        InputError: No layers, a duplicate layer id, a negative size, or an edge with i >= j.
 
     Example:
         >>> layers = [sp.Layer(name) for name in ("down", "middle", "up")]
@@ -83,11 +83,11 @@ class LayerGraph:
 
     @classmethod
     def chain(cls, layers: Iterable[Layer], skips: Iterable[tuple[int, int]] = ()) -> "LayerGraph":
-        """Build a chain, in which each layer feeds the next.
+        """Build the graph of a chain, in which each layer feeds the next.
 
         Args:
             layers: The layers, in order.
-            skips: Extra edges, pairs of layer numbers.
+            skips: Additional edges, as pairs of layer numbers.
 
         Returns:
             The graph.

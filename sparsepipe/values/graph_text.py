@@ -43,11 +43,11 @@ class GraphTextNode:
 
 @dataclass(frozen=True)
 class GraphText:
-    """Hold the content of one graph.txt, PipeDream's file of layers and their costs.
+    """Store the content of a graph.txt, PipeDream's file of layers and their costs.
 
     Attributes:
-        nodes: The layers in file order, each with its costs: times in milliseconds, sizes in bytes.
-        edges: Pairs of ids: the first layer feeds the second.
+        nodes: Layers in file order, with costs (times in milliseconds, sizes in bytes).
+        edges: Pairs of layer ids. The first layer feeds the second.
 
     Example:
         >>> text = profile.to_graph_text("cpu")

@@ -91,28 +91,29 @@ class PlanDiff(Printed):
 
 @dataclass(frozen=True)
 class Plan(StagePlan, Printed):
-    """Assign every layer of a network to a stage, and every stage to ranks, with the schedule of the pipeline.
+    """Describe a plan: stages of layers, the ranks of each stage, and the schedule of the pipeline.
 
-    `partition` makes a plan, `simulate` predicts it, `launch` trains by it, `save` and `load` keep it in a file. A rank
-    may serve several stages, as many as every other rank; the stages are interleaved then.
+    `partition` returns a plan, `simulate` predicts it, and `launch` trains under it. With interleaved stages, every
+    rank has the same number of stages.
 
-    A plan may have several pipeline replicas (hybrid data + pipeline parallelism): `pipelines` holds the plan of each.
-    `Plan.together` builds such a plan. Its stages, schedule and estimate follow from its `members`: change these.
+    A plan may have several pipeline replicas (hybrid data and pipeline parallelism): `pipelines` lists the plan of
+    each. `Plan.together` builds such a plan. Its stages, schedule and estimate are derived from its `members`; to
+    change them, change the members.
 
     Attributes:
         stages: The stages in pipeline order.
-        schedule: Order of forwards and backwards, a key of `SCHEDULES`.
-        weights: Policy for versions of the weights, such as "stash". Empty: the schedule's default.
-        num_microbatches: Minibatches of one step, for synchronous schedules and two-version weights ("2bw").
+        schedule: Name of the schedule, a key of `SCHEDULES`.
+        weights: Policy for weight versions, such as "stash". Empty: default of the schedule.
+        num_microbatches: Number of minibatches per step, for synchronous schedules and two-version weights ("2bw").
         planner: Name of the planner.
-        estimate: Expectations of the planner: seconds per minibatch, proven bound, bytes; None: unknown.
-        warnings: Sentences on unreliable numbers.
-        accumulation: Rounds of the replicas after which an asynchronous schedule updates the weights.
+        estimate: Estimates of the planner: seconds per minibatch, lower bound, bytes. None: unknown.
+        warnings: Warnings about unreliable numbers, one sentence each.
+        accumulation: Rounds of the replicas per weight update of an asynchronous schedule (gradient accumulation).
         provenance: Sources of the plan (profile, cluster, settings), as JSON.
         members: Plans of the pipeline replicas, if there are several.
         replication: Synchronization scheme of the pipeline replicas.
-        samples: Samples per minibatch of pipeline replicas; None: the profile does not say.
-        joined: The members that stages, schedule and estimate were derived from.
+        samples: Samples per minibatch of pipeline replicas. None: unknown.
+        joined: Members from which stages, schedule and estimate were derived.
 
     Example:
         >>> plan = sp.partition(profile, cluster, planner="model-parallel")
@@ -182,10 +183,10 @@ class Plan(StagePlan, Printed):
 
     @classmethod
     def alike(cls, plan: "Plan", count: int, replication: Rule, *, samples: float | None = None) -> "Plan":
-        """Copy a plan to several pipeline replicas, each on the next ranks of a cluster.
+        """Copy a plan to several pipeline replicas on consecutive ranks of a cluster.
 
         Args:
-            plan: Plan of one pipeline, whose ranks count from 0.
+            plan: Plan of one pipeline, whose ranks start at 0.
             count: Number of pipeline replicas, 2 or more.
             replication: Synchronization scheme.
             samples: Samples per minibatch, if known.

@@ -17,17 +17,18 @@ _OF_LATENCY = ("latency_seconds", "latency_lower_bound_seconds")
 
 @dataclass(frozen=True)
 class Stage:
-    """Assign consecutive layers to one or more ranks. Several ranks are replicas of the stage (data parallelism).
+    """Describe a stage: consecutive layers on one rank, or on several ranks as replicas (data parallelism).
 
     Attributes:
         layers: Ids of the layers, in topological order.
-        ranks: The ranks that run this stage, a replica each.
-        shares: Minibatches that each replica takes per round: with shares (2, 1) the first takes two where the second
-            takes one. Default: equal shares.
-        device_types: Device type of each rank, for readers and pictures.
-        nodes: Node of each rank, for readers and pictures.
-        warmup: Forwards before the first backward; None: computed by the schedule.
-        recompute: Whether only the stage's inputs are kept, and the forward runs again before the backward.
+        ranks: Ranks of the stage, one per replica.
+        shares: Minibatches per replica in each round. With (2, 1) the first replica computes twice as many minibatches
+            as the second. Default: equal shares.
+        device_types: Device type of each rank, for tables and figures.
+        nodes: Node of each rank, for tables and figures.
+        warmup: Number of forwards before the first backward. None: computed by the schedule.
+        recompute: Recomputation (activation checkpointing): store only the stage's inputs, and repeat the forward
+            before the backward.
 
     Example:
         >>> stage = sp.Stage(("conv1", "conv2"), ranks=(0, 1), shares=(2, 1))

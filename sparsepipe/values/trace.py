@@ -17,17 +17,17 @@ SPAN_KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint"
 
 
 class Span(NamedTuple):
-    """Record one operation of one rank. A tuple, as simulations make hundreds of thousands.
+    """Record one operation of one rank, with its start and end.
 
     Attributes:
-        rank: The rank that did it.
+        rank: Rank of the process.
         name: Name of the operation: an action such as "1F3", with minibatches counted from the start of the epoch.
-        start: Start in seconds since the trace began.
-        end: End in seconds since the trace began.
+        start: Start in seconds from the beginning of the trace.
+        end: End in seconds from the beginning of the trace.
         kind: "forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate" or "checkpoint".
         stage: Number of the stage.
-        minibatch: Number of the minibatch over the whole run; -1: none.
-        peer: Rank that it was sent to or waited for; -1: none.
+        minibatch: Number of the minibatch in the whole run. -1: none.
+        peer: Receiving rank of a transfer, or the rank that was waited for. -1: none.
 
     Example:
         >>> sp.Span(0, "0F0", start=0.0, end=0.25).seconds
@@ -53,15 +53,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace(Printed):
-    """Hold the operations of all ranks of one run: simulated, replayed or measured.
+    """Store the operations of all ranks of a simulated, replayed or measured run.
 
-    A rank is idle while it does not compute: it waits for another rank (`waited`, in measured traces), synchronizes
-    gradients, or has nothing to do while the pipeline fills and drains.
+    A rank is idle while it waits for another rank (`waited`, in measured traces), synchronizes gradients, or while the
+    pipeline fills and drains.
 
     Attributes:
         spans: The operations.
         source: "simulated", "replayed" or "measured".
-        facts: Further facts of the run, such as peak bytes of each rank or injected stragglers.
+        facts: Further data about the run, such as peak memory of each rank or injected stragglers.
 
     Raises:
         InputError: A span of an unknown kind.

@@ -69,7 +69,7 @@ COST_MODELS = ("default", "published", CONTIGUOUS)
 
 @dataclass(frozen=True, repr=False)
 class Optimal(Settings):
-    """Minimise the period (asynchronous schedules) or the step time (those that flush), or the latency of inference.
+    """Exact search for the minimum iteration time (asynchronous) or step time (synchronous schedules), or latency.
 
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
     one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
@@ -85,22 +85,22 @@ class Optimal(Settings):
     cost_model: str = setting(
         "default",
         Choice(COST_MODELS),
-        "cost model; published is SparsePipe's (2020), without its faults; dnn-partitioning its graphs'",
+        "cost model. published: that of SparsePipe (2020), corrected; dnn-partitioning: that of its graphs",
     )
-    all_devices: bool = setting(False, Flag(), "no unused devices")
+    all_devices: bool = setting(False, Flag(), "plans that use all devices")
     activation_compression_ratio: float | None = field(
         default=None, metadata=COMPRESSION_RATIO
     )  # of the published cost model; None: transfers are free
-    rescore: int = setting(1, WholeNumber(1), "number of best plans to simulate; the fastest is taken", unit="K")
+    rescore: int = setting(1, WholeNumber(1), "number of best plans to simulate; the fastest is chosen", unit="K")
     most_stages: int | None = setting(None, WholeNumber(1), "maximum number of stages of the plan", words="no limit")
-    quick: bool = setting(False, Flag(), "planning within a tenth of a second, with a wider optimality gap")
+    quick: bool = setting(False, Flag(), "planning within 0.1 s, with a larger optimality gap")
     objective: str = setting(
-        PERIOD, Choice(OBJECTIVES), "objective to minimise: period (time per minibatch), or latency of inference"
+        PERIOD, Choice(OBJECTIVES), "minimised objective: period (time per minibatch), or latency of inference"
     )
     period_at_most: float | None = setting(
         None,
         Number(0, MOST, above=True),
-        "longest time between inputs in seconds, for --objective latency",
+        "maximum time between two inputs in seconds, for --objective latency",
         unit="S",
     )
     name = "optimal"

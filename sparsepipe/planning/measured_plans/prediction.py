@@ -55,15 +55,15 @@ class Prediction:
 
 
 def predict(measured: MeasuredPlan) -> Prediction:
-    """Predict the step time and peak memory of a plan that Sailor measured.
+    """Predict the step time and peak memory of a plan measured by Sailor.
 
-    One step is simulated in DeepSpeed's order.
+    One step is simulated in the order in which DeepSpeed sends and receives.
 
     Args:
-        measured: A measured plan, as `SailorFiles.plans` returns it.
+        measured: Measured plan, as returned by `SailorFiles.plans`.
 
     Returns:
-        Seconds of a step, and bytes of the GPU with the highest peak memory.
+        Time of a step in seconds, and peak memory of the worst GPU in bytes.
 
     Example:
         >>> from sparsepipe.records.formats.sailor import MeasuredPlan, SizedLink

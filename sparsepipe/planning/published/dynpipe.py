@@ -50,18 +50,18 @@ _AT_ONCE = 4096  # choices simulated together
 
 @dataclass(frozen=True, repr=False)
 class DynPipe(Settings):
-    """One device a stage, in rank order, cut again from `sizes`: how many layers each stage has now.
+    """DynPipe's repartitioning of a pipeline with one device per stage, whose stages now have `sizes` layers.
 
     Without `sizes` from the cuts that `ModelParallel` makes. `top_k`: candidates of each stage.
     """
 
-    top_k: int = setting(2, WholeNumber(1), "candidate cuts of each stage", unit="K")
+    top_k: int = setting(2, WholeNumber(1), "number of candidate split points of each stage", unit="K")
     sizes: tuple[int, ...] = setting(
         (),
         Several(WholeNumber(1), "(8, 30)"),
-        "layers of each current stage",
+        "number of layers of each current stage",
         unit="N,…",
-        words="as model-parallel cuts",
+        words="those of model-parallel",
     )
     name = "dynpipe"
 

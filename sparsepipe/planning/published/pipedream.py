@@ -154,7 +154,7 @@ class Level:
 
 @dataclass(frozen=True, repr=False)
 class PipeDream(Settings):
-    """PipeDream's hierarchical planner, for identical devices and as many of them on every node.
+    """PipeDream's hierarchical planner, for identical devices and nodes with equal numbers of devices.
 
     On a mixed cluster it is as blind as the original: it plans for the slowest type, and the plan says so.
     """
@@ -162,8 +162,10 @@ class PipeDream(Settings):
     activation_compression_ratio: float | None = field(default=None, metadata=COMPRESSION_RATIO)
     use_memory_constraint: bool | None = field(default=None, metadata=USE_MEMORY_CONSTRAINT)
     straight_pipeline: bool = field(default=False, metadata=STRAIGHT_PIPELINE)
-    use_fewer_machines: bool = setting(False, Flag(), "fewer machines than given, if that is faster")
-    factor: float = setting(4.0, Choice((2.0, 4.0)), "factor of gradient synchronization; 2 in SparsePipe's copy")
+    use_fewer_machines: bool = setting(False, Flag(), "use of fewer machines, if that is faster")
+    factor: float = setting(
+        4.0, Choice((2.0, 4.0)), "cost factor of gradient synchronization; SparsePipe (2020) used 2"
+    )
     name = "pipedream"
 
     def plan(self, problem: Problem) -> Plan:

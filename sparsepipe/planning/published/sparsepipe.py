@@ -156,7 +156,7 @@ def exchange_gpu(stages: list[list[str]]) -> list[list[str]]:
 
 @dataclass(frozen=True, repr=False)
 class SparsePipe(Settings):
-    """SparsePipe's planner (2020) for servers that hold different devices. A node is a server."""
+    """SparsePipe's planner (2020) for servers (nodes) with devices of several types."""
 
     activation_compression_ratio: float | None = field(default=None, metadata=COMPRESSION_RATIO)
     use_memory_constraint: bool | None = field(default=None, metadata=USE_MEMORY_CONSTRAINT)

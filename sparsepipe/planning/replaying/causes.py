@@ -85,16 +85,17 @@ class WhatIf(Printed):
 
 
 def what_if(trace: Trace) -> WhatIf:
-    """Estimate the time of a trace's steps without slow parts, such as one stage, one rank or one kind of operation.
+    """Estimate the step time of a trace without one slow part, such as a stage, a rank or a kind of operation.
 
     Args:
         trace: A measured or simulated trace.
 
     Returns:
-        Seconds of the mean step: measured, without launch delays, and with even times; and the slowdown by each part.
+        Mean step time in seconds (measured, without launch delays, and with equal times), and the slowdown by each
+        part.
 
     Raises:
-        InputError: A trace without training.
+        InputError: A trace that contains no training.
 
     Example:
         >>> slow = sp.simulate(plan, profile, cluster, sizes, stragglers="slow:rank=1,factor=4")

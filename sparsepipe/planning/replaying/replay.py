@@ -68,16 +68,16 @@ def _off(replayed: float, measured: float) -> float:
 
 
 def replay(trace: Trace) -> Replay:
-    """Simulate a trace from its own durations and orders, and compare the result with the measured steps.
+    """Simulate each step of a trace from its measured durations and order (trace-driven simulation).
 
     Args:
         trace: A measured or simulated trace.
 
     Returns:
-        Seconds of each step, measured and replayed, and the replayed trace.
+        Measured and simulated time of each step in seconds, and the simulated trace.
 
     Raises:
-        InputError: A trace without training.
+        InputError: A trace that contains no training.
 
     Example:
         >>> replayed = sp.replay(trace)

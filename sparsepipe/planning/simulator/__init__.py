@@ -48,16 +48,19 @@ __all__ = [
 class SimulationSettings(Settings):
     """Settings of a simulation."""
 
-    minibatches: int = setting(32, WholeNumber(1, MOST_MINIBATCHES), "minibatches that go through the pipeline")
+    minibatches: int = setting(32, WholeNumber(1, MOST_MINIBATCHES), "number of minibatches")
     epoch_minibatches: int | None = setting(
         None,
         WholeNumber(1),
-        "minibatches per epoch, after which --replan epoch changes the plan and a killed run resumes",
-        words="a tenth of all with --replan, else all",
+        "minibatches per epoch; at its end --replan epoch may change the plan, and a checkpoint is written",
+        words="with --replan a tenth of the minibatches, else all",
     )
-    seed: int = setting(0, WholeNumber(0, 2**64), "seed of the random groups of a synchronization scheme")
+    seed: int = setting(0, WholeNumber(0, 2**64), "random seed of the groups of a synchronization scheme")
     restart_seconds: float = setting(
-        RESTART_SECONDS, Number(0, MOST, above=True), "time from a kill until its pipeline trains again", unit="S"
+        RESTART_SECONDS,
+        Number(0, MOST, above=True),
+        "time from a kill until its pipeline trains again, in seconds",
+        unit="S",
     )
 
 
@@ -88,21 +91,21 @@ def simulate(
     """Simulate a plan and return the predicted trace.
 
     Args:
-        plan: The plan. Pipeline replicas share the minibatches; `simulate_pipelines` reports on each.
-        profile: Costs of the layers. The optimizer takes no time if the profile has no rate for it.
+        plan: Plan. Pipeline replicas share the minibatches; `simulate_pipelines` reports on each replica.
+        profile: Costs of the layers. If the profile has no optimizer rate, the optimizer takes no time.
         cluster: The devices and links.
         sizes: Size of each minibatch at the network's input, in the profile's `size_unit`.
-        stragglers: Injected stragglers, a value or its text, such as "slow:rank=1,factor=4". They are noted in the
-            trace's fact "held_up".
-        restart_seconds: Seconds from a kill until the ranks train again, from the last checkpoint.
-        epoch_minibatches: Minibatches per epoch, after which a checkpoint is written and the pipeline runs empty.
-            Default: all.
+        stragglers: Injected stragglers, as a value or text, such as "slow:rank=1,factor=4". The trace stores them as
+            its fact "held_up".
+        restart_seconds: Time in seconds from a kill until the ranks train again from the last checkpoint.
+        epoch_minibatches: Minibatches per epoch. At the end of an epoch the pipeline drains, and a checkpoint is
+            written. Default: all.
 
     Returns:
-        The trace, in seconds. Its fact "restart" has the cost of a kill.
+        The trace, with times in seconds. Its fact "restart" contains the cost of a kill.
 
     Raises:
-        InputError: A plan that cannot run, stragglers on unknown ranks, malformed sizes, or seconds below 0.
+        InputError: An invalid plan, stragglers on unknown ranks, malformed sizes, or negative times.
 
     Example:
         >>> predicted = sp.simulate(plan, profile, cluster, [2000.0] * 8)
@@ -157,9 +160,9 @@ def simulate_pipelines(
 ) -> PipelinesForecast:
     """Simulate pipeline replicas that share the minibatches of an epoch.
 
-    Each pipeline takes the next minibatches when it has room, in whole units of its updates, and reads as many ahead as
-    in a run. The replicas synchronize by `pipelines.replication`; weights take as long as the links need. After a kill
-    a pipeline resumes with a live one's weights, and its unfinished minibatches return to all. Reading takes no time.
+    As in a run, each pipeline takes the minibatches of its next update when it has room. The replicas synchronize by
+    `pipelines.replication`; the links determine the time to send weights. After a kill, a pipeline resumes with the
+    weights of a live pipeline, and its unfinished minibatches are assigned again. Reading data takes no time.
 
     Args:
         pipelines: A plan of pipeline replicas.
@@ -167,16 +170,16 @@ def simulate_pipelines(
         cluster: The devices and links.
         sizes: Size of each minibatch at the network's input, in the profile's `size_unit`.
         stragglers: Injected stragglers, a value or its text.
-        seed: Seed of random groups of the synchronization scheme.
-        restart_seconds: Seconds from a kill until its pipeline trains again.
-        starts: Start of each pipeline in seconds. Default: all at 0.
+        seed: Random seed of the groups of the synchronization scheme.
+        restart_seconds: Time in seconds from a kill until its pipeline trains again.
+        starts: Start time of each pipeline in seconds. Default: 0.
 
     Returns:
-        Trace, throughput of each pipeline, group sizes, staleness and bytes.
+        A forecast: trace, throughput of each pipeline, group sizes, staleness and bytes.
 
     Raises:
-        InputError: Pipelines that cannot run, stragglers on unknown ranks, or a kill under a scheme that averages
-            gradients, which is not simulated.
+        InputError: Invalid pipelines, stragglers on unknown ranks, or a kill with a scheme that averages gradients,
+            which is not supported.
 
     Example:
         >>> pair = sp.partition_pipelines(profile, sp.Cluster.uniform(4, device_type="cpu"), 2)

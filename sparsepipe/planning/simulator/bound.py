@@ -36,16 +36,16 @@ from .simulation import BACKWARD, FORWARD, INPUT, durations
 
 
 def lower_bound(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> float:
-    """Compute a time that no order of the minibatches can beat under a plan.
+    """Compute a lower bound on the time of an epoch under a plan, for any order of its minibatches.
 
     Args:
-        plan: The plan. Pipeline replicas share the minibatches.
+        plan: Plan. Pipeline replicas share the minibatches.
         profile: Costs of the layers.
         cluster: The devices and links.
         sizes: Size of each minibatch at the network's input, in the profile's `size_unit`.
 
     Returns:
-        Seconds. Stragglers can only add to them.
+        Lower bound in seconds. Stragglers can only increase the time.
 
     Raises:
         InputError: A plan that cannot run.

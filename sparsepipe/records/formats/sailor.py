@@ -161,13 +161,13 @@ class SailorFiles:
 
     @classmethod
     def load(cls, folder: Path | str) -> "SailorFiles":
-        """Read the files of a folder.
+        """Read Sailor's files in a folder.
 
         Args:
-            folder: A fetched folder, or one with the planner's folders at its top.
+            folder: Folder from `sparsepipe data fetch sailor`, or one with Sailor's planner folders.
 
         Returns:
-            The files' content. `plans()` returns the measured plans.
+            The content of the files. `plans()` returns the measured plans.
 
         Raises:
             InputError: A missing or malformed file.

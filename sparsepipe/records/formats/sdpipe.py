@@ -112,19 +112,19 @@ Layout = tuple[tuple[Gpu, ...], ...]  # stage → its GPU in each pipeline
 
 
 def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layout]:
-    """Read every layout of SDPipe's device_list.py. The file is parsed, not executed.
+    """Read all layouts in SDPipe's device_list.py. The file is parsed, not executed.
 
-    Lists of `gpu(i)` and `rgpu(host, i)` are read, repeated or named; other statements are ignored.
+    Lists of `gpu(i)` and `rgpu(host, i)`, also repeated or named ones, are read. Other statements are ignored.
 
     Args:
         path: The file.
-        hosts: Hosts, in order, for names that a function call assigns, as in `m0, m1 = get_machine_name()`.
+        hosts: Hosts for names that are assigned by a function call, in order, as in `m0, m1 = get_machine_name()`.
 
     Returns:
-        Name → layout, the GPUs (host, number) of each pipeline. SDPipe trains with "my_device".
+        Name → layout: GPUs (host, number) of each pipeline. SDPipe trains with the layout "my_device".
 
     Raises:
-        InputError: A malformed file; the message names the line.
+        InputError: A malformed file. The message names the line.
 
     Example:
         >>> from sparsepipe.records.formats.sdpipe import load_layouts
@@ -259,21 +259,21 @@ def pipelines_of(
     layers: Sequence[int] | None = None,
     schedule: str = "1f1b",
 ) -> Plan:
-    """Make a plan of pipeline replicas from a layout of SDPipe.
+    """Convert a layout of SDPipe to a plan of pipeline replicas.
 
     Args:
-        layout: The GPUs of each pipeline, a row for each stage.
+        layout: GPUs of each pipeline, one row per stage.
         cluster: The devices.
         graph: The layers of the network.
         replication: Synchronization scheme.
-        layers: Number of layers of each stage, in topological order. Default: about equal.
+        layers: Number of layers of each stage, in topological order. Default: nearly equal numbers.
         schedule: Name of the schedule.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: A GPU outside the cluster, or counts that do not add up to all layers.
+        InputError: A GPU that is not in the cluster, or numbers of layers with a wrong sum.
 
     Example:
         >>> from sparsepipe.records.formats.sdpipe import load_layouts, pipelines_of

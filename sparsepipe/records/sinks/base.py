@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Receive the rows of a run's metrics, as `Job.wait(on_row=sink)` passes them, and forward them to a tracker.
+    """Forward the rows of a run's metrics to a tracker. `Job.wait(on_row=sink)` passes the rows.
 
-    A row has an "event": "start", "step" (a minibatch), "epoch", "summary", and others that may be ignored. A sink is
-    any class with these two methods.
+    The "event" of a row is "start", "step" (one minibatch), "epoch", "summary", or another one, which may be ignored. A
+    sink is any class with these two methods.
 
     Example:
         >>> from sparsepipe.records.sinks import scalars
@@ -41,14 +41,14 @@ class Sink(Protocol):
 def scalars(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
     """Extract the numbers of a row of metrics.
 
-    Names start with the event and have a slash between levels: "step/loss", "epoch/validation/accuracy",
-    "stage 0/busy_fraction". Pipeline replicas add their number: "step/loss of pipeline 1".
+    Names begin with the event, and levels are separated by slashes: "step/loss", "epoch/validation/accuracy", "stage
+    0/busy_fraction". Names of pipeline replicas contain their number: "step/loss of pipeline 1".
 
     Args:
         row: A row of a run's metrics.
 
     Returns:
-        (Minibatches done, name → number); None for a row without numbers to draw.
+        (Number of minibatches done, name → number). None for a row without numbers.
 
     Example:
         >>> from sparsepipe.records.sinks import scalars

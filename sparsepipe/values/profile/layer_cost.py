@@ -16,30 +16,31 @@ from .size_laws import ATTENTION, BYTES, SECONDS, Array, SizeLaws
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """Hold the cost of one layer for minibatches of one size. Times are medians over the repeats.
+    """Store the cost of one layer for minibatches of one size. Times are medians over repetitions.
 
     Attributes:
         size: Size of the minibatch at the network's input, in the profile's `size_unit`.
-        forward: Seconds of the forward.
-        backward: Seconds of the backward.
-        output_bytes: Bytes of the output's features.
-        coordinate_bytes: Bytes of the output's coordinates, if this layer makes a new set.
-        saved_bytes: Bytes kept from forward to backward.
+        forward: Time of the forward in seconds.
+        backward: Time of the backward in seconds.
+        output_bytes: Size of the output's features in bytes.
+        coordinate_bytes: Size of the output's coordinates in bytes, if this layer creates a new set.
+        saved_bytes: Activation memory in bytes, stored from forward to backward.
         forward_spread: Interquartile range of the forward in seconds.
         backward_spread: Interquartile range of the backward in seconds.
-        kernel_map_pairs: (Input, output) pairs of the kernel map: the matrix products of a sparse convolution.
-        kernel_map_seconds: Seconds that building the kernel map takes, part of the forward of the first layer that
-            needs it.
-        coded_output_bytes: Bytes of the output as sockets between hosts send it by default: without zeros, losslessly
-            compressed. 0: not measured, as large as `output_bytes`.
-        coded_gradient_bytes: The same for the output's gradient.
-        coded_coordinate_bytes: The same for the output's coordinates.
-        kernel_map_bytes: Bytes of the kernel map, part of `saved_bytes`, kept until the backward of all layers is done.
-            This and the following are 0 if memory was not measured.
-        saved_input_bytes: Bytes of other layers' outputs that no layer before keeps, part of `saved_bytes`.
-        backward_left_bytes: Bytes made in the backward and kept until that of all layers is done.
-        forward_temporary_bytes: Peak bytes of the forward beyond what layers keep.
-        backward_temporary_bytes: Peak bytes of the backward beyond what layers keep and gradients of weights.
+        kernel_map_pairs: Number of (input, output) pairs of the kernel map of a sparse convolution.
+        kernel_map_seconds: Time to build the kernel map in seconds, part of the forward of the first layer that uses
+            it.
+        coded_output_bytes: Size of the output in bytes after lossless compression, the default between hosts. 0: not
+            measured; `output_bytes` is used.
+        coded_gradient_bytes: Compressed size of the output's gradient in bytes.
+        coded_coordinate_bytes: Compressed size of the output's coordinates in bytes.
+        kernel_map_bytes: Size of the kernel map in bytes, part of `saved_bytes`, stored until the end of the backward
+            of all layers. This and the following fields are 0 if memory was not measured.
+        saved_input_bytes: Size of stored outputs of other layers in bytes, part of `saved_bytes`, if no earlier layer
+            stores them.
+        backward_left_bytes: Bytes allocated in the backward and stored until the end of the backward of all layers.
+        forward_temporary_bytes: Peak memory of the forward in bytes, without stored activations.
+        backward_temporary_bytes: Peak memory of the backward in bytes, without stored activations and weight gradients.
 
     Raises:
         InputError: A value is negative or not finite.
@@ -110,14 +111,14 @@ def checked_size(size: float) -> float:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Hold the costs of one layer at increasing sizes, with the scaling law fitted through them.
+    """Store the costs of one layer at increasing sizes, with the cost model fitted to them.
 
-    A single sample at size 0 holds at every size, as in a graph.txt.
+    A single sample at size 0 is valid for every size, as in a graph.txt.
 
     Attributes:
         samples: Costs at increasing sizes.
-        stretch: Factor on the sizes: minibatches that cost as measured are so many times as large, for example with
-            another voxel size.
+        stretch: Factor on the sizes of the samples, for example for another voxel size. With 2, a minibatch of twice
+            the size has the measured cost.
 
     Raises:
         InputError: No sample, or sizes that do not increase.

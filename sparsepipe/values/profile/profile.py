@@ -66,26 +66,26 @@ OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
 
 @dataclass(frozen=True)
 class Profile(Printed):
-    """Hold the costs of a network's layers on one or more device types.
+    """Store the costs of a network's layers on one or more device types.
 
-    `profile_model` measures a profile; `save` and `load` keep it in a file.
+    `profile_model` measures a profile; `save` and `load` write and read its file.
 
     Attributes:
         graph: The layers and their edges.
-        costs: Device type → the cost of each layer.
-        sizes: Sizes of typical minibatches at the network's input, in `size_unit`. Plans are made for these.
-        origin: Source of the numbers: command, data, seed, machine.
-        update_rates: Device type → seconds of the optimizer per byte of weights. A missing type counts nothing.
-        step_overheads: Device type → seconds of a step beyond layers and optimizer, such as reading and the loss.
-        size_unit: Unit of sizes: "voxels" (active ones), "tokens", "pixels" or "samples".
-        sample_readers: Ids of layers whose stage reads minibatches itself, even if it is not the first: masks, word
-            ids, or in the last layer the targets.
-        voxels_by_stride: For each typical minibatch the voxels at the input and at each coarser stride [minibatches,
-            strides]. Memory is then that of minibatches that are large at each stride, and a layer's seconds are those
-            of the voxels at its stride.
+        costs: Device type → cost of each layer.
+        sizes: Sizes of typical minibatches at the network's input, in `size_unit`. Planners use them.
+        origin: Origin of the measurements: command, data, seed, machine.
+        update_rates: Device type → optimizer time in seconds per byte of weights. Default: 0.
+        step_overheads: Device type → time of a step in seconds outside layers and optimizer, such as reading and the
+            loss.
+        size_unit: Unit of sizes: "voxels" (active voxels), "tokens", "pixels" or "samples".
+        sample_readers: Ids of layers that need data such as masks, word ids or targets. Their stages read minibatches
+            themselves.
+        voxels_by_stride: Voxels of each typical minibatch at the input and at each coarser stride [minibatches,
+            strides]. They correct the time and memory of layers at coarse strides.
 
     Raises:
-        InputError: No device type, a number of costs that differs from the number of layers, or malformed sizes.
+        InputError: No device type, unequal numbers of costs and layers, or malformed sizes.
 
     Example:
         >>> cost = sp.LayerCost((sp.CostSample(0, forward=0.01, backward=0.02, output_bytes=1e6),))

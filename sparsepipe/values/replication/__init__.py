@@ -34,7 +34,7 @@ def rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
 
 
 def parse_rule(given: str) -> Rule:
-    """Parse the text of a synchronization scheme, as the command line takes it.
+    """Parse a synchronization scheme from its text on the command line.
 
     Args:
         given: "NAME" or "NAME:option=value,…", such as "local-sgd:every=8".

@@ -27,11 +27,11 @@ SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_
 
 
 def actions(plan: Plan, num_minibatches: int) -> Mapping[int, tuple[Action, ...]]:
-    """List the actions of every rank, in order, from an empty pipeline to an empty pipeline.
+    """Compile the ordered actions of every rank. The pipeline is empty before and after them.
 
     Args:
         plan: The plan.
-        num_minibatches: Minibatches that go through the pipeline.
+        num_minibatches: Number of minibatches.
 
     Returns:
         Rank → its actions.
@@ -50,15 +50,15 @@ def actions(plan: Plan, num_minibatches: int) -> Mapping[int, tuple[Action, ...]
 
 
 def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
-    """List the actions whose results an action consumes.
+    """List the actions that an action depends on.
 
     Args:
         action: The action.
         plan: The plan.
-        num_minibatches: Minibatches that go through the pipeline.
+        num_minibatches: Number of minibatches.
 
     Returns:
-        The actions that must be done before.
+        The actions whose results the action needs.
 
     Raises:
         InputError: A plan that cannot run.

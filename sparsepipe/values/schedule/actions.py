@@ -13,11 +13,11 @@ from ...errors import InputError
 
 
 class Op(StrEnum):
-    """Name the operations of a schedule, with the letters of torch.distributed.pipelining.
+    """Enumerate the operations of a schedule, with the letters of torch.distributed.pipelining.
 
     Attributes:
         FORWARD: "F", forward of a minibatch.
-        BACKWARD: "B", whole backward of a minibatch.
+        BACKWARD: "B", full backward of a minibatch.
         BACKWARD_INPUT: "I", backward for the gradient of the stage's input.
         BACKWARD_WEIGHT: "W", backward for the gradients of the weights.
         UPDATE: "U", gradient all-reduce over the replicas of a stage and update of its weights.
@@ -38,15 +38,15 @@ class Op(StrEnum):
 
 
 class Action(NamedTuple):
-    """Name one operation of one stage on one minibatch, written "1F3".
+    """Represent one operation of one stage on one minibatch, written "1F3".
 
-    A minibatch moves through the pipeline as a unit. Under a synchronous schedule it is what torch calls a microbatch:
-    `Plan.num_microbatches` of them make the batch of one optimizer step.
+    A minibatch passes through the pipeline as a unit. Under a synchronous schedule, torch calls this unit a microbatch;
+    one optimizer step has `Plan.num_microbatches` of them.
 
     Attributes:
         stage: Number of the stage.
         op: The operation.
-        minibatch: Number of the minibatch; of an update the round.
+        minibatch: Number of the minibatch. For an update: number of the round of the replicas.
 
     Example:
         >>> action = sp.Action.parse("1F3")

@@ -11,17 +11,17 @@ _BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 
 
 def epoch_trace(record: RunRecord, epoch: int) -> Trace:
-    """Return the trace of one epoch of a run, with minibatches counted from 0.
+    """Extract the trace of one epoch of a run, with minibatches numbered from 0.
 
     Args:
         record: The run.
         epoch: Number of the epoch, from 0.
 
     Returns:
-        The trace. Its fact "paces" has the throughput of the epoch and of the run in samples/s, if both are known.
+        The trace. Its fact "paces" contains the throughput of the epoch and of the run in samples/s, if known.
 
     Raises:
-        InputError: The run has no complete trace of this epoch; that of a long run is thinned.
+        InputError: No complete trace of this epoch. Long runs store only part of their trace.
 
     Example:
         >>> sp.plots.epoch_trace(sp.RunRecord.load(run_dir), 1).ranks

@@ -211,13 +211,13 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
 
 
 def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
-    """Draw throughput over peak memory of simulated plans, with their Pareto front.
+    """Draw throughput against peak memory of simulated plans, with their Pareto front.
 
-    A planner has its colour, a schedule its mark; a plan that does not fit is an outline.
+    The colour shows the planner, the marker shows the schedule. Plans that exceed the memory are outlines.
 
     Args:
         candidates: Candidates of a sweep.
-        best: Its Pareto front, joined by a line.
+        best: Pareto front of the candidates, drawn as a line.
         note: A sentence below the title.
 
     Returns:

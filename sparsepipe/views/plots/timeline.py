@@ -65,19 +65,21 @@ def timeline_table(
 def timeline(
     *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = (), note: str = ""
 ) -> go.Figure:
-    """Draw the timeline of each rank. Colours are stages: light forwards, full backwards, dark updates; waits are grey.
+    """Draw the timeline of each rank.
+
+    Each stage has a colour: light forwards, full backwards, dark updates. Waits are grey.
 
     Args:
-        traces: One or more traces. A simulated and a measured one of the same plan are drawn in pairs.
-        minibatches: Range (first, last) of minibatches to show, without `last`. Default: all.
-        names: A name for each trace. Default: its source.
-        note: A sentence below the title.
+        traces: One or more traces. The rows of a simulated and a measured trace of the same plan are drawn in pairs.
+        minibatches: Range [first, last) of minibatches to show. Default: all.
+        names: Name of each trace. Default: its source.
+        note: Sentence below the title.
 
     Returns:
         A plotly figure.
 
     Raises:
-        InputError: A trace without work on these minibatches.
+        InputError: A trace without these minibatches.
 
     Example:
         >>> figure = sp.plots.timeline(trace, minibatches=(2, 6), names=["predicted"])

@@ -136,17 +136,17 @@ class Kind:
 
 
 def load_cluster(path: Path | str, **unsaid: Any) -> Cluster:
-    """Read a cluster from a file of any supported format: cluster TOML, host files, Slurm, or other systems' files.
+    """Load a cluster from a TOML file, a hostfile, Slurm, or a file of another system.
 
     Args:
         path: The file; "slurm": the current Slurm job.
-        unsaid: Facts that a file may leave out: `device_type`, `memory_bytes` (bytes), `link`, `network`.
+        unsaid: Defaults for values that the file may omit: `device_type`, `memory_bytes` (bytes), `link`, `network`.
 
     Returns:
         The cluster.
 
     Raises:
-        InputError: A malformed file; the message names what is expected.
+        InputError: A malformed file. The message contains the expected format.
 
     Example:
         >>> from sparsepipe.records.formats.clusters import load_cluster
