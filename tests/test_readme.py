@@ -108,7 +108,7 @@ def with_fewer(words: list[str]) -> list[str]:
 
 
 def run_command(words: list[str], folder: Path) -> None:
-    """Run a command of a page in this process: that it runs in one of its own too is tested once, below."""
+    """Run a command of a page in this process: those of the README run in one of their own each."""
     code, _, errors = sparsepipe(*with_fewer(words), folder=folder)
     assert code == 0, (words, errors)
 
@@ -124,20 +124,19 @@ def test_the_example_runs(tmp_path):
     assert (tmp_path / "runs/first/status.json").exists()
 
 
-@pytest.mark.slow
-def test_the_commands_run(tmp_path):
-    for words in commands(SHELL):
-        printed = run("-m", "sparsepipe", *with_fewer(words), folder=tmp_path)
-    assert "finished" in printed
-
-
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """What the README's first commands leave: shapes, a profile, a plan, and a run."""
+    """What the README's first commands leave, each a process of its own, and what the last has printed."""
     folder = tmp_path_factory.mktemp("workplace")
-    for words in commands(SHELL)[:3] + commands(SHELL)[5:6]:
-        run_command([*words, *(["--run-dir", "runs/first"] if words[0] == "run" else [])], folder)
-    return folder
+    for words in commands(SHELL):
+        printed = run("-m", "sparsepipe", *with_fewer(words), folder=folder)
+    return folder, printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_commands_run(workplace):
+    assert "finished" in workplace[1]
 
 
 @pytest.mark.slow
@@ -147,7 +146,7 @@ def test_a_page_runs_from_its_first_block_to_its_last(path, workplace, tmp_path)
     if (module := NEEDS.get(path.stem)) and find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     folder = tmp_path / "work"
-    shutil.copytree(workplace, folder)
+    shutil.copytree(workplace[0], folder)
     for language, text in FENCED.findall(path.read_text()):
         if language == "python":
             if named := re.match(r"# (\w+\.py)\n", text):
