@@ -62,12 +62,12 @@ def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
         (tmp_path / "pages" / split).mkdir(parents=True)
         for page in sorted((find("wikipedia-pages") / split).iterdir())[:count]:
             (tmp_path / "pages" / split / page.name).symlink_to(page)
-    sizes = {"vocabulary_size": 300, "sequence_length": 32}
+    sizes = {"vocabulary_size": 300, "sequence_length": 16}
     task = replace(
         TASKS["masked words"],
         data=str(tmp_path / "pages"),
         data_args=sizes,
-        batch_size=16,
+        batch_size=32,
         model_args={"dropout": 0.0, "num_layers": 2, "hidden": 64},
         learning={"optimizer": "adam", "learning_rate": 0.003, "warmup_minibatches": 20},
     )

@@ -69,7 +69,7 @@ def made_by(code, profile):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(clusters())
 def test_the_plan_shown_first_is_that_of_the_cluster_given(cluster):
     explorer = PartitionExplorer(PROFILE, cluster)
