@@ -378,6 +378,11 @@ class LazyFacts(Mapping[str, Any]):
         self._known = dict(known)
         self._dear = {name: compute for name, compute in dear.items() if name not in known}
 
+    @property
+    def dear(self) -> frozenset[str]:
+        """Names of the values that are still to be computed."""
+        return frozenset(self._dear.keys() - self._known)
+
     def __getitem__(self, name: str) -> Any:
         if name not in self._known and name in self._dear:
             self._known[name] = self._dear[name]()
