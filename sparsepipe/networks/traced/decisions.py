@@ -5,6 +5,7 @@ from torch import Tensor, fx
 
 from ...errors import InputError
 from .operations import name_of, of_numbers
+from .values import is_sparse
 
 
 def same_answer(value: object, answer: bool, where: str) -> bool:
@@ -24,6 +25,8 @@ def decidable(node: fx.Node) -> bool:
     name = name_of(node)
     if name in ("eq", "ne") and all(isinstance(each, fx.Node) and of_numbers(each) for each in node.args):
         return True  # two sizes of minibatches are the same in all of them, or in none
+    if name in ("eq", "ne", "gt") and node.args[1] == 0 and _counts_voxels(node.args[0]):
+        return True  # whether a minibatch has voxels at all
     if name == "size" and len(node.args) > 1:
         return _axis(node.args[0], node.args[1]) not in (0, None)
     if name == "getitem" and isinstance(node.args[0], fx.Node):
@@ -33,6 +36,18 @@ def decidable(node: fx.Node) -> bool:
         return 0 not in (_axes(node) or [0])
     sources = [source for source in node.all_input_nodes if source.op != "get_attr"]
     return bool(sources) and all(decidable(source) for source in sources)
+
+
+def _counts_voxels(node: object) -> bool:
+    """Return whether a number is that of the rows of a sparse tensor, as spconv's SparseSequential asks for it."""
+    chain = [node]
+    for _ in range(3):  # row count, shape, indices or features, sparse tensor
+        inner = chain[-1].args[0] if isinstance(chain[-1], fx.Node) and chain[-1].args else None
+        chain.append(inner)
+    count, shape, rows, tensor = chain
+    if not (isinstance(tensor, fx.Node) and isinstance(count, fx.Node) and _axes(shape) == [0, 1]):  # type: ignore[arg-type]
+        return False
+    return count.args[1:] == (0,) and name_of(rows) == "getattr" and is_sparse(tensor.meta["value"])  # type: ignore[arg-type]
 
 
 def _axis(tensor: object, axis: object) -> int | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from .recording import OF_HOOKS, CannotBeTraced
-from .values import is_constant, is_tensor
+from .values import is_constant, is_of_spconv, is_tensor
 
 _SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers
     "dim ndimension is_floating_point is_complex is_signed element_size get_device is_inference".split()
@@ -34,8 +34,8 @@ class ValueProxy(fx.Proxy):
         found = getattr(value, name)
         if inspect.ismethod(found) or inspect.isbuiltin(found) or inspect.ismethoddescriptor(found):
             return _method(self, name, found)
-        if is_tensor(value) and name not in ("shape",) and isinstance(found, bool | int):
-            return found  # ndim, is_cuda, requires_grad
+        if is_tensor(value) and not is_of_spconv(value) and isinstance(found, bool | int):
+            return found  # ndim, is_cuda, requires_grad; the batch size of spconv's tensors is each minibatch's
         return self.tracer.create_proxy("call_function", getattr, (self, name), {})
 
     def __iter__(self) -> Iterator[Any]:
@@ -80,11 +80,13 @@ class ValueProxy(fx.Proxy):
     def keys(self) -> Any:
         return list(self.node.meta["value"].keys())
 
+    @property
     def values(self) -> Any:
+        """A method of dicts and of sparse tensors; what torch.max gives has a tensor of this name."""
         value = self.node.meta["value"]
         if isinstance(value, dict):
-            return [self._item(key) for key in value]
-        return _method(self, "values", value.values)()
+            return lambda: [self._item(key) for key in value]
+        return ValueProxy.__getattr__(self, "values")
 
     def items(self) -> Any:
         return [(key, self._item(key)) for key in self.node.meta["value"]]
