@@ -13,8 +13,7 @@ from ...values.graph import LayerGraph
 from .copies import module_at
 from .inputs import Inputs
 from .operations import reads_pairs
-from .rows import Program, Result, TracedRow
-from .sizes import Sizes
+from .rows import Program, Result, Sizes, TracedRow
 from .subnetwork import TracedSubnetwork
 
 
