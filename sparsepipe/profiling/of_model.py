@@ -88,7 +88,7 @@ def profile_model(
         data_args: Arguments of the data set's function.
         loss: Loss, by name or function. Default: the data set's.
         loss_args: Settings of the loss.
-        engine: Sparse-convolution backend: "auto", "native", "minkowski" or "torch".
+        engine: Sparse-convolution backend: "auto", "native", "minkowski", "spconv" or "torch".
         device: "cpu" or "cuda".
         device_type: Name of this device in the profile. Default: its hardware name.
         repeats: Timed passes. Default: as many as a reliable median needs.

@@ -177,7 +177,7 @@ def outside(module: nn.Module) -> dict[str, Any]:
             }
         )
     for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
-        if kind.__module__.startswith(("torch.", "builtins", "Minkowski")):
+        if kind.__module__.startswith(("torch.", "builtins", "Minkowski", "spconv.")):
             continue
         for name, value in vars(kind).items():
             if isinstance(value, FunctionType):

@@ -7,9 +7,9 @@ from torch import Tensor, fx, nn
 
 from .copies import module_at
 from .operations import holds_tensors, is_cheap, is_small, is_view, name_of, of_numbers
-from .recording import Recording
+from .recording import Recording, example_of
 from .statements import Call, module_called, paths_called
-from .values import Structure
+from .values import Structure, is_of_spconv
 
 
 @dataclass
@@ -134,6 +134,8 @@ class Grouping:
         """
         if node in self.leaves or not is_view(node) or self._reads_written(node):
             return False
+        if name_of(node) == "getattr" and is_of_spconv(example_of(node.args[0])):
+            return True  # its features and indices would cross twice
         if self._is_of_state(node):
             return True
         if not of_numbers(node) and Structure.of(node.meta["value"]) is not None:

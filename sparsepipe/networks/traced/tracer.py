@@ -25,6 +25,7 @@ from .containers import ContainerCall, Reader, built, holds_record
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
+from .operations import OF_SPARSE
 from .outlining import positions_now, positions_of
 from .proxies import ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
@@ -42,7 +43,7 @@ from .recording import (
     restore,
 )
 from .statements import RECORDER, Call, Statement, Uses, used_of
-from .values import Structure, entries_that_cross, entry_at, flattened, is_number, tensors_of
+from .values import Structure, entries_that_cross, entry_at, flattened, is_number, is_sparse, tensors_of
 
 _MAKERS = (  # functions that make a tensor of sizes, which may be recorded ones
     *("arange", "zeros", "ones", "full", "empty", "eye", "linspace", "tensor", "as_tensor", "tril_indices"),
@@ -281,7 +282,7 @@ class LayerTracer(fx.Tracer):
         if node.meta["path"] in {"", *self.large}:
             node.meta["positions"] = positions_now(self.module.get_submodule(node.meta["path"]))
         for source in node.all_input_nodes:
-            if source in self.stale:
+            if source in self.stale and not (target in OF_SPARSE and source is node.args[0]):  # it reads no numbers
                 self.graph.erase_node(node)
                 raise CannotBeTraced("module.stale_tensor", self.stale[source])
         # What torch itself runs meets no more than the patches let pass; to undo them takes a millisecond.
@@ -383,7 +384,7 @@ class LayerTracer(fx.Tracer):
             return a.node
         if isinstance(a, Tensor):
             return self._state(a).node
-        if type(a).__name__ == "SparseTensor":
+        if is_sparse(a):
             raise CannotBeTraced("module.makes_sparse", "it makes a sparse tensor of its own")
         if isinstance(a, type | torch.dtype | torch.finfo | torch.Generator):
             return a
