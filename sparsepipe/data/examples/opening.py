@@ -70,7 +70,9 @@ def open_examples(
         own_collate = None if collate is None else UserFunction.parse(collate)
         return OwnExamples(UserFunction.parse(str(source)), split, seed, options, own_collate)
     if collate is not None:
-        raise InputError("dataset.no_collate", f"{source}: collate {collate} given, expected it for a function's items")
+        raise InputError(
+            "dataset.no_collate", f"{source}: collate {collate} given, but it is for items of a data function"
+        )
     kind, root = located(source)
     if kind in _IMAGES:
         check_options(options, ("image_size",), str(source))

@@ -121,7 +121,7 @@ class OwnExamples:
             raise InputError(
                 "own_data.collate_malformed", f"{self.function}: collate_fn is {shown(given)}, expected a function"
             )
-        return given  # type: ignore[no-any-return]  # called, and what it returns is checked
+        return given
 
     @cached_property
     def _length(self) -> int:
@@ -297,7 +297,7 @@ class OwnExamples:
                 "own_data.sizes_malformed",
                 f"{self.function}: size_of is {shown(given)}, expected a function of an item",
             )
-        return given  # type: ignore[no-any-return]  # called, and what it returns is checked
+        return given
 
     def _positions(self, tensor: torch.Tensor) -> int:
         """Count a sample's tokens, of a tensor [tokens, …], or its pixels, of one [channels, height, width]."""

@@ -111,9 +111,9 @@ def _scans(tables: Path) -> Iterator[_Scan]:
     labels = tables / "lidarseg.json"
     labels_of = _column(labels, "sample_data_token", "filename") if labels.is_file() else {}
     for row in _rows_of_lidar(tables / "sample_data.json"):
-        sample, token, path = (row.get(key) for key in ("sample_token", "token", "filename"))
+        sample, token, path = (str(row.get(key, "")) for key in ("sample_token", "token", "filename"))
         scene = name_of.get(scene_of.get(sample, ""))
-        if scene is None or not isinstance(path, str) or ".." in path:
+        if scene is None or ".." in path:
             raise InputError(
                 "nuscenes.tables_differ",
                 f"{tables / 'sample_data.json'}: {token} is of no scene of sample.json and scene.json; expected tables "

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from ... import data
+from ...data.examples.base import ExampleBatch
+from ...data.examples.joining import OFFSET
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import joined
+from ...data.samplers import checked_indices, dealt, draw
 from ...engines import Engine
 from ...errors import InputError
 from ...networks.base import AnyNetwork
@@ -167,7 +170,7 @@ class Learning:
 
     @property
     def epoch_minibatches(self) -> int:
-        if self._composition.budget is not None:
+        if self._composition.budget is not None or self._draws:
             return len(self.order(0))  # all epochs have as many
         return len(data.sizes(self.num_samples, self.config.batch_size, last=self.config.last_minibatch))
 
@@ -196,6 +199,10 @@ class Learning:
         those of like length, so that little of it is padding.
         """
         config, samples = self.config, self.task.training
+        if self._draws:
+            return self._dealt(epoch)
+        if isinstance(samples, OwnExamples) and samples.in_order:
+            return self._in_order(samples)
         if config.is_composed:
             return composed(config, samples, epoch=epoch)
         options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
@@ -207,6 +214,44 @@ class Learning:
         if samples.size_unit == "tokens" and config.shuffle:
             return data.bucketed_minibatches(samples.sample_sizes(), **options)
         return data.minibatches(self.num_samples, **options, shuffle=config.shuffle)
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Return whether a sampler says which samples an epoch visits: that of the settings, else the data set's."""
+        samples = self.task.training
+        return self.config.sampler is not None or (
+            isinstance(samples, OwnExamples) and not samples.in_order and samples.drawn(0) is not None
+        )
+
+    def _dealt(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the minibatches of the samples that a sampler draws. Raises InputError if epochs differ in number."""
+        config, samples, of_data = self.config, self.task.training, isinstance(self.task.training, OwnExamples)
+        name = config.sampler or f"the sampler of {config.data}"
+        if config.sampler is not None:
+            weights = samples.weights if of_data else None  # type: ignore[attr-defined]  # a user's has them
+            drawn = draw(config.sampler, samples, weights=weights, seed=config.seed, epoch=epoch)
+        else:
+            drawn = checked_indices(samples.drawn(epoch), len(samples), name)  # type: ignore[attr-defined]  # as above
+        found = dealt(drawn, batch_size=config.batch_size, last=config.last_minibatch)
+        if epoch and len(found) != len(self.order(0)):
+            raise InputError(
+                "sampler.epochs_differ",
+                f"{name}: gives {number_of(len(found), 'minibatch')} in epoch {epoch}, {len(self.order(0))} in epoch "
+                "0; expected as many in every epoch",
+            )
+        return found
+
+    def _in_order(self, samples: OwnExamples) -> tuple[tuple[int, ...], ...]:
+        """Return the minibatches of an iterable data set, in its order. Raises InputError if another is asked."""
+        config = self.config
+        if config.balance or config.is_composed:
+            raise InputError(
+                "own_data.in_order",
+                f"{config.data}: an iterable data set is read in its own order; leave out the balance, order or budget "
+                "of minibatches, or give the data set __getitem__ and __len__",
+            )
+        options: dict[str, Any] = {"batch_size": config.batch_size, "last": config.last_minibatch}
+        return data.minibatches(self.num_samples, **options, shuffle=False)
 
     def validation_order(self) -> tuple[tuple[int, ...], ...]:
         assert self.task.validation is not None
@@ -235,8 +280,10 @@ class Learning:
         Raises InputError for a network whose output has no row for each.
         """
         found, numbers = main_output(output).cpu(), torch.tensor(tuple(indices), dtype=torch.int64)
-        if self._of_voxels:
-            batch = samples.batch(indices)
+        batch = samples.batch(indices) if self._of_voxels or self.size_unit == "points" else None
+        if isinstance(batch, ExampleBatch) and isinstance(batch.inputs, dict) and OFFSET in batch.inputs:
+            return Rows(found, _samples_of_points(found, batch.inputs[OFFSET], numbers))
+        if self._of_voxels and batch is not None:
             ordered = torch.empty_like(found)
             ordered[self._voxel_order(batch)] = found
             return Rows(ordered, numbers[batch.coordinates[:, 0].long()])
@@ -258,6 +305,8 @@ class Learning:
         clouds = split.clouds if isinstance(split, OwnExamples) else split
         if isinstance(clouds, data.VoxelDataset):
             return names | joined([clouds.address(index) for index in range(len(clouds))])
+        if split.size_unit == "points":
+            return names
         voxels = [split.batch([index]).coordinates[:, 1:].numpy() for index in range(len(split))]
         return names | {"coordinates": np.concatenate(voxels)}
 
@@ -265,6 +314,21 @@ class Learning:
     def _all_labels(self) -> dict[str, Tensor]:
         splits = [samples for samples in (self.task.training, self.task.validation) if samples is not None]
         return {samples.split: torch.tensor(samples.labels, dtype=torch.int64) for samples in splits}
+
+
+def _samples_of_points(rows: Tensor, ends: Tensor, numbers: Tensor) -> Tensor:
+    """Return the sample that each row of a minibatch of clouds with offsets is of: int64 [rows].
+
+    Raises InputError for a network that gives neither a row for each point nor one for each sample.
+    """
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).cpu()
+    if len(rows) not in (len(counts), int(ends[-1])) or len(counts) != len(numbers):
+        raise InputError(
+            "model.row_count",
+            f"the network gives {described(rows)} for {number_of(len(numbers), 'sample')} of {int(ends[-1])} points: "
+            "expected a row for each sample or each point",
+        )
+    return numbers if len(rows) == len(counts) else numbers.repeat_interleave(counts)
 
 
 def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[int, ...], ...]:
