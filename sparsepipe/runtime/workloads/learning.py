@@ -1,10 +1,8 @@
 """Learning from data: any network, any data set, any loss, and which samples each minibatch holds."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,18 +23,19 @@ from ...networks.losses.outputs import described, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
 from ...util.derived.digests import digest
 from ...util.io.fields import json_object
+from ...util.io.told import tell
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..config import Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
-from .base import Rows, Samples
+from .base import Rows
 from .opening import Dataset, LearningTask, open_task
+from .reading import ReadOnce
 from .resolved import resolve
 
 _BLEU = ("bleu", "bleu_sentences")  # of networks/losses/bleu.py, which needs a package that other data do without
-_READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +72,20 @@ class Learning:
         return self._shared(self.task.validation) if self.task.validation is not None else None
 
     def _shared(self, dataset: Dataset) -> Any:
-        """Return a split that reads each minibatch once, where more than one thread asks for it."""
-        return dataset if dataset.targets_are_labels else ReadOnce(dataset)
+        """Return a split that reads each minibatch once, where more than one thread asks for it, or processes read."""
+        processes = self.reading_processes
+        if processes and isinstance(dataset, OwnExamples) and dataset.in_order:
+            tell(f"{self.config.data}: an iterable data set is read by one process, as each would read all of it")
+            processes = 1
+        return ReadOnce(dataset, processes) if processes or not dataset.targets_are_labels else dataset
+
+    @property
+    def reading_processes(self) -> int:
+        return self.config.num_workers
+
+    def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
+        ahead = isinstance(samples, ReadOnce) and self.reading_processes
+        return samples.begin(indices, epoch=epoch) if ahead else samples.batch(indices, epoch=epoch)
 
     def runner(self, plan: Plan, position: Position) -> NetworkStage:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
@@ -90,7 +101,7 @@ class Learning:
             compression=position.compression,
         )
         if self.labels_are_read and self.loss.items is not None and plan.updates_by_step:
-            self.training.keep(_READ_AHEAD + 2 * plan.num_microbatches)
+            self.training.keep(2 * plan.num_microbatches)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
@@ -353,41 +364,3 @@ def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[
     except InputError as error:
         sample = error.fields.get("sample")
         raise error.within(f"{samples.name(sample)}: " if isinstance(sample, int) else "") from None
-
-
-class ReadOnce:
-    """A split whose minibatches are read once, though several threads of a process ask for them.
-
-    The thread that reads for the first stage, the one for targets, and those of stages that read inputs themselves.
-    """
-
-    def __init__(self, samples: Samples) -> None:
-        self._samples, self._room = samples, _READ_AHEAD
-        self._lock = Lock()
-        self._read: dict[tuple[tuple[int, ...], int], Future[Any]] = {}  # the oldest first
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._samples, name)
-
-    def __len__(self) -> int:
-        return len(self._samples)  # type: ignore[arg-type]  # a data set's split has a length
-
-    def keep(self, minibatches: int) -> None:
-        """Keep so many minibatches: for a reader that goes ahead of the others by whole steps."""
-        self._room = minibatches
-
-    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> Any:
-        key = (tuple(indices), epoch)
-        with self._lock:
-            future = self._read.get(key)
-            mine = future is None
-            if future is None:
-                future = self._read[key] = Future()
-                while len(self._read) > self._room:
-                    del self._read[next(iter(self._read))]
-        if mine:
-            try:
-                future.set_result(self._samples.batch(indices, epoch=epoch))
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()
