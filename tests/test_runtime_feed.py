@@ -134,7 +134,7 @@ def test_stages_and_reading_processes_train_as_one_process_on_crops_and_draws(tm
     for name, data, changes in (("crops", rooms, crops), ("draws", objects, draws)):
         config = settings(data, **changes)
         for kind, ranks, workers in (("one", [[0]], 0), ("read", [[0]], 2), ("two", [[0], [1]], 2)):
-            plan = plan_of(config.model, ranks, schedule="1f1b", weight_policy="flush")
+            plan = plan_of(config.model, ranks, schedule="gpipe")
             jobs.append(Job(f"{name}-{kind}", plan, config.replace(num_workers=workers)))
     results = run_jobs(tmp_path, jobs)
     for name in ("crops", "draws"):
