@@ -64,7 +64,7 @@ def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
 
     Raises InputError for a file that does not exist.
     """
-    named = {name: settings.get(name) for name in ("model", "data", "loss")}
+    named = {name: settings.get(name) for name in ("model", "data", "loss", "collate", "sampler")}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
 
 
