@@ -1,4 +1,4 @@
-"""Networks in Pointcept's interface, for tests: one dict of a minibatch in, `{loss, seg_logits}` out.
+"""Networks in Pointcept's interface, and data: one dict of a minibatch in, `{loss, seg_logits}` out.
 
 Between their modules goes a dict with methods, as Pointcept's Point; modules read its entries, replace some, add others.
 """
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 
 class Cloud(dict[str, Any]):
@@ -14,10 +15,10 @@ class Cloud(dict[str, Any]):
 
     def __init__(self, *entries: Any, **more: Any) -> None:
         super().__init__(*entries, **more)
-        if "batch" not in self.keys():
+        if "batch" not in self:
             counts = torch.diff(self.offset, prepend=self.offset.new_zeros(1))
             self["batch"] = torch.arange(len(counts), device=self.offset.device).repeat_interleave(counts)
-        elif "offset" not in self.keys():
+        elif "offset" not in self:
             self["offset"] = self.batch.bincount().cumsum(0)
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +75,7 @@ class Attention(nn.Module):
 
     def windows(self, cloud: Cloud) -> Tensor:
         """The rows of each window, int64 [windows, points]."""
-        if "windows" not in cloud.keys():
+        if "windows" not in cloud:
             rows, first = [], 0
             for last in cloud.offset.tolist():
                 starts = [*range(first, last - self.window, self.window), last - self.window]
@@ -86,7 +87,8 @@ class Attention(nn.Module):
     def forward(self, cloud: Cloud) -> Cloud:
         self.window = min(torch.diff(cloud.offset, prepend=cloud.offset.new_zeros(1)).min().tolist(), self.most)
         rows = cloud.order[self.which][self.windows(cloud)]
-        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(cloud.feat)[rows].chunk(3, -1))
+        heads = self.qkv(cloud.feat)[rows].unflatten(-1, (3, self.heads, -1))
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1)
         summed = torch.zeros_like(cloud.feat).index_add(0, rows.flatten(), mixed)
         times = torch.bincount(rows.flatten(), minlength=len(cloud.feat))
@@ -98,7 +100,8 @@ class Block(nn.Module):
     def __init__(self, width: int, *, window: int, which: int) -> None:
         super().__init__()
         self.norm, self.attention = Chain(nn.LayerNorm(width)), Attention(width, 2, window=window, which=which)
-        self.mlp = Chain(nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)))
+        hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = Chain(nn.LayerNorm(width), hidden)
 
     def forward(self, cloud: Cloud) -> Cloud:
         before = cloud.feat
@@ -118,7 +121,7 @@ class Pool(nn.Module):
         self.proj, self.norm = nn.Linear(width, wider), Chain(nn.BatchNorm1d(wider), nn.GELU())
 
     def forward(self, cloud: Cloud) -> Cloud:
-        assert {"cell", "batch", "depth"}.issubset(cloud.keys())
+        assert {"cell", "batch", "depth"}.issubset(cloud)
         if cloud.depth < 1:
             raise ValueError("nothing to pool")
         cells = torch.cat([cloud.batch[:, None], cloud.cell >> 1], dim=1)
@@ -136,7 +139,7 @@ class Unpool(nn.Module):
         self.proj, self.skip = Chain(nn.Linear(wider, width)), Chain(nn.Linear(width, width))
 
     def forward(self, cloud: Cloud) -> Cloud:
-        assert "parent" in cloud.keys()
+        assert "parent" in cloud
         parent, rows = cloud.pop("parent"), cloud.pop("rows")
         cloud, parent = self.proj(cloud), self.skip(parent)
         parent.feat = parent.feat + cloud.feat[rows]
@@ -184,7 +187,7 @@ class Segmentor(nn.Module):
         made = {}
         if self.training:
             made["loss"] = self.criteria(logits, input_dict["segment"])
-        elif "segment" in input_dict.keys():
+        elif "segment" in input_dict:
             made["loss"] = self.criteria(logits, input_dict["segment"])
             made["seg_logits"] = logits
         else:
@@ -194,3 +197,35 @@ class Segmentor(nn.Module):
 
 def segmentor(num_classes: int = 4, width: int = 16) -> Segmentor:
     return Segmentor(Transformer(6, width), width, num_classes)
+
+
+def minibatch(*counts: int, seed: int = 0) -> dict[str, Tensor]:
+    """Return clouds of these numbers of points, joined: cells of a grid, features, classes; some are not known."""
+    drawn = torch.Generator().manual_seed(seed)
+    cells = torch.cat([torch.randperm(20**3, generator=drawn)[:count] for count in counts])
+    cell = torch.stack([cells // 400, cells // 20 % 20, cells % 20], dim=1)
+    labels = cell[:, 2] // 5
+    labels[torch.rand(len(cells), generator=drawn) < 0.1] = -1
+    feat = torch.cat([cell / 20, torch.randn(len(cells), 3, generator=drawn)], dim=1)
+    offset = torch.tensor(counts).cumsum(0)
+    return {"coord": cell / 20, "cell": cell, "feat": feat, "segment": labels, "offset": offset}
+
+
+class Clouds(Dataset[dict[str, Tensor]]):
+    """Items as Pointcept's data sets have them: dicts of single clouds."""
+
+    num_classes, loss = 4, "output"
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = minibatch(30 + 7 * (index % 4), seed=self.seed + index)
+        return {name: entry for name, entry in item.items() if name != "offset"}
+
+
+def clouds(split: str) -> Clouds:
+    return Clouds(12, 0) if split == "train" else Clouds(4, 100)

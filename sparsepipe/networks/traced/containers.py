@@ -199,9 +199,11 @@ class ContainerCall(Call):
     given: Form  # of (args, kwargs), or of a statement's arguments
     num_leaves: int
     sent: tuple[int, ...] | None = None  # leaves that the call is given
-    learned: "tuple[Form, tuple[int | None, ...]] | None" = None  # of what comes of it; its leaves: the given one, or new
+    learned: "tuple[Form, tuple[int | None, ...]] | None" = (
+        None  # of what comes of it; its leaves: the given one, or new
+    )
 
-    __name__ = "container_call"
+    __name__ = "statement"  # of a module's call the path counts
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ContainerCall):
@@ -236,7 +238,7 @@ class ContainerCall(Call):
         reader = Reader(objects)
         form = reader.form(result)
         expected, origin = self.learned
-        if not _alike(form, expected):
+        if form != expected:
             raise TypeError(f"it gives other entries than when it was traced: {_difference(form, expected)}")
         return tuple(leaf for leaf, before in zip(reader.leaves, origin, strict=True) if before is None)
 
@@ -269,10 +271,6 @@ def _is_read(leaf: Any, tensors: Mapping[int, Tensor]) -> bool:
 
 def _held_tensors(value: Any) -> Iterator[Tensor]:
     yield from (each for each in vars(value).values() if isinstance(each, Tensor))
-
-
-def _alike(one: Form, two: Form) -> bool:
-    return one == two
 
 
 def _difference(found: Form, expected: Form) -> str:

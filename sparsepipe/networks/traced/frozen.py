@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from .containers import ContainerCall
 from .operations import name_of
 from .recording import OF_MODULES, Recording, UnevenStatement
-from .containers import ContainerCall
 from .statements import Statement, module_called
 from .values import Structure, is_constant, is_tensor
 

@@ -30,7 +30,7 @@ RECORDER: ContextVar[StatementRecorder | None] = ContextVar("RECORDER", default=
 
 
 class Call(ABC):
-    """The target of an operation that runs Python as it stands. `called`: the path of the module that it is a call of."""
+    """The target of an operation that runs Python as it stands. `called`: the path of the module that it calls."""
 
     called: str | None = None
 

@@ -52,8 +52,8 @@ def trace(
 ) -> TracedNetwork:
     """Make a network of a module: its forward is run on an example and written down as layers.
 
-    `example` is what a forward takes: a tensor (dense or sparse), a tuple (positional arguments) or a dict: keywords, or
-    the one argument of a forward that takes no such keywords, as Pointcept's do.
+    `example` is what a forward takes: a tensor (dense or sparse), a tuple (positional arguments) or a dict. That is its
+    keywords, or the one argument of a forward that takes no such keywords, as in Pointcept.
     Sizes of a minibatch and lengths of sequences may differ from the example's later on. A layer is the call of one of
     torch's modules, of a module without parts, or of a function; what cannot be looked into is one layer, and `say`
     gets a line on it. The module stays as it is, buffers and modes too.
