@@ -1,6 +1,6 @@
 """Networks in Pointcept's interface, and data: one dict of a minibatch in, `{loss, seg_logits}` out.
 
-Between their modules goes a dict with methods, as Pointcept's Point; modules read its entries, replace some, add others.
+Between their modules goes a dict with methods, as Pointcept's Point: modules read its entries, replace and add some.
 """
 
 from typing import Any
