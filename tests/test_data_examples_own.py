@@ -239,15 +239,15 @@ PAIR = "[(torch.ones(2), 0), (torch.ones(3), 1)]"
             ("sample.dtypes_differ", "float32 and int32"),
         ),
         (
-            "import torch\ndef make(split): return [(1, torch.ones(2)), (1, torch.ones(3))]\n",
-            ("sample.lengths_differ", "targets", "2", "3"),
+            "import torch\ndef make(split): return [(1, torch.ones(2)), (1, torch.ones(3, 2))]\n",
+            ("sample.shapes_differ", "targets", "2", "3"),
         ),
         ("def make(split): return [({'a': 1}, 0), ({'b': 1}, 0)]\n", ("sample.names_differ",)),
         ("def make(split): return [((1, 2), 0), ((1,), 0)]\n", ("sample.tuples_differ",)),
         ("def make(split): return [((1, 2), 0), (1, 0)]\n", ("sample.tuples_differ",)),
         (
             listed(PAIR, "size_unit = 'words'"),
-            ("own_data.size_unit_unknown", "words", "voxels, tokens, pixels, samples"),
+            ("own_data.size_unit_unknown", "words", "voxels, points, tokens, pixels, samples"),
         ),
         (listed(PAIR, "size_unit = 'tokens'; sizes = [1]"), ("own_data.sizes_malformed", "1", "1", "2 samples")),
         (listed(PAIR, "facts = 3"), ("own_data.facts_malformed", "3")),

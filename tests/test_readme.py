@@ -40,7 +40,7 @@ def commands(text: str) -> list[list[str]]:
 EXAMPLE = next(block for block in blocks(README, "python") if block.startswith("import sparsepipe"))
 SHELL = next(block for block in blocks(README, "") if block.startswith("sparsepipe data make"))
 RUN = [path for path in PAGES if path != README and blocks(path, "python", "bash")]
-NEEDS = {"own_sparse_module": "MinkowskiEngine", "trackers": "tensorboard"}
+NEEDS = {"own_sparse_module": "MinkowskiEngine", "pointcept": "pointcept", "trackers": "tensorboard"}
 
 
 def test_the_readme_is_short_and_shows_code_early():

@@ -1,6 +1,5 @@
 """A packet that was encoded is decoded to the same tensors, whatever they are; what is no packet is refused."""
 
-import pytest
 import torch
 from coded import raises
 from hypothesis import given
@@ -116,10 +115,11 @@ def test_a_header_that_is_none_is_refused_with_both_numbers() -> None:
         payload_bytes(torch.zeros(HEADER_INTEGERS, dtype=torch.int64))
 
 
-def test_too_many_tensors_for_a_header_are_refused() -> None:
-    slots = tuple(Slot(torch.zeros(1, 1)) for _ in range(100))
-    with pytest.raises(ValueError, match="100.*383"):
-        encode(Packet(FORWARD, 0, 0, slots))
+def test_more_tensors_than_a_header_describes_are_described_in_the_payload() -> None:
+    coordinates = torch.randint(-99, 99, (40, 4), dtype=torch.int32)
+    for count in (1, 30, 36, 37, 38, 100):  # with and without room in the header
+        slots = tuple(Slot(torch.randn(k % 7, 3), 0 if k % 2 else None, k % 3 == 0) for k in range(count))
+        _same(_sent(packet := Packet(FORWARD, 3, 7, slots, (CoordinateSet((2, 2, 2), coordinates),), 40)), packet)
 
 
 def test_boundaries_of_other_tensors_have_other_numbers() -> None:

@@ -242,7 +242,7 @@ def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster
 
 def check_forward_only(options: argparse.Namespace) -> None:
     """Raise InputError for options of training that are given with --forward-only."""
-    names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
+    names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation", "sampler"]
     names += ["balance", "order", *BUDGETS, "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
     if given := [name for name in names if getattr(options, name) is not None]:

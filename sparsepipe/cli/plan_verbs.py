@@ -61,7 +61,7 @@ def profile(options: argparse.Namespace) -> Answer:
     for name in ("model", "data", "batch_size", "out"):
         if getattr(options, name) is None:
             raise InputError("option.missing", f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
-    of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
+    of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args", "crop")}
     warn(of_other_data(of_data, options.data))
     warn(unread_files(options.data))
     if options.model_args is not None and is_table(options.model):
@@ -81,7 +81,7 @@ def profile(options: argparse.Namespace) -> Answer:
         options.model,
         options.data,
         model_args=json_object(options.model_args, "--model-args"),
-        data_args=json_object(options.data_args, "--data-args"),
+        data_args=json_object(options.data_args, "--data-args") | given(options, ("collate", "crop", "features")),
         loss_args=json_object(options.loss_args, "--loss-args"),
         batch_size=options.batch_size,
         progress=progress_line,

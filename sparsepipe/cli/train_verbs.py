@@ -149,10 +149,10 @@ def _summary(group: type) -> str:
 
 _PREDICTING = (
     *("model", "data", "model_args", "data_args", "loss", "loss_args", "voxel_size", "batch_size"),
-    *("num_points", "task", "features", "validation_split", "cache"),
+    *("num_points", "task", "features", "collate", "crop", "views", "validation_split", "cache"),
 )
 _COMPUTING = ("engine", "seed", "precision", "compression")
-_RUNNING = ("device", "threads", "shared_memory", "encrypt", "timeout_seconds")
+_RUNNING = ("device", "threads", "shared_memory", "encrypt", "timeout_seconds", "num_workers")
 
 
 def _predict_options(verb: Parser) -> None:
@@ -227,7 +227,7 @@ def _without_defaults(options: argparse.Namespace, typed: argparse.Namespace) ->
 
 
 # Settings of a plan's network or data, which mean nothing to others.
-_DEPENDENT = {"model": ("model_args",), "data": ("data_args", "loss", "loss_args", "num_points")}
+_DEPENDENT = {"model": ("model_args",), "data": ("data_args", "loss", "loss_args", "num_points", "collate", "crop")}
 
 
 def _suiting(options: argparse.Namespace, settings: Mapping[str, object]) -> dict[str, object]:

@@ -123,6 +123,9 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     "data_args": (_Case(lambda run: run.data == CLOUDS, "the data are point clouds, which have none"),),
     "voxel_size": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "num_points": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
+    "collate": (_Case(lambda run: run.data is not None, "the data are no function of one's own"),),
+    "crop": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
+    "views": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "features": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "task": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "bleu_sentences": (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         minibatches,
         voxel_balanced_minibatches,
     )
-    from .predicted_points import to_points
+    from .predicted_points import to_points, vote
     from .shapes import make_shapes
     from .sources import find
     from .voxels import unit_cube, voxelize
@@ -45,7 +45,7 @@ _HOMES = {  # a file of this folder: what it gives
     "labels": ("IGNORED",),
     "layouts": ("DataFolder",),
     "manifests": ("Manifest", "list_datasets"),
-    "minibatch_sizes": ("LAST_MINIBATCH", "sizes"),
+    "sampling": ("LAST_MINIBATCH", "sizes"),
     "order": (
         "ORDERS",
         "bucketed_minibatches",
@@ -54,7 +54,7 @@ _HOMES = {  # a file of this folder: what it gives
         "minibatches",
         "voxel_balanced_minibatches",
     ),
-    "predicted_points": ("to_points",),
+    "predicted_points": ("to_points", "vote"),
     "shapes": ("make_shapes",),
     "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
@@ -90,6 +90,7 @@ __all__ = [
     "sizes",
     "to_points",
     "unit_cube",
+    "vote",
     "voxel_balanced_minibatches",
     "voxelize",
 ]

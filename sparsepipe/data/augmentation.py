@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,11 @@ from numpy.random import Generator
 
 from ..errors import InputError
 from .formats import Cloud
-from .formats.base import NORMAL
+from .formats.base import COLOUR, NORMAL
 from .voxels import unique_rows
 
 _CORNERS = np.array(list(np.ndindex(2, 2, 2)))  # of a grid cell
+_LATER = ("flip", "colour_jitter", "colour_drop", "mix")  # settings that earlier versions had not
 _NEIGHBOURS = np.array(list(np.ndindex(3, 3, 3))) - 1  # of a grid point, itself among them
 
 
@@ -25,7 +26,10 @@ class Augmentation:
     `scale`: smallest and largest factor. `jitter`: standard deviation of each coordinate, cut at three of it.
     `dropout`: the largest share of points left out. `elastic`: (spacing, magnitude) of smooth random displacements, one
     after another (as for scans in Choy et al., 4D Spatio-Temporal ConvNets, CVPR 2019). `in_cube`: what left the unit
-    cube is shrunk and moved back into it, as dense grids, which end there, need.
+    cube is shrunk and moved back into it, as dense grids, which end there, need. `flip`: probability of a mirror image,
+    along x and along y. `colour_jitter`: standard deviation of each colour, as a share of full brightness.
+    `colour_drop`: probability that a cloud loses its colours. `mix`: probability that another cloud of the split,
+    changed too, is put on top (Nekrasov et al., Mix3D, 3DV 2021); the data set does so, for classes of points alone.
     Raises InputError for a setting out of its range.
     """
 
@@ -36,9 +40,14 @@ class Augmentation:
     dropout: float = 0.0
     elastic: tuple[tuple[float, float], ...] = ()
     in_cube: bool = False
+    flip: float = 0.0
+    colour_jitter: float = 0.0
+    colour_drop: float = 0.0
+    mix: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, most in (("rotation", 180), ("tilt", 180), ("jitter", math.inf), ("dropout", 1)):
+        bounds: dict[str, float] = {"rotation": 180, "tilt": 180, "jitter": math.inf, "dropout": 1}
+        for name, most in (bounds | dict.fromkeys(_LATER, 1)).items():
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most or (name == "dropout" and value == 1):
                 bound = "at least 0" if most == math.inf else f"from 0 to {most}"
@@ -62,7 +71,8 @@ class Augmentation:
             )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the settings; those that earlier versions had not only if they change something: digests stay."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Augmentation":
@@ -83,13 +93,28 @@ class Augmentation:
         for spacing, magnitude in self.elastic:
             points = points + magnitude * _smooth_field(points, spacing, rng)
         turn = self._rotation(rng)
+        if self.flip:
+            turn = turn @ np.diag([*np.where(rng.random(2) < self.flip, -1.0, 1.0), 1.0])
         centre = (points.min(axis=0) + points.max(axis=0)) / 2
         points = (points - centre) @ turn.T * rng.uniform(*self.scale) + centre
         if self.jitter:
             points = points + self.jitter * rng.standard_normal(points.shape).clip(-3, 3)
         if self.in_cube:
             points = _into_cube(points)
-        return Cloud(points, _turned(cloud, turn), cloud.names, cloud.labels)
+        return self._recoloured(Cloud(points, _turned(cloud, turn), cloud.names, cloud.labels), rng)
+
+    def _recoloured(self, cloud: Cloud, rng: Generator) -> Cloud:
+        """Change the colours of a cloud that has some."""
+        if not (self.colour_jitter or self.colour_drop) or cloud.attributes is None:
+            return cloud
+        places = [place for place, name in enumerate(cloud.names) if name in COLOUR]
+        attributes = cloud.attributes.copy()
+        if self.colour_jitter:
+            noise = 255 * self.colour_jitter * rng.standard_normal((len(cloud), len(places)))
+            attributes[:, places] = (attributes[:, places] + noise).clip(0, 255)
+        if rng.random() < self.colour_drop:
+            attributes[:, places] = 0
+        return replace(cloud, attributes=attributes)
 
     def _thinned(self, cloud: Cloud, rng: Generator) -> Cloud:
         """Leave a random share of points out, never all."""
@@ -107,16 +132,35 @@ class Augmentation:
 
 
 def named_augmentation(given: "Augmentation | str | None") -> Augmentation | None:
-    """Return the augmentation that a name stands for, or the one given. Raises InputError that lists the names."""
-    if isinstance(given, str):
-        if given not in AUGMENTATIONS:
-            raise InputError(
-                "augmentation.unknown",
-                f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}",
-                given=given,
-            )
-        return AUGMENTATIONS[given]
-    return given
+    """Return the augmentation that a name stands for, or several joined by "+", or the one given.
+
+    A later name decides what an earlier one sets, too. Raises InputError that lists the names.
+    """
+    if not isinstance(given, str):
+        return given
+    names = [name.strip() for name in given.split("+")]
+    if unknown := [name for name in names if name not in AUGMENTATIONS]:
+        raise InputError(
+            "augmentation.unknown",
+            f"no augmentation {unknown[0]!r}, expected one of {', '.join(AUGMENTATIONS)}, or several joined by +",
+            given=given,
+        )
+    usual = Augmentation()
+    changes = [{item.name: getattr(AUGMENTATIONS[name], item.name) for item in fields(usual)} for name in names]
+    chosen = {key: value for each in changes for key, value in each.items() if value != getattr(usual, key)}
+    return Augmentation(**chosen)
+
+
+def is_combination(text: str) -> bool:
+    """Return whether text is several names of augmentations of clouds, such as "scans+flip"."""
+    return "+" in text and all(name.strip() in AUGMENTATIONS for name in text.split("+"))
+
+
+def turned_about_z(cloud: Cloud, degrees: float) -> Cloud:
+    """Return the cloud turned about the upright axis through its middle; normals turn with it."""
+    turn = _about_z(math.radians(degrees))
+    centre = (cloud.points.min(axis=0) + cloud.points.max(axis=0)) / 2
+    return replace(cloud, points=(cloud.points - centre) @ turn.T + centre, attributes=_turned(cloud, turn))
 
 
 def _into_cube(points: np.ndarray) -> np.ndarray:
@@ -182,8 +226,19 @@ def _as_tuple(value: object) -> Any:
 
 
 OF_IMAGES = ("resized-crop", "shift", "shift-flip")  # examples/images/dataset.py has what they do
+_ELASTIC = ((0.2, 0.4), (0.8, 1.6))
 AUGMENTATIONS = {  # by name: what is usual for objects and for scans, and for objects on a dense grid
     "shapes": Augmentation(rotation=180, scale=(0.8, 1.25), jitter=0.005, dropout=0.3),
-    "scans": Augmentation(rotation=180, tilt=3, scale=(0.9, 1.1), dropout=0.2, elastic=((0.2, 0.4), (0.8, 1.6))),
+    "scans": Augmentation(rotation=180, tilt=3, scale=(0.9, 1.1), dropout=0.2, elastic=_ELASTIC),
     "shapes-in-cube": Augmentation(rotation=180, scale=(0.64, 1.0), jitter=0.005, dropout=0.3, in_cube=True),
+    "rotate-z": Augmentation(rotation=180),  # one change each, to be joined by "+"
+    "tilt": Augmentation(tilt=3),
+    "scale": Augmentation(scale=(0.9, 1.1)),
+    "flip": Augmentation(flip=0.5),
+    "jitter": Augmentation(jitter=0.005),
+    "dropout": Augmentation(dropout=0.2),
+    "elastic": Augmentation(elastic=_ELASTIC),
+    "colour-jitter": Augmentation(colour_jitter=0.05),
+    "colour-drop": Augmentation(colour_drop=0.2),
+    "mix3d": Augmentation(mix=0.8),
 }

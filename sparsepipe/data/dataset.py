@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,10 @@ from ..util.io.fields import given_integer
 from ..util.io.told import tell
 from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
-from .augmentation import Augmentation, named_augmentation
+from .augmentation import Augmentation, named_augmentation, turned_about_z
 from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
+from .crops import Crop, named_crop
 from .digest import files_digest
 from .folder import open_folder
 from .formats import Cloud, Mesh
@@ -38,13 +39,13 @@ from .voxels import (
     metric_cells,
     metric_voxel_index,
     too_far,
-    unique_rows,
     unit_cube,
     voxel_index,
 )
 
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
 _SECONDS_UNTIL_SAID = 5.0  # between lines of progress while samples are counted
+_TRAIN = "train"  # the split whose crops are random; other splits are covered by theirs
 _RESERVOIR = 4  # with augmentation: so many times the points of a sample are kept, of which each epoch draws its own
 
 
@@ -58,6 +59,7 @@ def load(
     task: str | None = None,
     features: Sequence[str] = (OCCUPANCY,),
     augmentation: Augmentation | str | None = None,
+    crop: Crop | str | None = None,
     cache: Path | str | None = None,
 ) -> "VoxelDataset":
     """Open one split of a data set of point clouds or meshes.
@@ -74,7 +76,9 @@ def load(
         seed: Random seed of the sampling.
         task: "classification" or "segmentation". Default: the data set's usual task.
         features: Names of the features of each voxel, such as "occupancy" or "normals".
-        augmentation: Augmentation, or its name. It changes the samples in each epoch.
+        augmentation: Augmentation, or its name, or names joined by "+". It changes the samples in each epoch.
+        crop: Part of a scene in metres, such as "sphere:radius=2". In split "train": a random one for each sample and
+            epoch. In other splits: as many as cover the scene, each a sample.
         cache: Folder of prepared samples. "off": no cache. Default: SPARSEPIPE_CACHE, or the user's cache.
 
     Returns:
@@ -92,13 +96,23 @@ def load(
     See also:
         guides/own_data, guides/scenes_of_varying_size
     """
-    recipe = Recipe(voxel_size, num_points, seed, _names(features), named_augmentation(augmentation))
+    augmentation, crop = named_augmentation(augmentation), named_crop(crop)
+    recipe = Recipe(voxel_size, num_points, seed, _names(features), augmentation, crop)
     folder = open_folder(find(source))
     return VoxelDataset(folder, split, recipe=recipe, task=task, cache=cache)
 
 
 def _names(features: Sequence[str] | str) -> tuple[str, ...]:
     return (features,) if isinstance(features, str) else tuple(features)
+
+
+@dataclass(frozen=True)
+class _View:
+    """A sample that is a part of a file: the cell of its crop, None for the whole, and by how much it is turned."""
+
+    file: SampleFile
+    cell: tuple[int, ...] | None
+    degrees: float
 
 
 class VoxelDataset:
@@ -136,7 +150,19 @@ class VoxelDataset:
                 f"{folder.path}: its clouds keep their metres, but the augmentation asked brings them into "
                 "the unit cube; use another, such as scans",
             )
-        self.files = folder.split(split) if files is None else tuple(files)
+        if recipe.crop is not None and not folder.metric:
+            raise InputError(
+                "crop.of_objects",
+                f"{folder.path}: crop {recipe.crop} asked, but its clouds are objects that fill the unit cube; crops "
+                'are of scenes in metres ("metric": true in dataset.json)',
+            )
+        if recipe.augmentation is not None and recipe.augmentation.mix and self.task != SEGMENTATION:
+            raise InputError(
+                "augmentation.mix_of_samples",
+                f"{folder.path}: scenes are to be mixed, but samples have one class each; it is for segmentation",
+            )
+        self._sources = folder.split(split) if files is None else tuple(files)
+        self._last_read: tuple[Path, Mesh | Cloud] | None = None  # of files that several samples are parts of
         self._cache = open_cache(cache)
         self._kept: dict[int, Any] = {}  # samples, or with augmentation what they are drawn from
         self._kept_bytes = 0
@@ -147,6 +173,61 @@ class VoxelDataset:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def files(self) -> tuple[SampleFile, ...]:
+        """Return the file of each sample; in an evaluation with crops or views several samples have one."""
+        return self._sources if self._views is None else tuple(view.file for view in self._views)
+
+    @property
+    def _changes(self) -> bool:
+        """Return whether samples change from epoch to epoch."""
+        recipe = self.recipe
+        return recipe.augmentation is not None or (recipe.crop is not None and self.split == _TRAIN)
+
+    @cached_property
+    def _views(self) -> tuple[_View, ...] | None:
+        """The parts of files that samples are, in an evaluation with crops or views; None: whole files.
+
+        With crops every file is read, once for all processes that share a cache.
+        """
+        recipe = self.recipe
+        if self.split == _TRAIN or self._changes or (recipe.crop is None and recipe.views == 1):
+            return None
+        turns = [360 * turn / recipe.views for turn in range(recipe.views)]
+        cells = self._cells_of_files()
+        return tuple(
+            _View(file, cell, turn)
+            for file, of_file in zip(self._sources, cells, strict=True)
+            for cell in of_file
+            for turn in turns
+        )
+
+    def _cells_of_files(self) -> list[list[tuple[int, ...] | None]]:
+        """Return the cells of the crops that cover each file; without crops one that is the whole."""
+        crop = self.recipe.crop
+        if crop is None:
+            return [[None] for _ in self._sources]
+        key, said = None, time.monotonic()
+        if self._cache is not None:
+            facts = json.dumps([[self._key(file) for file in self._sources], str(crop)])
+            key = hashlib.sha256(f"crops {facts}".encode()).hexdigest()
+            found = self._cache.load(key) or {}
+            if {"cells", "counts"} <= set(found):
+                parts = np.split(found["cells"], np.cumsum(found["counts"])[:-1])
+                return [list(map(tuple, part.tolist())) for part in parts]
+        parts = []
+        for number, file in enumerate(self._sources, start=1):
+            cloud = self._drawn(file, self.folder.read(file), None)
+            try:
+                parts.append(crop.cells(cloud.points))
+            except InputError as error:
+                raise error.within(f"{file.path}: ") from None
+            if time.monotonic() > said + _SECONDS_UNTIL_SAID:
+                tell(f"{self.folder.name}: divided {number} of {number_of(len(self._sources), 'scene')} into crops")
+                said = time.monotonic()
+        self._save(key, {"cells": np.concatenate(parts), "counts": np.array([len(part) for part in parts])})
+        return [list(map(tuple, part.tolist())) for part in parts]
 
     def name(self, index: int) -> str:
         """Return a sample's path inside the data set."""
@@ -205,8 +286,8 @@ class VoxelDataset:
     def origin(self) -> dict[str, object]:
         """Return the source of the samples and how they were made, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
-            paths = (path for file in self.files for path in (file.path, *file.companions))
-            self._digest = files_digest(paths, [(file.name, file.num_bytes) for file in self.files])
+            paths = (path for file in self._sources for path in (file.path, *file.companions))
+            self._digest = files_digest(paths, [(file.name, file.num_bytes) for file in self._sources])
         return {
             "name": self.folder.name,
             "split": self.split,
@@ -224,27 +305,26 @@ class VoxelDataset:
 
         What it costs is a question to the file system for each: a run does so before it begins.
         """
-        look_at((path for file in self.files for path in (file.path, *file.companions)), self.split)
+        look_at((path for file in self._sources for path in (file.path, *file.companions)), self.split)
 
     def points(self, index: int) -> np.ndarray:
         """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
-        file = self.files[index]
-        return self._placed(self._drawn(file, self.folder.read(file), self.recipe.most_points), file).points
+        return self._placed(self._cloud(index, self._read(self.files[index])), self.files[index]).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
         """Return one voxelized sample. Raises InputError that names the file if it cannot be read.
 
         `epoch` matters with an augmentation alone: then a sample is decided by seed, name and epoch.
         """
-        if self.recipe.augmentation is not None:
+        if self._changes:
             return self._augmented(index, epoch)
         sample = self._kept.get(index)
         if sample is None:
             file = self.files[index]
-            key = self._key(file)
+            key = self._key(file, index)
             sample = self._cached_sample(key, file)
             if sample is None:
-                sample = self.made(file, self.folder.read(file))
+                sample = self._voxelized(self._placed(self._cloud(index, self._read(file)), file), file)
                 self._save(key, _arrays_of(sample))
             self._keep(index, sample, sum(tensor.nbytes for tensor in (sample.coordinates, sample.features)))
         return sample
@@ -252,14 +332,21 @@ class VoxelDataset:
     def address(self, index: int) -> Address:
         """Read a sample's file again to say where its voxels lie there, without augmentation. Not kept."""
         file, voxel_size = self.files[index], self.recipe.voxel_size
-        content = self.folder.read(file)
-        cloud = self._drawn(file, content, self.recipe.most_points)
+        content = self._read(file)
+        upright = self._cloud(index, content, turned=False)
+        cloud = self._cloud(index, content)
+        rows, voxels = self._cells(self._placed(cloud, file), file)
         if self.folder.metric:
-            cells, moved = metric_cells(cloud.points, voxel_size)
-            (rows, voxels), origin, edge = unique_rows(cells), moved * voxel_size, voxel_size
+            cells, moved = metric_cells(upright.points, voxel_size)
+            origin, edge = moved * voxel_size, voxel_size
         else:
-            origin, extent = cube_of(cloud.points)
-            (rows, voxels), edge = voxel_index(self._placed(cloud, file).points, voxel_size), extent * voxel_size
+            origin, extent = cube_of(upright.points)
+            edge = extent * voxel_size
+            cells = np.floor((upright.points - origin) / edge).astype(np.int64)
+        if (
+            self._views is not None and self._views[index].degrees
+        ):  # where the first point of each voxel was before the turn
+            rows = cells[np.unique(voxels, return_index=True)[1]]
         voxel_of = np.full(number_of_points(content), NOT_USED)
         if isinstance(content, Cloud):
             voxel_of[cloud.file_rows] = voxels
@@ -291,6 +378,30 @@ class VoxelDataset:
         moved._reach = reach
         return moved
 
+    def with_views(self, count: int) -> "VoxelDataset":
+        """Return this split with `count` copies of each cloud, turned about z in equal steps, for votes.
+
+        Split "train" stays as it is: its clouds come once an epoch.
+
+        Raises:
+            InputError: A count below 1.
+
+        Example:
+            >>> shapes = sp.data.make_shapes("shapes", num_train=2, num_test=1, families=["box", "torus"])
+            >>> test = sp.data.load(shapes, split="test", voxel_size=0.1)
+            >>> len(test), len(test.with_views(4))
+            (2, 8)
+
+        See also:
+            guides/scenes, `data.vote`, `data.to_points`
+        """
+        turned = copy(self)
+        turned.recipe = replace(self.recipe, views=count)
+        turned._kept, turned._kept_bytes, turned._counts, turned._digest = {}, 0, {}, None
+        for name in ("_views", "_shared_facts"):  # of other views
+            vars(turned).pop(name, None)
+        return turned
+
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
         """Return the chosen samples of an epoch side by side, in the order given."""
         for index in indices:
@@ -317,7 +428,7 @@ class VoxelDataset:
         return placed if self._reach is None or can_be_held(placed, self._reach) else None
 
     def _out_of_reach(self, file: SampleFile, content: Mesh | Cloud) -> InputError:
-        cloud = self._drawn(file, content, self.recipe.most_points)
+        cloud = self._drawn(file, content, self.recipe.most_points)  # of a crop the whole: that is too long as well
         voxel_size = self.recipe.voxel_size * (1 if self.folder.metric else cube_of(cloud.points)[1])
         return self._named(too_far(cloud.points, voxel_size, f"the {self._reach} that the engine holds"), cloud, file)
 
@@ -339,7 +450,7 @@ class VoxelDataset:
         """Find the voxels of each sample in the cache, or read the samples; says so if it takes long."""
         key = None
         if self._cache is not None:
-            keys = [self._key(file) for file in self.files]
+            keys = [self._key(file, index) for index, file in enumerate(self.files)]
             facts = json.dumps([keys, self.recipe.facts()], sort_keys=True, default=str)
             key = hashlib.sha256(f"voxel counts {facts}".encode()).hexdigest()
             found = self._cache.load(key) or {}
@@ -356,6 +467,28 @@ class VoxelDataset:
         self._save(key, {"counts": np.array([self._counts[index] for index in range(len(self))])})
 
     # --- one sample, step by step -------------------------------------------------------------------------------
+
+    def _read(self, file: SampleFile) -> Mesh | Cloud:
+        """Return what a file holds. The last one stays in memory if several samples are parts of it."""
+        if self._views is None:
+            return self.folder.read(file)
+        if self._last_read is None or self._last_read[0] != file.path:
+            self._last_read = file.path, self.folder.read(file)
+        return self._last_read[1]
+
+    def _cloud(self, index: int, content: Mesh | Cloud, *, turned: bool = True) -> Cloud:
+        """Return the points that a sample is made of, as they lie in the file, or turned as its view is."""
+        file, most = self.files[index], self.recipe.most_points
+        if self._views is None:
+            return self._drawn(file, content, most)
+        view, crop = self._views[index], self.recipe.crop
+        if view.cell is None or crop is None:
+            cloud = self._drawn(file, content, most)
+        else:
+            whole = self._drawn(file, content, None)
+            cloud = whole.take(crop.rows(whole.points, np.array(view.cell)))
+            cloud = sample_points(cloud, most, seed=sample_seed(self.recipe.seed, f"{file.name}:{view.cell}"))
+        return turned_about_z(cloud, view.degrees) if turned and view.degrees else cloud
 
     def _drawn(self, file: SampleFile, content: Mesh | Cloud, num_points: int | None) -> Cloud:
         """Draw points of what a file holds, by the seed and its name."""
@@ -381,20 +514,47 @@ class VoxelDataset:
         given_integer(epoch, "epoch")
         if epoch < 0:
             raise InputError("dataset.epoch_negative", f"epoch {epoch} given, expected 0 or more", epoch=epoch)
+        seed = sample_seed(self.recipe.seed, f"{self.files[index].name}:{epoch}")
+        cloud = self._changed(index, seed)
+        if self.recipe.augmentation is not None and (mix := self.recipe.augmentation.mix):
+            random = np.random.default_rng([seed, 2])
+            if random.random() < mix:
+                other = int(random.integers(len(self)))
+                name = f"{self.files[other].name}:{epoch}:on {self.files[index].name}"
+                cloud = self._on_top(cloud, self._changed(other, sample_seed(self.recipe.seed, name)), other)
+        return self._voxelized(cloud, self.files[index])
+
+    def _changed(self, index: int, seed: int) -> Cloud:
+        """Return an epoch's points of a sample: drawn from its reservoir, or from a random crop of it, then changed."""
         file, recipe = self.files[index], self.recipe
-        assert recipe.augmentation is not None
         kept = self._kept.get(index)
         if kept is None:
             kept = self._reservoir(file)
             arrays = (kept[0].points, kept[0].attributes)
             self._keep(index, kept, sum(array.nbytes for array in arrays if array is not None))
         cloud, count = kept
-        seed = sample_seed(recipe.seed, f"{file.name}:{epoch}")
+        if recipe.crop is not None:
+            cloud = cloud.take(recipe.crop.random_rows(cloud.points, np.random.default_rng([seed, 1])))
         chosen = self._placed(sample_points(cloud, count, seed=seed), file)
-        return self._voxelized(recipe.augmentation.apply(chosen, seed=seed), file)
+        return chosen if recipe.augmentation is None else recipe.augmentation.apply(chosen, seed=seed)
+
+    def _on_top(self, cloud: Cloud, other: Cloud, index: int) -> Cloud:
+        """Put another sample's points on a cloud, middle on middle, floor on floor (Nekrasov et al., Mix3D, 2021)."""
+        if cloud.names != other.names:
+            raise InputError(
+                "augmentation.mix_of_columns",
+                f"{self.files[index].path}: has {', '.join(other.names) or 'points alone'}, a scene that it is mixed "
+                f"with {', '.join(cloud.names) or 'points alone'}; expected the same columns in all, or no mix",
+            )
+        bounds = [np.array([each.points.min(axis=0), each.points.max(axis=0)]) for each in (cloud, other)]
+        middles = [bound.mean(axis=0) for bound in bounds]
+        moved = np.array([*(middles[0] - middles[1])[:2], bounds[0][0, 2] - bounds[1][0, 2]])
+        pairs = [(cloud.attributes, other.attributes), (cloud.labels, other.labels)]
+        attributes, labels = (None if a is None or b is None else np.concatenate([a, b]) for a, b in pairs)
+        return Cloud(np.concatenate([cloud.points, other.points + moved]), attributes, cloud.names, labels)
 
     def _reservoir(self, file: SampleFile) -> tuple[Cloud, int | None]:
-        """Return the points that epochs draw from, and how many each draws; None: all of them."""
+        """Return the points that epochs draw from, and how many each draws; None: all of them. Crops need them all."""
         count = self.recipe.most_points
         key = self._key(file)
         arrays = None if key is None or self._cache is None else self._cache.load(key)
@@ -405,7 +565,8 @@ class VoxelDataset:
         content = self.folder.read(file)
         if count is None and isinstance(content, Mesh):
             count = MESH_POINTS
-        cloud = self._drawn(file, content, None if count is None else _RESERVOIR * count)
+        whole = count is None or (self.recipe.crop is not None and isinstance(content, Cloud))
+        cloud = self._drawn(file, content, None if whole or count is None else _RESERVOIR * count)
         names = np.frombuffer(json.dumps(cloud.names).encode(), dtype=np.uint8)
         arrays = {"points": cloud.points, "names": names, "count": np.array([count or 0])}
         for name, array in (("attributes", cloud.attributes), ("labels", cloud.labels)):
@@ -415,12 +576,9 @@ class VoxelDataset:
         return cloud, count
 
     def _voxelized(self, cloud: Cloud, file: SampleFile) -> Sample:
+        coordinates, index = self._cells(cloud, file)
         try:
-            index_of = metric_voxel_index if self.folder.metric else voxel_index
-            coordinates, index = index_of(cloud.points, self.recipe.voxel_size)
             features = self.recipe.voxel_features(cloud, index, len(coordinates))
-        except OutOfReach as error:
-            raise self._named(error, cloud, file) from None
         except InputError as error:
             raise error.within(f"{file.path}: ") from None
         label: int | torch.Tensor | None = file.label
@@ -428,6 +586,16 @@ class VoxelDataset:
             label = torch.from_numpy(majority(self._point_labels(cloud, file), index, len(coordinates)))
         assert label is not None
         return Sample(torch.from_numpy(coordinates), torch.from_numpy(features), label)
+
+    def _cells(self, cloud: Cloud, file: SampleFile) -> tuple[np.ndarray, np.ndarray]:
+        """Return the voxels of a cloud that is placed, or will be, and which of them each point is in."""
+        index_of = metric_voxel_index if self.folder.metric else voxel_index
+        try:
+            return index_of(cloud.points, self.recipe.voxel_size)
+        except OutOfReach as error:
+            raise self._named(error, cloud, file) from None
+        except InputError as error:
+            raise error.within(f"{file.path}: ") from None
 
     def _point_labels(self, cloud: Mesh | Cloud, file: SampleFile) -> np.ndarray:
         if cloud.labels is None:
@@ -452,8 +620,8 @@ class VoxelDataset:
             self._kept[index] = value
             self._kept_bytes += num_bytes
 
-    def _key(self, file: SampleFile) -> str | None:
-        """Return a sample's key in the cache, None without one."""
+    def _key(self, file: SampleFile, index: int | None = None) -> str | None:
+        """Return the key of a file, or of the sample `index` that is a part of it, in the cache; None without one."""
         if self._cache is None:
             return None
         facts = self._shared_facts | {
@@ -461,12 +629,14 @@ class VoxelDataset:
             "files": [path.name for path in (file.path, *file.companions)],  # S3DIS: names tell the points' classes
             "entry": file.entry,
         }
+        if index is not None and self._views is not None:
+            facts["view"] = [self._views[index].cell, self._views[index].degrees]
         return sample_key(self._cache, (file.path, *file.companions), facts)
 
     @cached_property
     def _shared_facts(self) -> dict[str, object]:
         """Return what decides every sample of this split, beside its file."""
-        augmented = self.recipe.augmentation is not None
+        augmented, crop = self._changes, self.recipe.crop
         return {
             "what": "reservoir" if augmented else "voxels",
             "layout": self.folder.layout,
@@ -474,7 +644,7 @@ class VoxelDataset:
             "parts": len(self.folder.parts),  # labels beyond them are refused
             "task": self.task,
             "recipe": None if augmented else self.recipe.facts(),
-            "draw": [self.recipe.num_points, self.recipe.seed],
+            "draw": [ALL if augmented and crop is not None else self.recipe.num_points, self.recipe.seed],
             **self._declared,
             "asked": list(self.recipe.features) if augmented else None,  # decides which points count as measured
         }

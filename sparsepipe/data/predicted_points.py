@@ -1,4 +1,6 @@
-"""Bring the predicted classes of voxels back to the points of the files that they were made of."""
+"""Bring the predicted classes of voxels back to the points of the files that they were made of, by votes of crops and
+views.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from .dataset import VoxelDataset
 from .folder import open_folder
 from .formats import Mesh
 from .labels import IGNORED
+from .layouts import DataFolder, SampleFile
 from .sources import find
 
 _FILE = "predictions.npz"
@@ -40,9 +43,10 @@ def to_points(
 ) -> dict[str, np.ndarray]:
     """Map the predicted classes of voxels to the points of the original files.
 
-    Points have the order of the file (in S3DIS: of the concatenated files of a room). The points of a mesh are its
-    vertices. A point that was not sampled, or that lacks a feature, gets the class of the nearest voxel. A point with
-    NaN or infinite coordinates gets -100.
+    A point in several crops, or views, gets the class with the largest sum of probabilities. Points have the order of
+    the file (in S3DIS: of the concatenated files of a room). The points of a mesh are its vertices. A point that was
+    not sampled, or that lacks a feature, gets the class of the nearest voxel. A point with NaN or infinite coordinates
+    gets -100.
 
     Args:
         predictions: Path of a `predictions.npz`, its run directory, or its arrays.
@@ -77,43 +81,113 @@ def to_points(
         )
     folder = data.folder if isinstance(data, VoxelDataset) else open_folder(find(data))
     files = {file.name: file for file in folder.files}
-    classes = {}
+    return {
+        name: _of_points(arrays, samples, name, folder, files.get(name))
+        for name, samples in _samples_of_names(arrays).items()
+    }
+
+
+def vote(predictions: Path | str | Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Return the class of each sample by the votes of its views: that whose probabilities add up to the most.
+
+    Args:
+        predictions: A `predictions.npz` of classes of samples, the directory of the run that wrote it, or its arrays.
+
+    Returns:
+        Name of each sample → class.
+
+    Raises:
+        InputError: Predictions without a row of outputs for each sample.
+
+    Example:
+        >>> import numpy as np
+        >>> rows = {"name": np.array(["a", "a", "b"]), "sample": np.arange(3)}
+        >>> sp.data.vote(rows | {"outputs": np.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])})
+        {'a': 1, 'b': 0}
+
+    See also:
+        guides/scenes, guides/inference
+    """
+    arrays = _loaded(predictions)
+    outputs, names = arrays.get("outputs"), arrays.get("name")
+    if outputs is None or names is None or outputs.ndim != 2 or len(outputs) != len(names):
+        raise InputError(
+            "predictions.not_of_samples",
+            f"{_named(predictions)}: has no row of outputs for each sample, expected predictions of classes of samples",
+        )
+    probabilities = _probabilities(outputs)
+    return {
+        name: int(probabilities[samples].sum(axis=0).argmax()) for name, samples in _samples_of_names(arrays).items()
+    }
+
+
+def _samples_of_names(arrays: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
+    """Return the samples of each name: several, if they are crops or views of one file."""
+    samples: dict[str, list[int]] = {}
     for sample, name in enumerate(arrays["name"].tolist()):
-        rows = arrays["point_row"][slice(*arrays["point_offsets"][sample : sample + 2])]
-        chosen = np.where(rows == NOT_USED, IGNORED, arrays["predictions"][rows])
-        if (rows == NOT_USED).any():
-            if name not in files:
-                raise InputError(
-                    "predictions.sample_unknown",
-                    f"{folder.path}: no sample {name!r}, which the predictions have; give their data set",
-                )
-            content = folder.read(files[name])
-            points, places = (
-                (content.vertices, np.arange(len(content.vertices)))
-                if isinstance(content, Mesh)
-                else (content.points, content.file_rows)
-            )
-            if len(rows) != (num_points := number_of_points(content)):
-                raise InputError(
-                    "predictions.point_count",
-                    f"{files[name].path}: {number_of(num_points, 'point')}, expected {len(rows)}, as the predictions "
-                    "have; give the data set that they were made of",
-                )
-            open_ones = rows[places] == NOT_USED
-            nearest = _nearest(points[open_ones], arrays, sample)
-            chosen[places[open_ones]] = arrays["predictions"][nearest]
-        classes[name] = chosen
-    return classes
+        samples.setdefault(name, []).append(sample)
+    return samples
 
 
-def _nearest(points: np.ndarray, arrays: Mapping[str, np.ndarray], sample: int) -> np.ndarray:
-    """Return the row of the voxel of a sample whose middle is nearest to each point [P, D]."""
+def _of_points(
+    arrays: Mapping[str, np.ndarray], samples: Sequence[int], name: str, folder: DataFolder, file: SampleFile | None
+) -> np.ndarray:
+    """Return the class of each point of a file, int64 [P], from the samples that are made of it."""
+    parts = [arrays["point_row"][slice(*arrays["point_offsets"][sample : sample + 2])] for sample in samples]
+    if len({len(rows) for rows in parts}) > 1 or (len(samples) > 1 and "outputs" not in arrays):
+        raise InputError(
+            "predictions.not_of_clouds", f"{name}: its parts are of different numbers of points, or without outputs"
+        )
+    used = np.max(parts, axis=0) != NOT_USED
+    if len(samples) == 1:
+        chosen = np.where(used, arrays["predictions"][parts[0]], IGNORED)
+    else:
+        votes = np.zeros((len(used), arrays["outputs"].shape[1]))
+        for rows in parts:
+            there = rows != NOT_USED
+            votes[there] += _probabilities(arrays["outputs"][rows[there]])
+        chosen = np.where(used, votes.argmax(axis=1), IGNORED)
+    if used.all():
+        return chosen
+    if file is None:
+        raise InputError(
+            "predictions.sample_unknown",
+            f"{folder.path}: no sample {name!r}, which the predictions have; give their data set",
+        )
+    content = folder.read(file)
+    points, places = (
+        (content.vertices, np.arange(len(content.vertices)))
+        if isinstance(content, Mesh)
+        else (content.points, content.file_rows)
+    )
+    if len(used) != (num_points := number_of_points(content)):
+        raise InputError(
+            "predictions.point_count",
+            f"{file.path}: {number_of(num_points, 'point')}, expected {len(used)}, as the predictions have; give the "
+            "data set that they were made of",
+        )
+    open_ones = ~used[places]
+    nearest = _nearest(points[open_ones], arrays, samples)
+    chosen[places[open_ones]] = arrays["predictions"][nearest]
+    return chosen
+
+
+def _nearest(points: np.ndarray, arrays: Mapping[str, np.ndarray], samples: Sequence[int]) -> np.ndarray:
+    """Return the row of the voxel of a file's samples whose middle is nearest to each point [P, D]."""
     from scipy.spatial import cKDTree  # here, as few ask for it
 
-    own = np.flatnonzero(arrays["sample"] == sample)
-    middles = arrays["origin"][sample] + (arrays["coordinates"][own] + 0.5) * arrays["edge"][sample]
-    nearest: np.ndarray = own[cKDTree(middles).query(points)[1]]
+    rows = np.flatnonzero(np.isin(arrays["sample"], samples))
+    sample_of = arrays["sample"][rows]
+    middles = arrays["origin"][sample_of] + (arrays["coordinates"][rows] + 0.5) * arrays["edge"][sample_of, None]
+    nearest: np.ndarray = rows[cKDTree(middles).query(points)[1]]
     return nearest
+
+
+def _probabilities(outputs: np.ndarray) -> np.ndarray:
+    """Return the softmax of rows of outputs: float64 [N, C]."""
+    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
+    probabilities: np.ndarray = shifted / shifted.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def _loaded(predictions: Path | str | Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import InputError
 from ..util.io.fields import given_integer, given_number
 from .augmentation import Augmentation
+from .crops import Crop
 from .formats import Cloud, Reading
 from .formats.base import COLOUR, INTENSITY, NORMAL, check_measured
 from .sampling import MESH_POINTS
@@ -31,7 +32,8 @@ class Recipe:
 
     `num_points` is the most points that are taken of a cloud, drawn by `seed`, and the number sampled from a mesh.
     "all", or None, takes every point of a cloud and samples MESH_POINTS from a mesh. `features` are of FEATURES:
-    `occupancy` is 1 in every voxel, the others are means over a voxel's points, colours scaled to 0 to 1.
+    `occupancy` is 1 in every voxel, the others are means over a voxel's points, colours scaled to 0 to 1. `crop`: the
+    part of a scene that a sample is. `views`: how many times an evaluated cloud comes, turned a step further about z.
     Raises InputError for a setting out of its range.
     """
 
@@ -40,6 +42,8 @@ class Recipe:
     seed: int = 0
     features: tuple[str, ...] = (OCCUPANCY,)
     augmentation: Augmentation | None = None
+    crop: Crop | None = None
+    views: int = 1
 
     def __post_init__(self) -> None:
         given_number(self.voxel_size, "voxel size")
@@ -59,6 +63,7 @@ class Recipe:
             )
         if self.seed < 0:
             raise InputError("seed.negative", f"seed {self.seed} given, expected 0 or more")
+        given_integer(self.views, "views", least=1)
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown or not self.features or len(set(self.features)) != len(self.features):
             given = ", ".join(unknown or self.features) or "none"
@@ -76,9 +81,17 @@ class Recipe:
         return None if self.num_points == ALL else self.num_points  # type: ignore[return-value]  # a number is left
 
     def facts(self) -> dict[str, object]:
-        """Return the settings, ready for JSON, with the points of a mesh if no number was asked for."""
-        meshes = {"mesh_points": MESH_POINTS} if self.most_points is None else {}
-        return asdict(self) | {"features": list(self.features), **meshes}
+        """Return the settings, ready for JSON, with the points of a mesh if no number was asked for.
+
+        Crop and views only if they change something: digests of earlier versions stay.
+        """
+        found = asdict(replace(self, augmentation=None, crop=None)) | {"features": list(self.features)}
+        found["augmentation"] = None if self.augmentation is None else self.augmentation.to_json()
+        found["crop"] = None if self.crop is None else str(self.crop)
+        for name, without in (("crop", None), ("views", 1)):
+            if found[name] == without:
+                del found[name]
+        return found | ({"mesh_points": MESH_POINTS} if self.most_points is None else {})
 
     def measured(self, cloud: Cloud, path: Path, reading: Reading) -> Cloud:
         """Return the points of which all these features were measured.

@@ -36,6 +36,17 @@ def _minkowski() -> "Engine":
     return MinkowskiEngine()
 
 
+def _spconv() -> "Engine":
+    try:
+        from .spconv import SpconvEngine
+    except ImportError as error:
+        raise InputError(
+            "engine.not_importable",
+            f"engine 'spconv' does not import here ({error}): install sparsepipe[spconv]",
+        ) from error
+    return SpconvEngine()
+
+
 def _auto() -> "Engine":
     from .native import machine_code
 
@@ -62,6 +73,7 @@ ENGINES: dict[str, Callable[[], "Engine"]] = {
     "torch": _torch,
     "native": _native,
     "minkowski": _minkowski,
+    "spconv": _spconv,
     AUTO: _auto,
 }
 

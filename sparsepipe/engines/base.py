@@ -26,10 +26,14 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """Named tensors taken apart into plain ones: each distinct coordinate set once, then the features of each name."""
+    """Named tensors taken apart into plain ones: each distinct coordinate set once, then the features of each name.
+
+    `tables`: what else an engine needs to put them together, in a form of its own; a gradient is of none.
+    """
 
     coordinate_sets: tuple[CoordinateSet, ...]
     features: Mapping[str, Feature]
+    tables: tuple[Tensor, ...] = ()
 
 
 class Engine(Protocol):
@@ -41,7 +45,8 @@ class Engine(Protocol):
     """
 
     name: str
-    takes_points: bool  # a minibatch is a PointBatch of voxels; else an ExampleBatch of plain tensors
+    takes_points: bool  # whether a minibatch may be a PointBatch of voxels
+    takes_examples: bool  # whether it may be an ExampleBatch of plain tensors
 
     def layer(self, row: Row) -> nn.Module:
         """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called.

@@ -33,6 +33,7 @@ class MinkowskiEngine:
 
     name = "minkowski"
     takes_points = True
+    takes_examples = False
 
     def layer(self, row: Row) -> nn.Module:
         with warnings.catch_warnings():

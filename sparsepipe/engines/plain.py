@@ -19,6 +19,7 @@ class PlainEngine:
 
     name = "torch"
     takes_points = False
+    takes_examples = True
 
     def layer(self, row: Row) -> nn.Module:
         """Raises InputError: rows of a table are layers of a sparse engine."""

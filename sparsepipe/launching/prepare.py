@@ -45,6 +45,7 @@ from .memory_need import check_at_launch, kept_devices
 
 # Which of the settings are held against what the data are, beside the split that is validated on.
 _OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
+_OF_DATA |= {"collate", "crop", "views", "sampler"}
 
 
 def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool) -> int:

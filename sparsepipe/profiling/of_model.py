@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from .. import data
 from ..data.batch import PointBatch, Sample, collate
+from ..data.examples.own import OwnExamples
 from ..data.order import Minibatches
 from ..engines.native.coordinates import pack, unpack
 from ..errors import InputError
@@ -39,6 +40,7 @@ from .measure import Progress, Training, profile
 
 # Settings of a run that trains what was measured: the network, the data and the sizes.
 _OF_RUN = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "num_points")
+_OF_DATA = ("collate", "crop", "features")  # settings of a run that `data_args` may hold: they say what samples are
 _PARTS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples: the smallest tells what does not grow
 _SPAN = 8.0  # least factor between the smallest and the largest minibatch
 _DRAWS = 1000  # minibatches drawn at random for the percentiles
@@ -86,10 +88,10 @@ def profile_model(
         num_points: Maximum number of points of a cloud, and number sampled from a mesh. "all": all points, 1,024 of a
             mesh.
         model_args: Arguments of the network's function.
-        data_args: Arguments of the data set's function.
+        data_args: Arguments of the data set's function, `collate`, or of clouds `crop` and `features`.
         loss: Loss function, by name or as `path/loss.py:function`. Default: that of the data set.
         loss_args: Arguments of the loss function.
-        engine: Sparse-convolution backend: "auto", "native", "minkowski" or "torch".
+        engine: Sparse-convolution backend: "auto", "native", "minkowski", "spconv" or "torch".
         device: "cpu" or "cuda".
         device_type: Name of the device type in the profile. Default: its hardware name.
         repeats: Number of timed passes. Default: as many as a reliable median needs.
@@ -118,6 +120,8 @@ def profile_model(
     given_integer(threads, "threads:")
     check_threads(threads)
     ProfileConfig(device_type, repeats, beside)  # checks them
+    of_data = {name: value for name, value in (data_args or {}).items() if name in _OF_DATA and value is not None}
+    data_args = {name: value for name, value in (data_args or {}).items() if name not in _OF_DATA}
     config = RunConfig(
         model=model if isinstance(model, str) else type(model).__name__,
         data=str(source),
@@ -135,6 +139,7 @@ def profile_model(
     )
     if voxel_size is not None:
         config = config.replace(voxel_size=voxel_size)
+    config = config.replace(**of_data)
     if beside and not isinstance(model, str):
         raise InputError(
             "profiler.not_importable",
@@ -166,7 +171,7 @@ def profile_model(
             origin[name] = value
     if isinstance(model, str):  # another module cannot be named
         known = {name: getattr(config, name) for name in _OF_RUN}
-        known |= {"voxel_size": voxel_size}
+        known |= {"voxel_size": voxel_size} | {name: getattr(config, name) for name in of_data}
         origin["settings"] = {name: value for name, value in known.items() if value is not None}
     likewise = config.replace(engine=task.engine.name).to_json()  # said aloud once, and theirs too
     training = Training(
@@ -257,7 +262,9 @@ def opened(run: ResolvedRun, *, voxel_size_given: bool = True) -> tuple[Learning
         text = f"{config.data}: point clouds are profiled with a voxel size; give {{voxel_size}}, such as 0.05"
         raise InputError("profiler.no_voxel_size", text, setting="voxel_size")
     count = len(task.training)
-    return task, data.minibatches(count, batch_size=config.batch_size, seed=config.seed, epoch=0, shuffle=True)
+    in_order = isinstance(task.training, OwnExamples) and task.training.in_order
+    options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "shuffle": not in_order}
+    return task, data.minibatches(count, epoch=0, **options)
 
 
 def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tuple[Any, ...]:

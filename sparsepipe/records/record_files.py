@@ -60,7 +60,9 @@ CONFIG = fields(
         **dict.fromkeys(
             ("model", "data", "engine", "optimizer", "device", "precision", "last_minibatch", "order"), text
         ),
-        **dict.fromkeys(("task", "compression", "balance", "augmentation", "composition"), maybe(text)),
+        **dict.fromkeys(
+            ("task", "compression", "balance", "augmentation", "composition", "collate", "crop", "sampler"), maybe(text)
+        ),
         **dict.fromkeys(("batch_voxels", "batch_seconds", "batch_bytes"), maybe(real)),
         "batch_size": lambda value, what: integer(value, what, least=1, most=_MOST),
         "epochs": lambda value, what: integer(value, what, least=1, most=_MOST),

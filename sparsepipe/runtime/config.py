@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
 from typing import Any
 
-from ..data.augmentation import AUGMENTATIONS, OF_IMAGES
+from ..data.augmentation import AUGMENTATIONS, OF_IMAGES, is_combination
+from ..data.crops import named_crop
 from ..data.labels import TASKS
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
+from ..data.samplers import SAMPLERS
 from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.losses import LOSSES
@@ -74,6 +76,13 @@ class DataConfig(Settings):
         "arguments of a data function, or options of an image or text data set",
         unit="JSON",
     )
+    collate: str | None = setting(
+        None,
+        Text("'path/data.py:collate'"),
+        "function that makes a minibatch of a data function's items",
+        unit="F",
+        words="the data set's collate_fn, else stacked or joined",
+    )
     loss: str | None = setting(
         None,
         Choice(tuple(LOSSES), "path/loss.py:function", is_function),
@@ -122,7 +131,27 @@ class DataConfig(Settings):
         unit="NAME[,NAME]",
     )
     augmentation: str | None = setting(
-        None, Choice((*AUGMENTATIONS, *OF_IMAGES)), "augmentation of the training split", unit="NAME"
+        None,
+        Choice((*AUGMENTATIONS, *OF_IMAGES), "scans+flip", is_combination),
+        "augmentation of the training split; those of clouds can be joined by +",
+        unit="NAME[+NAME]",
+    )
+    crop: str | None = setting(
+        None,
+        Text("'sphere:radius=2,overlap=0.5'"),
+        "part of a scene in metres, as cuboid:size=4, column:size=4 or sphere:radius=2: random in training, as many as "
+        "cover the scene in evaluation",
+        unit="KIND:OPTION=VALUE",
+        words="whole scenes",
+    )
+    views: int = setting(
+        1, WholeNumber(1, 64), "test-time augmentation: evaluated copies of each cloud, turned about z in equal steps"
+    )
+    sampler: str | None = setting(
+        None,
+        Choice(SAMPLERS, "path/sampler.py:function", is_function),
+        "samples of an epoch, instead of each once: weighted draws by the data set's weights, else each class as often",
+        unit="S",
     )
     shuffle: bool = setting(True, Flag(), "shuffling of the samples in each epoch", option="")
     balance: str | None = setting(
@@ -157,7 +186,7 @@ class DataConfig(Settings):
     )
 
     def __post_init__(self) -> None:
-        for name in ("data", "cache", "model", "loss"):  # the latter may name a file's function
+        for name in ("data", "cache", "model", "loss", "collate", "sampler"):  # the latter may name a file's function
             value = getattr(self, name)
             if (isinstance(value, PathLike) and name in ("data", "cache")) or str(value).startswith("~"):
                 object.__setattr__(self, name, fspath(expanded(value)))
@@ -169,6 +198,21 @@ class DataConfig(Settings):
         for name, kind in (("batch_voxels", COUNT), ("batch_seconds", TIME), ("batch_bytes", SIZE)):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, kind.read(value))
+        if self.crop is not None:
+            object.__setattr__(self, "crop", str(named_crop(self.crop)))
+        if self.collate is not None and not is_function(self.collate):
+            raise InputError(
+                "setting.not_a_function",
+                f"{{collate}} is {self.collate!r}, expected a function such as path/data.py:collate",
+                setting="collate",
+            )
+        if self.sampler is not None and (self.is_composed or self.balance or not self.shuffle):
+            raise InputError(
+                "setting.sampler_and_order",
+                "{sampler} says which samples an epoch visits, and in what order: leave it out, or the balance, order "
+                "or budget of minibatches and the fixed order",
+                setting="sampler",
+            )
         if len(budgets := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
             text = f"{{{budgets[0]}}} and {{{budgets[1]}}} both limit a minibatch: give one of them"
             raise InputError("setting.two_budgets", text, setting=dict.fromkeys(budgets))
@@ -288,6 +332,9 @@ class ProcessConfig(Settings):
 
     device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "compute device")  # or cuda:1
     threads: int | None = setting(None, WholeNumber(1, 65536), "CPU threads of each process", words="shared evenly")
+    num_workers: int = setting(
+        0, WholeNumber(0, 256), "processes that read minibatches ahead, for each rank that reads samples"
+    )
     shared_memory: bool = setting(True, Flag(), "shared memory between processes of one host (otherwise sockets)")
     encrypt: bool = setting(False, Flag(), "TLS encryption between hosts")
     timeout_seconds: float = setting(300.0, Number(0.01, _WEEK), "maximum wait for another rank, in seconds", unit="S")
@@ -372,7 +419,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
     @property
     def sampling(self) -> dict[str, object]:
         """The settings that decide which samples a minibatch has: within an epoch they stay."""
-        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance", "order")
+        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance", "order", "sampler")
         composition = self.composition if self.is_composed else None  # of a run before that was
         return {name: getattr(self, name) for name in names} | {"composition": composition}
 

@@ -138,7 +138,7 @@ SPARSE = (
     Term("kernel map", "pairs of input and output voxels for each offset of a kernel", "rulebook", _MINKOWSKI),
     Term(
         "sparse-convolution backend",
-        "the library that computes sparse layers: native, minkowski or torch",
+        "the library that computes sparse layers: native, minkowski, spconv or torch",
         former="engine",
     ),
 )

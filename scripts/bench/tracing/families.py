@@ -341,6 +341,18 @@ def generative() -> Family:
     return Net(), _clouds(ME)
 
 
+def of_spconv(name: str) -> Callable[[], Family]:
+    """Return a builder of a network of spconv's modules; tests have these in the forms in which they are published."""
+
+    def build() -> Family:
+        engines.engine("spconv")  # which repairs the library
+        from tests import spconv_networks
+
+        return spconv_networks.FAMILIES[name]()
+
+    return build
+
+
 _OF_TRANSFORMERS: Mapping[str, Callable[[], Family]] = {
     "gpt2": language_model("gpt2", n_layer=4, n_embd=16, n_head=2, n_positions=32),
     "gpt2, labels": language_model("gpt2", labels=True, mask=True, n_layer=4, n_embd=16, n_head=2, n_positions=32),
@@ -368,6 +380,7 @@ _OF_TRANSFORMERS: Mapping[str, Callable[[], Family]] = {
     "dpt": dpt,
 }  # fmt: skip
 _OF_MINKOWSKI = {"stack sum": stack_sum, "tensor field": tensor_field, "generative decoder": generative}
+_OF_SPCONV = {name: of_spconv(name) for name in ("SpUNet", "SECOND", "VoxelNeXt")}
 
 FAMILIES: Mapping[str, Callable[[], Family]] = {
     **_OF_TRANSFORMERS,
@@ -382,6 +395,7 @@ FAMILIES: Mapping[str, Callable[[], Family]] = {
     "stochastic depth of Python": rows(PythonDepth),
     "if in a method": rows(Helper),
     **_OF_MINKOWSKI,
+    **_OF_SPCONV,
 }
 
 
@@ -390,13 +404,15 @@ SINGLE = frozenset(["mixtral"])  # its grouped product of matrices is in float32
 
 def absent(name: str) -> str:
     """Return the package that a network needs and that is not installed; "" if all are."""
-    package = "transformers" if name in _OF_TRANSFORMERS else "MinkowskiEngine" if name in _OF_MINKOWSKI else ""
+    packages = {"transformers": _OF_TRANSFORMERS, "MinkowskiEngine": _OF_MINKOWSKI, "spconv": _OF_SPCONV}
+    package = next((package for package, names in packages.items() if name in names), "")
     return package if package and importlib.util.find_spec(package) is None else ""
 
 
 def engine(name: str) -> Any:
     """Return the engine that a network's values cross boundaries with."""
-    return engines.engine("minkowski") if name in _OF_MINKOWSKI else PlainEngine()
+    sparse = {**dict.fromkeys(_OF_MINKOWSKI, "minkowski"), **dict.fromkeys(_OF_SPCONV, "spconv")}
+    return engines.engine(sparse[name]) if name in sparse else PlainEngine()
 
 
 def build(name: str) -> Family:

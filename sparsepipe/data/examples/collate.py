@@ -42,10 +42,13 @@ def as_parts(value: object, what: str) -> Any:
 def collated(samples: Sequence[Any], what: str, *, padding: int = PADDING) -> Any:
     """Put the parts of several samples side by side, the first axis of the result counting samples.
 
-    If lengths along a part's first axis differ, and nothing else, the shorter ones are padded at their end. Raises
-    InputError, which begins with `what`, where samples do not go together.
+    If lengths along a part's first axis differ, and nothing else, the shorter ones are padded at their end. A target
+    that cannot be padded, as its numbers are no classes (boxes, offsets), is a tuple of each sample's; in a dict then
+    every entry is one. Raises InputError, which begins with `what`, where samples do not go together.
     """
     first = samples[0]
+    if padding == IGNORED and _is_ragged(samples):
+        return _of_each(samples, what)
     if isinstance(first, dict):
         if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
             raise InputError(
@@ -137,14 +140,29 @@ def _stacked(parts: Sequence[Tensor], what: str, padding: int) -> Tensor:
             f"{what} of shapes {list(two[0])} and {list(two[-1])} in one minibatch, expected one shape, or one that "
             "differs along the first axis alone; resize or crop them in the data set",
         )
-    if padding == IGNORED and (parts[0].is_floating_point() or parts[0].dtype == torch.bool):
-        raise InputError(
-            "sample.lengths_differ",
-            f"{what} of lengths {two[0][0]} and {two[-1][0]} in one minibatch, which only classes can be padded to; "
-            "give them one length in the data set",
-        )
     longest = max(shape[0] for shape in shapes)
     padded = parts[0].new_full((len(parts), longest, *parts[0].shape[1:]), padding)
     for row, part in zip(padded, parts, strict=True):
         row[: len(part)] = part
     return padded
+
+
+def _is_ragged(samples: Sequence[Any]) -> bool:
+    """Return whether targets hold numbers that are no classes, of unlike lengths: there is no padding for such."""
+    if all(isinstance(sample, Tensor) for sample in samples):
+        shapes = {tuple(sample.shape) for sample in samples}
+        numbers = any(sample.is_floating_point() or sample.dtype == torch.bool for sample in samples)
+        return numbers and len(shapes) > 1 and () not in shapes and len({shape[1:] for shape in shapes}) == 1
+    if all(isinstance(sample, dict) for sample in samples):
+        names = set.intersection(*(set(sample) for sample in samples))
+        return any(_is_ragged([sample[name] for sample in samples]) for name in names)
+    return False
+
+
+def _of_each(samples: Sequence[Any], what: str) -> Any:
+    """Return a tuple of the samples' tensors; of dicts a dict of such tuples."""
+    if not isinstance(samples[0], dict):
+        return tuple(samples)
+    if any(sample.keys() != samples[0].keys() for sample in samples):
+        raise InputError("sample.names_differ", f"{what} have different names in one minibatch, expected the same")
+    return {name: tuple(sample[name] for sample in samples) for name in samples[0]}

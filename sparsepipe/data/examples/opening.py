@@ -47,13 +47,15 @@ def open_examples(
     seed: int = 0,
     cache: Path | str | None = None,
     augmentation: str | None = None,
+    collate: str | None = None,
     **options: Any,
 ) -> ExampleDataset:
     """Open split "train" or "test" of a folder, of a data set that a manifest names, or of a function of one's own.
 
     `augmentation` names how training images change from epoch to epoch (see images/augmentation), `cache` a folder for
-    what is prepared (as for clouds; "off" keeps nothing). Options: image_size of images; of texts those of
-    TranslationSettings, PlainTextSettings, ShardSettings; a function gets them as arguments.
+    what is prepared (as for clouds; "off" keeps nothing), `collate` a function that makes a minibatch of a function's
+    items. Options: image_size of images; of texts those of TranslationSettings, PlainTextSettings, ShardSettings; a
+    function gets them as arguments.
     Raises InputError for a source, split or option that is none now, for a bad file when it is read.
     """
     if split not in SPLITS:
@@ -65,7 +67,12 @@ def open_examples(
                 "dataset.no_augmentation",
                 f"{source}: augmentation {augmentation!r} given, but items of a function change by its own",
             )
-        return OwnExamples(UserFunction.parse(str(source)), split, seed, options)
+        own_collate = None if collate is None else UserFunction.parse(collate)
+        return OwnExamples(UserFunction.parse(str(source)), split, seed, options, own_collate)
+    if collate is not None:
+        raise InputError(
+            "dataset.no_collate", f"{source}: collate {collate} given, but it is for items of a data function"
+        )
     kind, root = located(source)
     if kind in _IMAGES:
         check_options(options, ("image_size",), str(source))

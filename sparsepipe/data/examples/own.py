@@ -1,23 +1,25 @@
 """A data set of the user's own: a function, by name, that returns any map-style data set of torch's kind.
 
 It is called with split="train" or "test" (and, where its parameters take them, seed=… and further options). What it
-returns has `len()` and gives items `(inputs, target)`. Inputs are a tensor, a tuple of tensors (forward's arguments in
-order) or a dict of them (by name); arrays and numbers become tensors. Items are stacked; if they are sequences of
-unlike length they are padded with 0, their targets with -100. For clouds, items are `sparsepipe.data.Sample`, or the
-function returns what `sparsepipe.data.load` gives: a minibatch is then a PointBatch.
+returns has `len()` and gives items `(inputs, target)`, or is an iterable of them (streams.py). Inputs are a tensor, a
+tuple of tensors (forward's arguments in order) or a dict of them (by name); arrays and numbers become tensors. Items
+are stacked; if they are sequences of unlike length they are padded with 0, classes with -100; other targets of unlike
+length, such as boxes, become a tuple of tensors. An item may also be one dict, or a graph (joining.py). For clouds,
+items are `sparsepipe.data.Sample`, or the function returns what `sparsepipe.data.load` gives: a minibatch is then a
+PointBatch. A `collate` of the user's makes minibatches of items of any kind.
 
-Attributes of the data set that are used where they exist: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
+Attributes of the data set that are used if they exist: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
 dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
-sample), `size_unit`, `loss`, `synthetic`. Costs grow with `size_unit`: "samples" if not given, "tokens" where
-sequences differ in length, "pixels" where pictures differ in size from minibatch to minibatch.
+sample) or `size_of` (a function of an item), `size_unit`, `loss`, `synthetic`, `collate_fn`, `inputs` and `target`
+(names of a dict's entries), `weights` and `sampler` (of samples; data/samplers.py). Costs grow with `size_unit`:
+"samples" if not given, "points" of clouds as dicts, "tokens" of sequences that differ in length, "pixels" of pictures
+that differ in size from minibatch to minibatch.
 """
 
 import inspect
 import math
-import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from ...errors import CODE_FAILURES, InputError
 from ...util.derived.digests import digest
@@ -39,6 +42,8 @@ from ..labels import IGNORED
 from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
 from .files import check_indices
+from .joining import OFFSET, is_named, joined_items, named_entries, num_points, target_names, with_tensors
+from .streams import Stream, is_stream, restore_generators, seed_generators, states_of_generators
 
 _DEFAULT_LOSS = "classes"
 _MOST_CLASSES = 100_000
@@ -52,9 +57,10 @@ class OwnExamples:
     split: str
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    collate: UserFunction | None = None  # makes a minibatch of items; None: the data set's `collate_fn`, if it has one
 
     def __post_init__(self) -> None:
-        _ = self._dataset  # a function that is not there is refused now
+        _ = self._dataset, self._make_minibatch  # functions that are not there are refused now
         if not len(self):
             raise InputError(
                 "own_data.empty", f"{self.function}: its data set of split {self.split} is empty, expected samples"
@@ -75,6 +81,8 @@ class OwnExamples:
         if isinstance(dataset, VoxelDataset):
             return dataset
         kind = type(dataset)
+        if is_stream(dataset):
+            return dataset
         if isinstance(dataset, str | bytes | Mapping) or not hasattr(kind, "__getitem__"):
             what = "None" if dataset is None else f"of type {kind.__name__}"
             raise InputError(
@@ -94,8 +102,31 @@ class OwnExamples:
         return self._dataset if isinstance(self._dataset, VoxelDataset) else None
 
     @cached_property
+    def _stream(self) -> Stream | None:
+        """The items of an iterable, by number."""
+        return Stream(self._dataset, f"{self.function}: {self.split}", self.seed) if is_stream(self._dataset) else None
+
+    @property
+    def in_order(self) -> bool:
+        """Return whether items are read in the order in which an iterable gives them."""
+        return self._stream is not None
+
+    @cached_property
+    def _make_minibatch(self) -> Callable[[list[Any]], Any] | None:
+        """The user's function from items to a minibatch, None if there is none."""
+        if self.collate is not None:
+            return self.collate.load()
+        given = None if isinstance(self._dataset, VoxelDataset) else self._attribute("collate_fn")
+        if given is not None and not callable(given):
+            raise InputError(
+                "own_data.collate_malformed", f"{self.function}: collate_fn is {shown(given)}, expected a function"
+            )
+        return given
+
+    @cached_property
     def _length(self) -> int:
-        return int(self._call(lambda: len(self._dataset), "in len()"))
+        counted = self._dataset if self._stream is None else self._stream
+        return int(self._call(lambda: len(counted), "in len()"))
 
     @property
     def targets_are_labels(self) -> bool:
@@ -112,24 +143,44 @@ class OwnExamples:
         for index in indices:
             yield self._item(index, epoch)
 
-    def _item(self, index: int, epoch: int) -> tuple[Any, Any] | Sample:
-        """Return an item as tensors, or a cloud. Raises InputError that names the function and the item."""
+    def _read(self, index: int, epoch: int = 0) -> Any:
+        """Return an item as the data set gives it. Raises InputError that names the function and the item."""
         where = f"in item {index} of split {self.split}"
         if isinstance(self._dataset, VoxelDataset):
             return self._dataset.sample(index, epoch=epoch)
-        with SHARED_GENERATORS, _generators_kept():  # other threads draw too: each item has the generators for itself
-            _seed_generators(sample_seed(self.seed, f"{self.split}:{index}:{epoch}"))
-            item = self._call(lambda: self._dataset[index], where)
-        if isinstance(item, Sample):
-            return item
+        if (stream := self._stream) is not None:
+            return self._call(lambda: stream.item(index, epoch), where)
+        return self._drawing(f"{index}:{epoch}", lambda: self._dataset[index], where)
+
+    def _drawing(self, name: str, run: Callable[[], Any], where: str) -> Any:
+        """Run code of the user's that may draw: other threads draw too, so it has the generators for itself."""
+        with SHARED_GENERATORS:
+            others = states_of_generators()
+            try:
+                seed_generators(sample_seed(self.seed, f"{self.split}:{name}"))
+                return self._call(run, where)
+            finally:
+                restore_generators(others)
+
+    def _item(self, index: int, epoch: int) -> tuple[Any, Any] | Sample:
+        """Return an item as tensors, or a cloud. Raises InputError that names the function and the item."""
+        item = self._read(index, epoch)
+        return item if isinstance(item, Sample) else self._pair(index, item)
+
+    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        """Return inputs and target of an item as tensors."""
+        name = f"{self.function}: item {index}:"
+        if is_named(item):
+            entries = joined_items([item], name)
+            return entries, self._target_of(entries, name)
         if not isinstance(item, tuple | list) or len(item) != 2:
             count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise InputError(
                 "own_data.item_malformed",
-                f"{self.function}: item {index} is a {type(item).__name__}{count}, expected (inputs, target)",
+                f"{self.function}: item {index} is a {type(item).__name__}{count}, expected (inputs, target), a dict "
+                "with a target in it, or a `collate` for items of another kind",
             )
         inputs, target = item
-        name = f"{self.function}: item {index}:"
         return as_parts(inputs, f"{name} inputs"), mapped(as_parts(target, f"{name} target"), as_target)
 
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch | PointBatch:
@@ -138,7 +189,12 @@ class OwnExamples:
         Raises InputError if they do not go together, or the user's code raises.
         """
         check_indices(indices, len(self), self.split)
-        items = list(self._items(indices, epoch if self.split == "train" else 0))
+        epoch = epoch if self.split == "train" else 0
+        items = [self._read(index, epoch) for index in indices]
+        if (make := self._make_minibatch) is not None:
+            name = f"collate:{','.join(map(str, indices))}:{epoch}"
+            minibatch = self._drawing(name, lambda: make(items), f"in collate of split {self.split}")
+            return self._collated(minibatch, items, indices)
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:
             if len(clouds) != len(items):
@@ -146,17 +202,63 @@ class OwnExamples:
                     "own_data.kinds_differ", f"{self.function}: clouds and tensors in one minibatch, expected one kind"
                 )
             return collate(clouds)
-        pairs = [item for item in items if not isinstance(item, Sample)]
+        if is_named(items[0]):
+            return self._of_entries(joined_items(items, f"{self.function}: items"), items, indices)
+        pairs = [self._pair(index, item) for index, item in zip(indices, items, strict=True)]
         inputs = collated([pair[0] for pair in pairs], f"{self.function}: inputs")
         target = collated([pair[1] for pair in pairs], f"{self.function}: targets", padding=IGNORED)
-        return ExampleBatch(inputs, target, len(items), self._padded_size(indices, inputs))
+        return ExampleBatch(inputs, target, len(items), self._minibatch_size(items, indices, inputs))
 
-    def _padded_size(self, indices: Sequence[int], inputs: object) -> int:
+    def _collated(self, minibatch: Any, items: Sequence[Any], indices: Sequence[int]) -> ExampleBatch | PointBatch:
+        """Return what a `collate` made of items. Raises InputError if that is no minibatch."""
+        if isinstance(minibatch, PointBatch):
+            return minibatch
+        if isinstance(minibatch, tuple | list) and len(minibatch) == 2:
+            inputs, target = with_tensors(tuple(minibatch))
+            size = self._minibatch_size(items, indices, inputs)
+            return ExampleBatch(inputs, pytree.tree_map(_as_class, target), len(items), size)
+        if is_named(minibatch):
+            return self._of_entries(named_entries(minibatch), items, indices)
+        raise InputError(
+            "own_data.collate_malformed",
+            f"{self.function}: its collate returns a {type(minibatch).__name__}, expected (inputs, target), or a dict "
+            "with a target in it",
+        )
+
+    def _of_entries(self, entries: dict[str, Any], items: Sequence[Any], indices: Sequence[int]) -> ExampleBatch:
+        """Return a minibatch whose inputs are entries by name: those that the data set's `inputs` names, else all."""
+        target = pytree.tree_map(_as_class, self._target_of(entries, f"{self.function}: minibatches"))
+        names = _names(self._attribute("inputs"))
+        if missing := [name for name in names if name not in entries]:
+            raise InputError(
+                "own_data.entry_missing",
+                f"{self.function}: minibatches have {', '.join(entries)[:200]}, expected {missing[0]} among them, "
+                "which the data set's `inputs` names",
+            )
+        inputs = {name: entries[name] for name in names} if names else entries
+        offset = entries.get(OFFSET)
+        samples = len(offset) if isinstance(offset, torch.Tensor) else len(items)
+        return ExampleBatch(inputs, target, samples, self._minibatch_size(items, indices, inputs))
+
+    def _target_of(self, entries: Mapping[str, Any], what: str) -> Any:
+        """Return the entry that is the target; a dict of them if the data set's `target` names several."""
+        given = self._attribute("target")
+        names = target_names(entries, _names(given), what)
+        return entries[names[0]] if len(names) == 1 else {name: entries[name] for name in names}
+
+    def _minibatch_size(self, items: Sequence[Any], indices: Sequence[int], inputs: object) -> int:
+        """Return the size of a minibatch: points add up, tokens and pixels are padded to the largest sample's."""
         if self.size_unit == "samples":
             return len(indices)
-        if self._given_sizes is not None:
-            return len(indices) * max(self._given_sizes[index] for index in indices)
-        first = each_tensor(inputs)[0]
+        given = self._given_sizes
+        sizes = None if given is None else [given[index] for index in indices]
+        if sizes is None and self._size_function is not None:
+            sizes = [self._size_of(index, item) for index, item in zip(indices, items, strict=True)]
+        if self.size_unit in ("points", "voxels"):
+            return sum(sizes or (self._size_of(index, item) for index, item in zip(indices, items, strict=True)))
+        if sizes is not None:
+            return len(indices) * max(sizes)
+        first = next(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
         return first.shape[0] * self._positions(first[0])
 
     def sample_sizes(self) -> Sequence[int]:
@@ -169,12 +271,33 @@ class OwnExamples:
             return (1,) * len(self)
         if self._given_sizes is not None:
             return self._given_sizes
-        return tuple(map(self._size_of, self._items(range(len(self)))))
+        return tuple(self._size_of(index, self._read(index)) for index in range(len(self)))
 
-    def _size_of(self, item: tuple[Any, Any] | Sample) -> int:
+    def _size_of(self, index: int, item: Any) -> int:
+        """Return an item's size: what `size_of` says, the points of a cloud, else what its first tensor has."""
+        if (size_of := self._size_function) is not None:
+            size = self._call(lambda: int(size_of(item)), "in size_of")
+            if size < 1:
+                raise InputError(
+                    "own_data.sizes_malformed",
+                    f"{self.function}: size_of says {size} of item {index}, expected 1 or more",
+                )
+            return int(size)
         if isinstance(item, Sample):
             return len(item)
-        return self._positions(each_tensor(item[0])[0])
+        count = num_points(item)
+        return self._positions(each_tensor(self._pair(index, item)[0])[0]) if count is None else max(count, 1)
+
+    @cached_property
+    def _size_function(self) -> Callable[[Any], Any] | None:
+        """The `size_of` of the user's data set, None if there is none."""
+        given = None if isinstance(self._dataset, VoxelDataset) else self._attribute("size_of")
+        if given is not None and not callable(given):
+            raise InputError(
+                "own_data.sizes_malformed",
+                f"{self.function}: size_of is {shown(given)}, expected a function of an item",
+            )
+        return given
 
     def _positions(self, tensor: torch.Tensor) -> int:
         """Count a sample's tokens, of a tensor [tokens, …], or its pixels, of one [channels, height, width]."""
@@ -238,12 +361,15 @@ class OwnExamples:
     @property
     def size_unit(self) -> str:
         given = self._attribute("size_unit")
-        return str(given) if given else ("voxels" if isinstance(self._first, Sample) else "samples")
+        if given:
+            return str(given)
+        if isinstance(self._first, Sample):
+            return "voxels"
+        return "samples" if num_points(self._first) is None else "points"
 
     @cached_property
-    def _first(self) -> tuple[Any, Any] | Sample:
-        (first,) = self._items([0])
-        return first
+    def _first(self) -> Any:
+        return self._read(0)
 
     @property
     def loss(self) -> str:
@@ -269,13 +395,19 @@ class OwnExamples:
         if isinstance(self._first, Sample):
             known.setdefault("in_channels", int(self._first.features.shape[1]))
             dear["num_classes"] = self._counted_classes
-        elif isinstance(target := self._first[1], torch.Tensor) and not target.ndim and target.dtype == torch.int64:
-            dear["num_classes"] = self._counted_classes
+        elif self._make_minibatch is None and not is_named(self._first):
+            target = self._pair(0, self._first)[1]
+            if isinstance(target, torch.Tensor) and not target.ndim and target.dtype == torch.int64:
+                dear["num_classes"] = self._counted_classes
         return LazyFacts(known, dear)
 
     def _counted_classes(self) -> int:
         """Count classes as the highest target of the training split says, whichever split this is."""
-        training = self if self.split == "train" else OwnExamples(self.function, "train", self.seed, self.options)
+        training = (
+            self
+            if self.split == "train"
+            else OwnExamples(self.function, "train", self.seed, self.options, self.collate)
+        )
         low, high = min(training.labels), max(training.labels)
         if low < 0 or high >= _MOST_CLASSES:
             raise InputError(
@@ -289,7 +421,9 @@ class OwnExamples:
     def origin(self) -> dict[str, Any]:
         home = Path(self.function.home).name if self.function.is_file else self.function.home
         named = f"{home}:{self.function.name}"
-        options = {"options": digest(dict(self.options))} if self.options else {}
+        options: dict[str, Any] = {"options": digest(dict(self.options))} if self.options else {}
+        if self.collate is not None:
+            options["collate_sha256"] = self.collate.sha256()
         return {
             "name": named,
             "split": self.split,
@@ -309,6 +443,21 @@ class OwnExamples:
     def look(self) -> None:
         """Read the first item: what the user's own code needs is not known here."""
         _ = self._first
+
+    @property
+    def weights(self) -> Any:
+        """The `weights` of the user's data set, one for each sample; None if there are none."""
+        return None if isinstance(self._dataset, VoxelDataset) else self._attribute("weights")
+
+    def drawn(self, epoch: int) -> tuple[int, ...] | None:
+        """Return the samples of an epoch as the `sampler` of the user's data set draws them, None if it has none."""
+        sampler = None if isinstance(self._dataset, VoxelDataset) else self._attribute("sampler")
+        if sampler is None:
+            return None
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            self._call(lambda: set_epoch(epoch), "in its sampler")
+        indices = self._drawing(f"sampler:{epoch}", lambda: tuple(int(index) for index in sampler), "in its sampler")
+        return tuple(indices)
 
     # --- the user's code -----------------------------------------------------------------------------------------
 
@@ -352,23 +501,13 @@ def _check_arguments(named: UserFunction, function: Callable[..., Any], given: M
         return
 
 
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Leave the global generators of torch, numpy and Python as they were."""
-    states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+def _as_class(leaf: Any) -> Any:
+    return as_target(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _seed_generators(seed: int) -> None:
-    """Let the global generators of torch, numpy and Python restart."""
-    torch.random.default_generator.manual_seed(seed % 2**63)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed % 2**32)  # a longer one takes longer
+def _names(given: Any) -> tuple[str, ...]:
+    """Return names of entries that a data set gives: one as text, or several."""
+    return () if given is None else (given,) if isinstance(given, str) else tuple(map(str, given))
 
 
 class LazyFacts(Mapping[str, Any]):
@@ -377,6 +516,11 @@ class LazyFacts(Mapping[str, Any]):
     def __init__(self, known: Mapping[str, Any], dear: Mapping[str, Callable[[], Any]]) -> None:
         self._known = dict(known)
         self._dear = {name: compute for name, compute in dear.items() if name not in known}
+
+    @property
+    def dear(self) -> frozenset[str]:
+        """Names of the values that are still to be computed."""
+        return frozenset(self._dear.keys() - self._known)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known and name in self._dear:

@@ -6,13 +6,13 @@
 from types import ModuleType
 
 from ..labels import CLASSIFICATION, SEGMENTATION
-from . import classes, hdf5, pointcept, resampled, s3dis, semantickitti, shapenetpart
+from . import classes, hdf5, nuscenes, pointcept, resampled, s3dis, scannet, semantickitti, shapenetpart
 from .base import MARKER, DataFolder, LeftOut, SampleFile, read_marker
 from .litter import folders, is_litter
 from .splits import SPLITS
 
 LAYOUTS: tuple[ModuleType, ...] = (
-    *(resampled, hdf5, shapenetpart, s3dis, semantickitti, pointcept, classes),  # in this order
+    *(resampled, hdf5, shapenetpart, s3dis, semantickitti, nuscenes, scannet, pointcept, classes),  # in this order
 )
 FALLBACK = classes  # says what is there where no layout is
 

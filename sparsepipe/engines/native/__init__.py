@@ -29,6 +29,7 @@ class NativeEngine:
 
     name = "native"
     takes_points = True
+    takes_examples = False
 
     def layer(self, row: Row) -> nn.Module:
         return checked(build(row), row, self)

@@ -57,8 +57,11 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
         if setting not in parameters:
             has = f"it has {', '.join(parameters)}" if parameters else "it has none"
             raise InputError("loss.setting_unknown", f"loss {name} has no setting {setting!r}; {has}")
-    given = {fact: facts[fact] for fact in facts if fact in parameters} | dict(args)  # others may be dear to find
-    lacking = [p for p, parameter in parameters.items() if parameter.default is parameter.empty and p not in given]
+    needed = [p for p, parameter in parameters.items() if parameter.default is parameter.empty]
+    dear = getattr(facts, "dear", ())  # such as classes that are counted by reading all samples
+    given = {fact: facts[fact] for fact in facts if fact in parameters and (fact in needed or fact not in dear)}
+    given |= args
+    lacking = [parameter for parameter in needed if parameter not in given]
     if lacking:
         raise InputError(
             "loss.fact_missing",

@@ -11,13 +11,14 @@ from ...errors import InputError
 
 
 def main_output(output: Any) -> Tensor:
-    """Return a tensor as it is; of a dict "logits", or else the first entry; of a tuple the first entry.
+    """Return a tensor as it is; of a dict its logits, or else the first entry; of a tuple the first entry.
 
     Raises InputError if that is no tensor.
     """
     main = output
     if isinstance(output, Mapping) and output:
-        main = output["logits"] if "logits" in output else next(iter(output.values()))
+        logits = logits_of(output)
+        main = next(iter(output.values())) if logits is None else logits
     elif isinstance(output, tuple | list) and output:
         main = output[0]
     if not isinstance(main, Tensor):
@@ -26,6 +27,15 @@ def main_output(output: Any) -> Tensor:
             f"the network's forward gives {described(output)}, expected a tensor, or one as first entry",
         )
     return main
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """Return "logits" of a dict, else its first tensor by a name that ends so ("seg_logits"); None if it has none."""
+    if not isinstance(output, Mapping):
+        return None
+    named = [name for name in output if str(name).endswith("logits") and not str(name).startswith("aux")]
+    named = ["logits"] if "logits" in output else named
+    return next((output[name] for name in named if isinstance(output[name], Tensor)), None)
 
 
 def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:

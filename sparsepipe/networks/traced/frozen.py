@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from .containers import ContainerCall
 from .operations import name_of
 from .recording import OF_MODULES, Recording, UnevenStatement
-from .statements import Statement
+from .statements import Statement, module_called
 from .values import Structure, is_constant, is_tensor
 
 _TORCH = "torch's generator"
@@ -59,6 +60,8 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     """Say how two operations at the same place differ; "" where they do not."""
     if a.op == b.op == "get_attr":
         return _other_state(a, b)
+    if _same_statement(a.target, b.target) and a.target != b.target:
+        raise UnevenStatement(a.target.inner)
     if a.op != b.op or a.target != b.target or a.meta["path"] != b.meta["path"]:
         return f"it does {_call(b)} in another minibatch where it did {_call(a)}: what decides must not be in Python"
     ours, theirs = _placed((a.args, a.kwargs), places), _placed((b.args, b.kwargs), places)
@@ -76,6 +79,12 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     return ""
 
 
+def _same_statement(a: Any, b: Any) -> bool:
+    """Whether both are the same statements, given containers."""
+    calls = isinstance(a, ContainerCall) and isinstance(b, ContainerCall)
+    return calls and isinstance(a.inner, Statement) and a.inner == b.inner
+
+
 def _other_state(a: fx.Node, b: fx.Node) -> str:
     known = a.meta["registered"], b.meta["registered"]
     ours, theirs = a.meta["value"], b.meta["value"]
@@ -88,7 +97,7 @@ def _other_state(a: fx.Node, b: fx.Node) -> str:
 
 
 def _call(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_module" else name_of(node)
+    return module_called(node) or name_of(node)
 
 
 def _placed(structure: Any, places: dict[fx.Node, int]) -> Any:
@@ -168,7 +177,7 @@ def outside(module: nn.Module) -> dict[str, Any]:
             }
         )
     for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
-        if kind.__module__.startswith(("torch.", "builtins", "Minkowski")):
+        if kind.__module__.startswith(("torch.", "builtins", "Minkowski", "spconv.")):
             continue
         for name, value in vars(kind).items():
             if isinstance(value, FunctionType):

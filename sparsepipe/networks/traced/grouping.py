@@ -7,9 +7,9 @@ from torch import Tensor, fx, nn
 
 from .copies import module_at
 from .operations import holds_tensors, is_cheap, is_small, is_view, name_of, of_numbers
-from .recording import Recording
-from .statements import Statement, paths_called
-from .values import Structure
+from .recording import Recording, example_of
+from .statements import Call, module_called, paths_called
+from .values import Structure, is_of_spconv
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Grouping:
         """Whether it gives nothing to others, and may raise."""
         value = node.meta["value"]
         return name_of(node) == "same_answer" or (
-            isinstance(node.target, Statement) and isinstance(value, dict) and not value
+            isinstance(node.target, Call) and isinstance(value, dict | tuple) and not value
         )
 
     def _is_floating(self, node: fx.Node) -> bool:
@@ -115,7 +115,7 @@ class Grouping:
             return False
         reads_parameter = any(source.op == "get_attr" for source in node.all_input_nodes)
         sparse = any(not isinstance(s.meta["value"], Tensor) for s in node.all_input_nodes if s.op == "placeholder")
-        if node.meta["written"] or name_of(node) == "same_answer" or isinstance(node.target, Statement):
+        if node.meta["written"] or name_of(node) == "same_answer" or isinstance(node.target, Call):
             return False
         return is_small(node) if reads_parameter or sparse else is_cheap(node)
 
@@ -134,6 +134,8 @@ class Grouping:
         """
         if node in self.leaves or not is_view(node) or self._reads_written(node):
             return False
+        if name_of(node) == "getattr" and is_of_spconv(example_of(node.args[0])):
+            return True  # its features and indices would cross twice
         if self._is_of_state(node):
             return True
         if not of_numbers(node) and Structure.of(node.meta["value"]) is not None:
@@ -151,7 +153,7 @@ class Grouping:
         )
 
     def _is_anchor(self, node: fx.Node) -> bool:
-        return node.op == "call_module" or (node.op != "output" and not is_small(node))
+        return module_called(node) is not None or (node.op != "output" and not is_small(node))
 
     # What may not be in two layers
 
@@ -174,7 +176,7 @@ class Grouping:
     def _holds(self, node: fx.Node, name: str) -> bool:
         if any(name.startswith(f"{path}.") for path in paths_called(node)) or name in node.meta["buffers"]:
             return True
-        return node.op != "call_module" and any(
+        return module_called(node) is None and any(
             source.op == "get_attr" and source.target == name for source in node.all_input_nodes
         )
 
@@ -254,24 +256,19 @@ class Grouping:
 
     def _identity(self, group: list[fx.Node]) -> tuple[str, str, str]:
         """Return path, kind and name of a layer."""
-        functions = [node for node in group if node.op != "call_module" and not self.whole(node)]
+        functions = [node for node in group if module_called(node) is None and not self.whole(node)]
         read = {str(s.target) for node in functions for s in node.all_input_nodes if s.op == "get_attr"}
         if kept := sorted(read & self.written):
             return "", "buffer's update", kept[0]  # by a name that it has in both modes
         anchors = [node for node in group if self._is_anchor(node) or self.whole(node)] or group[:1]
-        places = list(
-            dict.fromkeys(
-                self.whole(n) or (str(n.target) if n.op == "call_module" else n.meta["path"]) for n in anchors
-            )
-        )
-        if len(places) == 1 and (self.whole(anchors[0]) or anchors[0].op == "call_module"):
+        paths = [self.whole(n) or (n.meta["path"] if module_called(n) is None else module_called(n)) for n in anchors]
+        places = list(dict.fromkeys(paths))
+        if len(places) == 1 and (self.whole(anchors[0]) or module_called(anchors[0]) is not None):
             kind = type(module_at(self.root, places[0])).__name__
             return places[0], kind, places[0] or kind
         if len(anchors) > 1:
-            shared = _common(
-                [self.whole(n) or (str(n.target) if n.op == "call_module" else n.meta["path"]) for n in anchors]
-            )
-            modules = list(dict.fromkeys(str(n.target) for n in anchors if n.op == "call_module"))
+            shared = _common(paths)
+            modules = list(dict.fromkeys(filter(None, map(module_called, anchors))))
             if not shared and len(modules) == 1:
                 shared = modules[0]
             if shared:

@@ -1,6 +1,7 @@
 """What a forward takes: the tensors among its arguments by name, from an example of them."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,14 +25,19 @@ class Inputs:
     leaves: tuple[Any, ...]
     keywords: bool
     constants: dict[str, Any] = field(default_factory=dict)
+    takes_dict: bool = False  # a dict is the forward's argument, not its keywords
 
     @classmethod
-    def of(cls, owner: str, example: Any) -> "Inputs":
-        """Raises InputError for an example without a tensor, or with what is neither tensor nor plain value."""
-        arguments = example if isinstance(example, tuple | dict) and not hasattr(example, "_fields") else (example,)
+    def of(cls, owner: str, example: Any, forward: Callable[..., Any] | None = None) -> "Inputs":
+        """A dict holds the keywords of `forward`, or is its one argument if it takes no such keywords.
+
+        Raises InputError for an example without a tensor, or with what is neither tensor nor plain value.
+        """
+        takes_dict = isinstance(example, dict) and forward is not None and _takes_dict(forward, example)
+        arguments = _arguments(example, takes_dict)
         leaves, spec = flattened(arguments)  # copies: a forward may change them, and one may be there twice
         leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        names = tuple(_name(path) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
+        names = tuple(_name(path[takes_dict:]) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
         if not any(map(is_tensor, leaves)):
             raise InputError("example.no_tensor", f"{owner}: the example that it is to be traced with has no tensor")
         for name, leaf in zip(names, leaves, strict=True):
@@ -41,9 +47,9 @@ class Inputs:
                     f"{owner}: argument {name} is a {type(leaf).__name__}, expected tensors and numbers",
                 )
         constants = {name: leaf for name, leaf in zip(names, leaves, strict=True) if not is_tensor(leaf)}
-        if len(leaves) == 1 and not isinstance(arguments, dict):
+        if len(leaves) == 1 and not isinstance(example, dict):
             names = (ONLY,)
-        return cls(owner, spec, names, tuple(leaves), isinstance(arguments, dict), constants)
+        return cls(owner, spec, names, tuple(leaves), isinstance(arguments, dict), constants, takes_dict)
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -81,11 +87,11 @@ class Inputs:
         """
         if is_tensor(given) and self.names == (ONLY,):
             return {ONLY: given}
-        arguments = given if isinstance(given, tuple | dict) and not hasattr(given, "_fields") else (given,)
+        arguments = _arguments(given, self.takes_dict)
         single = self.names == (ONLY,)
         found = {}
         for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
-            name = ONLY if single else _name(path)
+            name = ONLY if single else _name(path[self.takes_dict :])
             if is_tensor(leaf) and name in self.names and name not in self.constants:
                 found[name] = leaf
             elif leaf is not None and not (is_tensor(leaf) and name not in self.names):
@@ -103,6 +109,28 @@ class Inputs:
                     name=name,
                 )
         return found
+
+
+def _arguments(given: Any, takes_dict: bool) -> tuple[Any, ...] | dict[str, Any]:
+    """Return what a minibatch has as a forward's arguments, positional ones or keywords."""
+    whole = takes_dict or not isinstance(given, tuple | dict) or hasattr(given, "_fields")
+    return (given,) if whole else given
+
+
+def _takes_dict(forward: Callable[..., Any], example: Mapping[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):  # of a forward in C
+        return False
+    return not _binds(signature, **example) and _binds(signature, example)
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _name(path: Any) -> str:

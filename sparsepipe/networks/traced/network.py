@@ -10,7 +10,9 @@ from torch import nn
 from ...errors import InputError
 from ...values.graph import Layer as GraphLayer
 from ...values.graph import LayerGraph
+from .copies import module_at
 from .inputs import Inputs
+from .operations import reads_pairs
 from .rows import Program, Result, Sizes, TracedRow
 from .subnetwork import TracedSubnetwork
 
@@ -53,6 +55,24 @@ class TracedNetwork:
         """Each name in the module's state_dict → the layer that has it."""
         return {key: row.id for row in reversed(self.rows) for key in row.keys}
 
+    @cached_property
+    def pairs_read(self) -> Mapping[str, frozenset[str] | None]:
+        """Each layer → the keys of spconv's `indice_dict` that layers behind it read.
+
+        None: it may be any, as one of those layers runs code that was not looked into.
+        """
+        keys: frozenset[str] | None = frozenset()
+        found = {}
+        for row in reversed(self.rows):
+            found[row.id] = keys
+            parts = [part for path in row.modules for part in module_at(self.module, path).modules()]
+            reads_any = any(reads_pairs(node) for program in row.programs.values() for node in program.steps)
+            if keys is None or reads_any or not self.opaque_paths.isdisjoint(row.modules):
+                keys = None
+            else:
+                keys |= {vars(part)["indice_key"] for part in parts if _reads_pairs_of_a_key(part)}
+        return found
+
     def alive(self, before: Collection[str], *, training: bool = True) -> tuple[str, ...]:
         """Return the values that cross the boundary behind the layers `before`, in the layers' order."""
         before = set(before)
@@ -91,3 +111,9 @@ class TracedNetwork:
                 f"{self.name} has no layer {min(unknown)!r}: the plan was made for another network",
             )
         return TracedSubnetwork(self, [row for row in self.rows if row.id in wanted], engine=engine, seed=seed)
+
+
+def _reads_pairs_of_a_key(part: nn.Module) -> bool:
+    """Return whether a module reads an entry of `indice_dict`: spconv's SubM and inverse layers, others make theirs."""
+    makes = vars(part).get("subm") is False and not vars(part).get("inverse", False)
+    return vars(part).get("indice_key") is not None and not makes

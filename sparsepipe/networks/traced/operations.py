@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from .copies import module_at
+from .statements import Statement
 from .values import is_number, is_tensor
 
 VIEWS = frozenset(
@@ -23,6 +24,7 @@ MAKERS = frozenset(
     "arange zeros ones full empty eye linspace tensor as_tensor zeros_like ones_like full_like new_zeros new_ones "
     "new_full triu tril cumsum scalar_tensor index index_select gather".split()
 )
+OF_SPARSE = frozenset(["replace_feature"])  # of spconv's tensors: other numbers at the same places
 
 
 def name_of(node: fx.Node) -> str:
@@ -53,7 +55,7 @@ def is_small(node: fx.Node) -> bool:
     if not holds_tensors(node.meta["value"]):
         return True
     tensors = [source for source in node.all_input_nodes if holds_tensors(source.meta["value"])]
-    return name in CASTS | MAKERS or (name in ARITHMETIC and len(tensors) < 2)
+    return name in CASTS | MAKERS | OF_SPARSE or (name in ARITHMETIC and len(tensors) < 2)
 
 
 def is_cheap(node: fx.Node) -> bool:
@@ -96,3 +98,9 @@ def is_rectified(node: fx.Node, known: set[fx.Node], root: torch.nn.Module) -> b
         return True
     behind = name.startswith("max_pool") or (is_view(node) and name not in ("getattr", "expand", "expand_as"))
     return behind and len(node.all_input_nodes) == 1 and set(node.all_input_nodes) <= known
+
+
+def reads_pairs(node: fx.Node) -> bool:
+    """Return whether a node may read what spconv's layers found out about voxels, under any key."""
+    names = (name_of(node), *node.args[1:2])
+    return isinstance(node.target, Statement) or "find_indice_pair" in names or "indice_dict" in names

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ...errors import InputError
 from .operations import name_of, of_numbers
 from .recording import OF_HOOKS, CannotBeTraced
-from .values import is_constant, is_tensor
+from .values import is_constant, is_of_spconv, is_tensor
 
 _SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers
     "dim ndimension is_floating_point is_complex is_signed element_size get_device is_inference".split()
@@ -36,8 +36,8 @@ class ValueProxy(fx.Proxy):
         found = getattr(value, name)
         if inspect.ismethod(found) or inspect.isbuiltin(found) or inspect.ismethoddescriptor(found):
             return _method(self, name, found)
-        if is_tensor(value) and name not in ("shape",) and isinstance(found, bool | int):
-            return found  # ndim, is_cuda, requires_grad
+        if is_tensor(value) and not is_of_spconv(value) and isinstance(found, bool | int):
+            return found  # ndim, is_cuda, requires_grad; the batch size of spconv's tensors is each minibatch's
         return self.tracer.create_proxy("call_function", getattr, (self, name), {})
 
     def __iter__(self) -> Iterator[Any]:
@@ -82,11 +82,13 @@ class ValueProxy(fx.Proxy):
     def keys(self) -> Any:
         return list(self.node.meta["value"].keys())
 
+    @property
     def values(self) -> Any:
+        """A method of dicts and of sparse tensors; what torch.max gives has a tensor of this name."""
         value = self.node.meta["value"]
         if isinstance(value, dict):
-            return [self._item(key) for key in value]
-        return _method(self, "values", value.values)()
+            return lambda: [self._item(key) for key in value]
+        return ValueProxy.__getattr__(self, "values")
 
     def items(self) -> Any:
         return [(key, self._item(key)) for key in self.node.meta["value"]]
@@ -180,6 +182,8 @@ def decidable(node: fx.Node) -> bool:
     name = name_of(node)
     if name in ("eq", "ne") and all(isinstance(each, fx.Node) and of_numbers(each) for each in node.args):
         return True  # two sizes of minibatches are the same in all of them, or in none
+    if name in ("eq", "ne", "gt") and node.args[1] == 0 and _counts_voxels(node.args[0]):
+        return True  # whether a minibatch has voxels at all
     if name == "size" and len(node.args) > 1:
         return _axis(node.args[0], node.args[1]) not in (0, None)
     if name == "getitem" and isinstance(node.args[0], fx.Node):
@@ -189,6 +193,15 @@ def decidable(node: fx.Node) -> bool:
         return 0 not in (_axes(node) or [0])
     sources = [source for source in node.all_input_nodes if source.op != "get_attr"]
     return bool(sources) and all(decidable(source) for source in sources)
+
+
+def _counts_voxels(value: object) -> bool:
+    """Return whether a number is `x.indices.shape[0]` of spconv's x, as its SparseSequential asks for it."""
+    for key in (0, "shape", "indices"):
+        if not isinstance(value, fx.Node) or value.args[1:2] != (key,):
+            return False
+        value = value.args[0]
+    return isinstance(value, fx.Node) and is_of_spconv(value.meta["value"])
 
 
 def _axis(tensor: object, axis: object) -> int | None:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ...errors import CodedError
 from .copies import module_at
 from .rows import Length
-from .statements import Statement, paths_called
+from .statements import Call, Statement, paths_called
 from .values import tensors_of
 
 CONTAINERS = (  # of torch's own modules those that are looked into
@@ -216,7 +216,7 @@ def run(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], module:
         return module(str(node.target))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    if isinstance(node.target, Statement):
+    if isinstance(node.target, Call):
         return node.target.run(args, module)
     assert callable(node.target)
     return node.target(*args, **kwargs)

@@ -4,7 +4,8 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -28,8 +29,23 @@ class StatementRecorder(Protocol):
 RECORDER: ContextVar[StatementRecorder | None] = ContextVar("RECORDER", default=None)
 
 
+class Call(ABC):
+    """The target of an operation that runs Python as it stands. `called`: the path of the module that it calls."""
+
+    called: str | None = None
+
+    @property
+    @abstractmethod
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules that it may call."""
+
+    @abstractmethod
+    def run(self, args: Sequence[Any], module: Callable[[str], nn.Module]) -> Any:
+        """Run it. `module` returns a module by path."""
+
+
 @dataclass(frozen=True)
-class Statement:
+class Statement(Call):
     """A function that statements were moved to, with all that its arguments need but tensors.
 
     `names`: of the arguments that a node gives, in order; behind them come the tensors that `self` reads directly.
@@ -58,12 +74,10 @@ class Statement:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Paths of the modules that it may call."""
         inside = [f"{self.path}.{name}" if self.path else name for name in self.used]
         return tuple(dict.fromkeys([*inside, *(path for _, path in self.parts)]))
 
-    def run(self, args: Iterable[Any], module: Callable[[str], nn.Module]) -> object:
-        """Run it. `module` returns a module by path."""
+    def run(self, args: Sequence[Any], module: Callable[[str], nn.Module]) -> Any:
         given = list(args)
         values: dict[str, object] = dict(zip(self.names, given, strict=False))
         for name in self.copied & values.keys():
@@ -179,8 +193,15 @@ def names_in(code: CodeType) -> list[str]:
     return [*code.co_names, *inner]
 
 
+def module_called(node: fx.Node) -> str | None:
+    """Return the path of the module that an operation is the call of; None for a function or statements."""
+    if node.op == "call_module":
+        return str(node.target)
+    return node.target.called if isinstance(node.target, Call) else None
+
+
 def paths_called(node: fx.Node) -> tuple[str, ...]:
     """Return the paths of the modules that an operation calls, or may call."""
     if node.op == "call_module":
         return (str(node.target),)
-    return node.target.modules if isinstance(node.target, Statement) else ()
+    return node.target.modules if isinstance(node.target, Call) else ()

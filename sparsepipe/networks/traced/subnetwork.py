@@ -17,7 +17,7 @@ from .building import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import filled, own_draws, run
 from .rows import Program, TracedRow
-from .values import features, is_tensor
+from .values import features, is_of_spconv, is_tensor
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupBatchNorm)
 
@@ -153,7 +153,7 @@ class TracedSubnetwork(nn.Module):
                 stack.enter_context(without_checkpoints())
             stack.enter_context(self._lent(program, tensors))
             try:
-                return self._run(program, tensors)
+                return self._run(program, tensors, self.network.pairs_read[row.id])
             except Exception as error:
                 if type(error) not in _OF_MODULES:  # a rank that is lost in a batch norm is no fault of the layer
                     raise
@@ -165,7 +165,7 @@ class TracedSubnetwork(nn.Module):
                     name=self.network.name,
                 ) from error
 
-    def _run(self, program: Program, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(self, program: Program, tensors: Mapping[str, Any], pairs_read: frozenset[str] | None) -> dict[str, Any]:
         values: dict[fx.Node, Any] = {node: tensor_at(self, key) for node, key in program.state.items()}
         values.update({node: self._constants[name] for node, name in program.constants.items()})
         for port in program.reads:
@@ -181,11 +181,15 @@ class TracedSubnetwork(nn.Module):
             args, kwargs = filled(node.args, value), filled(node.kwargs, value)
             with torch.set_grad_enabled(ambient and not node.meta["no_grad"]):
                 values[node] = run(node, args, kwargs, self._module)
-        return {
+        given: dict[str, Any] = {
             name: tensor
             for port in program.gives
             for name, tensor in zip(port.names, port.structure.split(values[port.node]), strict=True)
         }
+        for tensor in given.values():
+            if pairs_read is not None and is_of_spconv(tensor):  # no stage is sent what no layer reads
+                tensor.indice_dict = {key: each for key, each in tensor.indice_dict.items() if key in pairs_read}
+        return given
 
     def _module(self, path: str) -> nn.Module:
         if not path and self._whole[0] is not None:

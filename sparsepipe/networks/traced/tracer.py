@@ -21,9 +21,11 @@ from torch.fx._symbolic_trace import _maybe_revert_all_patches
 from torch.utils import _pytree as pytree
 
 from .building import without_checkpoints
+from .containers import ContainerCall, Reader, built, holds_record
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
+from .operations import OF_SPARSE
 from .outlining import positions_now, positions_of
 from .proxies import ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
@@ -40,8 +42,8 @@ from .recording import (
     observe,
     restore,
 )
-from .statements import RECORDER, Statement, Uses, used_of
-from .values import Structure, entries_that_cross, entry_at, flattened, is_number, tensors_of
+from .statements import RECORDER, Call, Statement, Uses, used_of
+from .values import Structure, entries_that_cross, entry_at, flattened, is_number, is_sparse, tensors_of
 
 _MAKERS = (  # functions that make a tensor of sizes, which may be recorded ones
     *("arange", "zeros", "ones", "full", "empty", "eye", "linspace", "tensor", "as_tensor", "tril_indices"),
@@ -171,11 +173,13 @@ class LayerTracer(fx.Tracer):
         if path is None:
             raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} that is no submodule is called")
         if path and (path in self.leaves or is_leaf(m)):
-            return self.create_proxy("call_module", path, args, kwargs)
+            return self._opaque(path, args, kwargs)
         if not path:
             return self._within(path, forward, args, kwargs)
         self._check_unchanged(m.modules())
         mark, moved, attributes = len(self.recorded), len(self.moved), attributes_of(m)
+        reader = Reader()
+        form = reader.form((args, kwargs)) if holds_record((args, kwargs)) else None
         try:
             return self._within(path, forward, args, kwargs)
         except (ChangedModule, StoppedModule, UnevenStatement):
@@ -187,12 +191,34 @@ class LayerTracer(fx.Tracer):
                 raise ChangedModule(path, _reason(error)) from error
             self._forget(mark, moved)
             restore(attributes)
+            if form is not None:  # it may have written into its arguments before
+                built(form, reader.leaves, reader.objects)
             self.opaque = {known: why for known, why in self.opaque.items() if not known.startswith(f"{path}.")}
             self.opaque[path] = _reason(error)
             try:
-                return self.create_proxy("call_module", path, args, kwargs)
+                return self._opaque(path, args, kwargs)
             except CannotBeTraced:  # it takes a cache or another object: no layer can
                 raise StoppedModule(path, self.opaque[path], positions_of(error, m), takes_object=True) from error
+
+    def _opaque(self, path: str, args: Any, kwargs: Any) -> Any:
+        """Record the call of a module that is not looked into."""
+        if holds_record((args, kwargs)):
+            return self._with_containers(path, (args, kwargs))
+        return self.create_proxy("call_module", path, args, kwargs)
+
+    def _with_containers(self, inner: str | Statement, value: object) -> Any:
+        """Record a call with containers among its arguments; return what it does, as those are afterwards, too."""
+        reader = Reader()
+        call = ContainerCall(inner, reader.form(value), len(reader.leaves))
+        proxy = self.create_proxy("call_function", call, tuple(reader.leaves), {})
+        assert call.learned is not None and call.sent is not None
+        proxy.node.args = tuple(proxy.node.args[number] for number in call.sent)
+        if isinstance(inner, Statement) and any(Structure.of(each) is None for each in proxy.node.meta["value"]):
+            raise UnevenStatement(inner)  # whoever reads it may give what can cross
+        form, origin = call.learned
+        made = iter([proxy._item(number) for number in range(len(proxy.node.meta["value"]))])
+        leaves = [next(made) if number is None else reader.leaves[number] for number in origin]
+        return built(form, leaves, reader.objects)[0]
 
     def _within(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.stack.append(path)
@@ -243,7 +269,7 @@ class LayerTracer(fx.Tracer):
         """Record an operation and run it on the example. Returns what it gives itself if that is always the same."""
         first = args[0] if args else None
         self._check_open(self)
-        paths = target.modules if isinstance(target, Statement) else [target] if kind == "call_module" else []
+        paths = target.modules if isinstance(target, Call) else [target] if kind == "call_module" else []
         called = [part for path in paths for part in self.module.get_submodule(path).modules()]
         self._check_unchanged(called)
         target, args, kwargs, in_place = out_of_place(kind, target, args, kwargs)
@@ -256,7 +282,7 @@ class LayerTracer(fx.Tracer):
         if node.meta["path"] in {"", *self.large}:
             node.meta["positions"] = positions_now(self.module.get_submodule(node.meta["path"]))
         for source in node.all_input_nodes:
-            if source in self.stale:
+            if source in self.stale and not (target in OF_SPARSE and source is node.args[0]):  # it reads no numbers
                 self.graph.erase_node(node)
                 raise CannotBeTraced("module.stale_tensor", self.stale[source])
         # What torch itself runs meets no more than the patches let pass; to undo them takes a millisecond.
@@ -280,7 +306,7 @@ class LayerTracer(fx.Tracer):
             return function(**values)
         path = self.stack[-1]
         owner = self.module.get_submodule(path)
-        names, given, constants, parts, self_name = [], [], [], [], ""
+        names, given, constants, parts, self_name, fills = [], [], [], [], "", False
         for name, value in values.items():
             if value is owner:
                 self_name = name
@@ -290,6 +316,10 @@ class LayerTracer(fx.Tracer):
                         "module.no_submodule", f"a {type(value).__name__} that is no submodule is called"
                     )
                 parts.append((name, self.paths[value]))
+            elif holds_record(value) or (type(value) is dict and fx_proxies(value)):
+                names.append(name)
+                given.append(value)
+                fills = True
             elif (fx_proxies(value) or tensors_of(value)) and not isinstance(value, list | dict | set):
                 names.append(name)
                 given.append(value)
@@ -306,6 +336,8 @@ class LayerTracer(fx.Tracer):
         both = {**owner._parameters, **owner._buffers}
         held = {name: tensor for name, tensor in both.items() if tensor is not None}
         read = [self._state(held[name]) for name in tensors]
+        if fills:
+            return self._with_containers(target, (*given, *read))
         result = self.create_proxy("call_function", target, (*given, *read), {})
         if not isinstance(result, fx.Proxy):
             return result
@@ -329,7 +361,7 @@ class LayerTracer(fx.Tracer):
     def _written(self, node: fx.Node, changed: Any, args: Any, kwargs: Any) -> None:
         """Let whoever holds what was changed read the result from now on, and no one what shares its memory."""
         written = set(node.meta["written"])
-        if written and isinstance(node.target, Statement):
+        if written and isinstance(node.target, Call):
             raise CannotBeTraced("module.changes_own_tensor", "it changes a tensor in place")
         if isinstance(changed, fx.Proxy):
             written.add(changed.node)
@@ -352,7 +384,7 @@ class LayerTracer(fx.Tracer):
             return a.node
         if isinstance(a, Tensor):
             return self._state(a).node
-        if type(a).__name__ == "SparseTensor":
+        if is_sparse(a):
             raise CannotBeTraced("module.makes_sparse", "it makes a sparse tensor of its own")
         if isinstance(a, type | torch.dtype | torch.finfo | torch.Generator):
             return a

@@ -33,7 +33,7 @@ from .recording import (
     seed_all,
 )
 from .rows import Sizes
-from .statements import paths_called
+from .statements import module_called, paths_called
 from .subnetwork import LayerFailed
 from .values import Structure, entries_that_cross, features, flattened, is_tensor, tensors_of, without_objects
 
@@ -52,7 +52,8 @@ def trace(
 ) -> TracedNetwork:
     """Make a network of a module: its forward is run on an example and written down as layers.
 
-    `example` is what a forward takes: a tensor (dense or sparse), a tuple (positional arguments) or a dict (keywords).
+    `example` is what a forward takes: a tensor (dense or sparse), a tuple (positional arguments) or a dict. That is its
+    keywords, or the one argument of a forward that takes no such keywords, as in Pointcept.
     Sizes of a minibatch and lengths of sequences may differ from the example's later on. A layer is the call of one of
     torch's modules, of a module without parts, or of a function; what cannot be looked into is one layer, and `say`
     gets a line on it. The module stays as it is, buffers and modes too.
@@ -78,7 +79,7 @@ def trace(
                 key=key,
                 layout=tensor.layout,
             )
-    inputs = Inputs.of(name, example)
+    inputs = Inputs.of(name, example, module.forward)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         modes = _modes(module, name)
@@ -253,7 +254,7 @@ def _assembled(
         path
         for each in recordings.values()
         for node in each.nodes
-        if node.op != "call_module"
+        if module_called(node) is None
         for path in paths_called(node)
     }
     if way.record is _as_one:

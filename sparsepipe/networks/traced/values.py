@@ -15,9 +15,15 @@ _CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), t
 
 
 def is_sparse(value: Any) -> bool:
-    """Return whether a value is a SparseTensor of MinkowskiEngine, which is asked only where it is there already."""
+    """Return whether a value is a sparse tensor of MinkowskiEngine or spconv, which are asked only if imported."""
     library = sys.modules.get("MinkowskiEngine")
-    return library is not None and isinstance(value, library.SparseTensor)
+    return (library is not None and isinstance(value, library.SparseTensor)) or is_of_spconv(value)
+
+
+def is_of_spconv(value: Any) -> bool:
+    """Return whether a value is a sparse tensor of spconv."""
+    library = sys.modules.get("spconv.pytorch")
+    return library is not None and isinstance(value, library.SparseConvTensor)
 
 
 def is_tensor(value: object) -> bool:
@@ -35,7 +41,12 @@ def is_constant(value: object) -> bool:
 
 def features(value: Any) -> Tensor:
     """Return the numbers of a tensor, dense or sparse."""
-    return value.F if is_sparse(value) else value
+    return value.features if is_of_spconv(value) else value.F if is_sparse(value) else value
+
+
+def coordinates(value: Any) -> Tensor:
+    """Return the coordinates [N, 1 + D] of a sparse tensor, the sample first."""
+    return value.indices if is_of_spconv(value) else value.C
 
 
 def in_order(value: Any) -> Tensor:
@@ -45,16 +56,19 @@ def in_order(value: Any) -> Tensor:
     """
     if not is_sparse(value):
         return value
-    order = torch.unique(value.C, dim=0, return_inverse=True)[1].argsort()
-    return value.F.index_select(0, order)
+    order = torch.unique(coordinates(value), dim=0, return_inverse=True)[1].argsort()
+    return features(value).index_select(0, order)
 
 
 def one_sample_more(value: Any) -> Any:
     """Return a sparse tensor with its last sample once more, as a sample of its own."""
-    places = value.C
+    places = coordinates(value)
     last = places[places[:, 0] == places[:, 0].max()] + torch.tensor([1, *[0] * (places.shape[1] - 1)]).to(places)
-    rows = torch.cat([value.F, value.F[places[:, 0] == places[:, 0].max()]])
-    return type(value)(features=rows, coordinates=torch.cat([places, last]), tensor_stride=value.tensor_stride)
+    rows = torch.cat([features(value), features(value)[places[:, 0] == places[:, 0].max()]])
+    places = torch.cat([places, last])
+    if is_of_spconv(value):
+        return type(value)(rows, places, value.spatial_shape, value.batch_size + 1)
+    return type(value)(features=rows, coordinates=places, tensor_stride=value.tensor_stride)
 
 
 def tensors_of(value: object) -> list[Tensor]:

@@ -265,7 +265,7 @@ class NetworkStage:
     def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
         parts, slots = self._output_slots(outputs)
         small = self._forwards.shrink(slots)
-        packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, size)
+        packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, size, tables=parts.tables)
         return PackedOutputs(packet, _wanted(slots), self._present(self.after, small))
 
     def _output_slots(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
@@ -406,7 +406,8 @@ class NetworkStage:
                 leaves.append(rows)
             features[name] = Feature(rows, slot.coordinate_set)
         sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in packet.coordinate_sets)
-        return self.engine.join(Parts(sets, features)), tuple(leaves), packet.size
+        tables = tuple(table.to(self.device) for table in packet.tables)
+        return self.engine.join(Parts(sets, features, tables)), tuple(leaves), packet.size
 
     def _call(
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None

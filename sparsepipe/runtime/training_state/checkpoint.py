@@ -101,7 +101,7 @@ class Checkpoint:
         self._check_budget(order)
         self._check_last_minibatch(order)
         within = self.minibatches % epoch_minibatches if epoch_minibatches else 0
-        drawn = ("seed", "shuffle", "balance", "order", "composition") if within else ()
+        drawn = ("seed", "shuffle", "balance", "order", "sampler", "composition") if within else ()
         for name in ("num_classes", "samples", "batch_size", *drawn):
             if name in self.manifest and name in order and order[name] != self.manifest[name]:
                 here, there = order[name], self.manifest[name]

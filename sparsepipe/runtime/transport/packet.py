@@ -1,8 +1,9 @@
 """One minibatch at a stage boundary as bytes: a fixed-size header that describes one payload.
 
 header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
-payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, its scales, its upper halves
-                       and its bits, if it has any; each 64-byte aligned
+payload  uint8 [n]     coordinate sets (packed into keys), the engine's tables, then the rows of each tensor, its
+                       scales, its upper halves and its bits, if it has any; each 64-byte aligned. Before them the
+                       facts of the sections, if the header has no room for these
 
 A payload of 1 KB or less travels at the end of the header. One in memory that both sides share does not travel:
 that end says where it is, and coordinates stay as they are, since packing them would save no bytes that are sent.
@@ -24,7 +25,8 @@ from ..failures import PacketMismatch
 
 HEADER_INTEGERS = 512  # as sent: facts, then room for a small payload
 HEADER_BYTES = 8 * HEADER_INTEGERS
-_FACTS = 384  # of some 30 tensors: before a deep block of a dense network 25 are alive
+_FACTS = 384  # of some 30 tensors: before a deep block of a dense network 25 are alive; of more, in the payload
+_ALWAYS = 12  # of them: those of the packet itself, and how many there are
 _PLACE = slice(_FACTS, _FACTS + 2)  # of a payload in shared memory: the sender's file descriptor and its capacity
 _MAGIC = 0x5350_4B54
 _ALIGNMENT = 64
@@ -90,12 +92,14 @@ class Packet:
     coordinate_sets: tuple[CoordinateSet, ...] = ()
     size: int = 0  # of the minibatch, in the workload's unit, such as active voxels at the network's input
     arrives: float = 0.0  # by the receiver's time.monotonic, over a link slower than those here; 0: when it arrives
+    tables: tuple[Tensor, ...] = ()  # what else the engine needs to put tensors together
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors and coordinates as they are; a socket packs coordinates, which is not counted."""
         coordinates = sum(own.coordinates.nbytes for own in self.coordinate_sets)
-        return coordinates + sum(section.nbytes for slot in self.slots for section in slot.sections)
+        tables = sum(table.nbytes for table in self.tables)
+        return coordinates + tables + sum(section.nbytes for slot in self.slots for section in slot.sections)
 
 
 def boundary_id(names: Iterable[str]) -> int:
@@ -114,26 +118,32 @@ def encode(
     The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
     """
     facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.size]
-    facts += [len(packet.coordinate_sets), len(packet.slots)]
+    facts += [len(packet.coordinate_sets), len(packet.tables), len(packet.slots)]
+    of_sections: list[int] = []
     sections: list[Tensor] = []
     for stride, coordinates, family in packet.coordinate_sets:
         keys, layout = _pack(coordinates, stride) if packed else _as_they_are(coordinates)
         sections.append(keys)
-        facts += [len(stride), *stride, family, len(coordinates), *layout]
+        of_sections += [len(stride), *stride, family, len(coordinates), *layout]
+    for table in packet.tables:
+        of_sections += [_DTYPES.index(table.dtype), table.dim(), *table.shape]
+        sections.append(table)
     for slot in packet.slots:
         rows = slot.rows
         place = -1 if slot.coordinate_set is None else slot.coordinate_set
         scaled = 0 if slot.scales is None else len(slot.scales)
         coded = 0 if slot.upper is None else len(slot.upper)
-        facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, coded]
-        facts += [rows.dim(), *rows.shape, len(slot.shape), *slot.shape]
+        of_sections += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, coded]
+        of_sections += [rows.dim(), *rows.shape, len(slot.shape), *slot.shape]
         sections += slot.sections
+    fit = len(of_sections) < _FACTS - _ALWAYS
+    if not fit:
+        sections.insert(0, torch.tensor(of_sections, dtype=torch.int64))
+    facts += [0, *of_sections] if fit else [len(of_sections)]
     size = aligned_bytes(sections)
     inside = size <= HEADER_BYTES - 8 * _FACTS
     payload = _join(sections, size, torch.device(device), None if inside else memory)
     facts.append(0 if inside else len(payload))
-    if len(facts) >= _FACTS:
-        raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {_FACTS - 1} fit")
     whole = bytearray(HEADER_BYTES)
     struct.pack_into(f"={1 + len(facts)}q", whole, 0, len(facts), *facts)
     header = torch.frombuffer(whole, dtype=torch.int64)
@@ -194,8 +204,11 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
     facts = iter(integers[3 : 1 + integers[0]].tolist())
     if len(payload) == 0:
         payload = header.view(torch.uint8)[8 * _FACTS :]
-    direction, minibatch, boundary, size_of_minibatch, num_sets, num_slots = (next(facts) for _ in range(6))
-    place, sets, slots = 0, [], []
+    direction, minibatch, boundary, size, num_sets, num_tables, num_slots, outside = (next(facts) for _ in range(8))
+    place, sets, tables, slots = 0, [], [], []
+    if outside:
+        of_sections, place = _section(payload, place, torch.int64, (outside,))
+        facts = iter(of_sections.tolist())
     for _ in range(num_sets):
         stride = tuple(next(facts) for _ in range(next(facts)))
         family, length, kind = (next(facts) for _ in range(3))
@@ -206,6 +219,10 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
         keys, place = _section(payload, place, dtype, shape)
         # A copy, as a view would keep the whole payload alive.
         sets.append(CoordinateSet(stride, keys.clone() if columns else _unpack(keys, stride, low, bits), family))
+    for _ in range(num_tables):
+        dtype, shape = next(facts), tuple(next(facts) for _ in range(next(facts)))
+        table, place = _section(payload, place, _DTYPES[dtype], shape)
+        tables.append(table.clone())  # as above
     for _ in range(num_slots):
         dtype, coordinate_set, needs_gradient, restore, scaled, coded = (next(facts) for _ in range(6))
         shape = tuple(next(facts) for _ in range(next(facts)))
@@ -219,7 +236,7 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
             present, place = _section(payload, place, torch.uint8, (bits_length(math.prod(whole)),))
         own_set = None if coordinate_set < 0 else coordinate_set
         slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), upper, present, whole))
-    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), size_of_minibatch)
+    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), size, tables=tuple(tables))
 
 
 def _join(sections: Sequence[Tensor], size: int, device: torch.device, memory: Memory | None) -> Tensor:

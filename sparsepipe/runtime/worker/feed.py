@@ -14,6 +14,11 @@ from ..pipelines.base import Coordinator
 class Feed(Protocol):
     """The minibatches of a part, by place: 0, 1, … as the program numbers them."""
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether all minibatches are known now, so that any may be read ahead."""
+        ...
+
     def has(self, place: int) -> bool:
         """Return whether there is a minibatch at a place. If there is none, there is none behind it either."""
         ...
@@ -41,6 +46,7 @@ class GivenFeed:
 
     first: int
     minibatches: Sequence[Sequence[int]]
+    is_known = True
 
     def has(self, place: int) -> bool:
         return True
@@ -60,6 +66,8 @@ class GivenFeed:
 
 class SharedFeed:
     """Minibatches of an epoch that several pipelines take from: each is asked for once in a process."""
+
+    is_known = False
 
     def __init__(
         self, coordinator: Coordinator, order: Sequence[Sequence[int]], *, task: int, first_number: int

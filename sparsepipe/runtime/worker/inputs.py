@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ...values.replication.handing_out import READ_AHEAD
@@ -39,18 +40,34 @@ class Inputs:
         self._context, self._runner = context, replica.runner
         mine = [a.minibatch for a in todo if a.op is Op.FORWARD and a.stage == replica.stage]
         self._loaders: list[Loader] = []
+        self._feed, self._num_processes = feed, context.workload.reading_processes
         if self._runner.reads_samples:
-            self._loader = Loader(lambda _, indices: samples.batch(indices, epoch=epoch), mine, feed)
-            self._loaders.append(self._loader)
+            self._loader = self._begun(samples, mine, epoch)
         if not self._runner.is_first:
             self._inbox = context.exchange.inbox(replica, mine, feed, direction=FORWARD)
-        self._feed = feed
         self._targets = TargetReader(context.workload, samples, feed.samples, epoch=epoch, step_of=step_of)
         self._targets_ahead: Loader | None = None
         if self._runner.is_last and context.workload.labels_are_read:
             depth = self._targets.ahead(mine)
-            self._targets_ahead = Loader(lambda m, _: self._targets.read(m), mine, feed, depth=depth)
+            begun = self._begun(samples, mine, epoch) if self._num_processes else None
+
+            def read(minibatch: int, _: Sequence[int]) -> Targets:
+                if begun is not None:  # its samples are read by now, or nearly
+                    begun.take(minibatch, timeout=context.timeout)
+                return self._targets.read(minibatch)
+
+            self._targets_ahead = Loader(read, mine, feed, depth=depth)
             self._loaders.append(self._targets_ahead)
+
+    def _begun(self, samples: Samples, places: Sequence[int], epoch: int) -> "Loader":
+        """Return what reads samples, or has processes read them: as many minibatches further ahead as these are."""
+        workload = self._context.workload
+        depth = READ_AHEAD + (self._num_processes if self._feed.is_known else 0)
+        loader = Loader(
+            lambda _, indices: workload.begin_batch(samples, indices, epoch), places, self._feed, depth=depth
+        )
+        self._loaders.append(loader)
+        return loader
 
     def close(self) -> None:
         """Read no further from disk."""
@@ -92,7 +109,10 @@ class Inputs:
 
 
 class Loader:
-    """Calls `read` with the number and samples of one minibatch after the other, `depth` ahead at most."""
+    """Calls `read` with the number and samples of one minibatch after the other, `depth` ahead at most.
+
+    `read` returns the minibatch, or a Future of it, which `take` waits for.
+    """
 
     def __init__(
         self,
@@ -120,8 +140,12 @@ class Loader:
         if isinstance(found, BaseException):
             raise found
         assert found[0] == minibatch
+        try:
+            value = found[1].result(timeout) if isinstance(found[1], Future) else found[1]
+        except TimeoutError:
+            raise DeadlinePassed(f"reading minibatch {minibatch} took more than {timeout:g} s", peer=None) from None
         self._room.put(None)
-        return found[1]
+        return value
 
     def close(self) -> None:
         """Read no further: what is left is not asked for any more."""

@@ -59,6 +59,8 @@ class TargetReader:
             return Targets(labels, (self._share((minibatch,)),) * means)
         if minibatch not in self._counts:
             self._read.clear()
+            for m in step if self._items is not None and self._workload.reading_processes else ():
+                self._workload.begin_batch(self._samples, self._samples_of(m), self._epoch)
             self._counts = {m: self._count(m) for m in step}
         counts = self._counts[minibatch]
         totals = [sum(of_mean) for of_mean in zip(*self._counts.values(), strict=True)]

@@ -122,6 +122,15 @@ class Workload(Protocol):
         """Return whether `labels` reads files, so that a thread had better call it ahead of time."""
         ...
 
+    @property
+    def reading_processes(self) -> int:
+        """Processes that read minibatches ahead, of each rank that reads samples."""
+        ...
+
+    def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
+        """Return what a split's `batch` does, or a Future of it if other processes read it."""
+        ...
+
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
         """Return the labels of samples of a split, as the last stage's loss takes them."""
         ...

@@ -1,10 +1,8 @@
 """Learning from data: any network, any data set, any loss, and which samples each minibatch holds."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +10,11 @@ import torch
 from torch import Tensor
 
 from ... import data
+from ...data.examples.base import ExampleBatch
+from ...data.examples.joining import OFFSET
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import joined
+from ...data.samplers import checked_indices, dealt, draw
 from ...engines import Engine
 from ...errors import InputError
 from ...networks.base import AnyNetwork
@@ -22,18 +23,19 @@ from ...networks.losses.outputs import described, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
 from ...util.derived.digests import digest
 from ...util.io.fields import json_object
+from ...util.io.told import tell
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..config import Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
-from .base import Rows, Samples
+from .base import Rows
 from .opening import Dataset, LearningTask, open_task
+from .reading import ReadOnce
 from .resolved import resolve
 
 _BLEU = ("bleu", "bleu_sentences")  # of networks/losses/bleu.py, which needs a package that other data do without
-_READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +72,20 @@ class Learning:
         return self._shared(self.task.validation) if self.task.validation is not None else None
 
     def _shared(self, dataset: Dataset) -> Any:
-        """Return a split that reads each minibatch once, where more than one thread asks for it."""
-        return dataset if dataset.targets_are_labels else ReadOnce(dataset)
+        """Return a split that reads each minibatch once, where more than one thread asks for it, or processes read."""
+        processes = self.reading_processes
+        if processes and isinstance(dataset, OwnExamples) and dataset.in_order:
+            tell(f"{self.config.data}: an iterable data set is read by one process, as each would read all of it")
+            processes = 1
+        return ReadOnce(dataset, processes) if processes or not dataset.targets_are_labels else dataset
+
+    @property
+    def reading_processes(self) -> int:
+        return self.config.num_workers
+
+    def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
+        ahead = isinstance(samples, ReadOnce) and self.reading_processes
+        return samples.begin(indices, epoch=epoch) if ahead else samples.batch(indices, epoch=epoch)
 
     def runner(self, plan: Plan, position: Position) -> NetworkStage:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
@@ -87,7 +101,7 @@ class Learning:
             compression=position.compression,
         )
         if self.labels_are_read and self.loss.items is not None and plan.updates_by_step:
-            self.training.keep(_READ_AHEAD + 2 * plan.num_microbatches)
+            self.training.keep(2 * plan.num_microbatches)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
@@ -167,7 +181,7 @@ class Learning:
 
     @property
     def epoch_minibatches(self) -> int:
-        if self._composition.budget is not None:
+        if self._composition.budget is not None or self._draws:
             return len(self.order(0))  # all epochs have as many
         return len(data.sizes(self.num_samples, self.config.batch_size, last=self.config.last_minibatch))
 
@@ -196,6 +210,10 @@ class Learning:
         those of like length, so that little of it is padding.
         """
         config, samples = self.config, self.task.training
+        if self._draws:
+            return self._dealt(epoch)
+        if isinstance(samples, OwnExamples) and samples.in_order:
+            return self._in_order(samples)
         if config.is_composed:
             return composed(config, samples, epoch=epoch)
         options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
@@ -207,6 +225,44 @@ class Learning:
         if samples.size_unit == "tokens" and config.shuffle:
             return data.bucketed_minibatches(samples.sample_sizes(), **options)
         return data.minibatches(self.num_samples, **options, shuffle=config.shuffle)
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Return whether a sampler says which samples an epoch visits: that of the settings, else the data set's."""
+        samples = self.task.training
+        return self.config.sampler is not None or (
+            isinstance(samples, OwnExamples) and not samples.in_order and samples.drawn(0) is not None
+        )
+
+    def _dealt(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the minibatches of the samples that a sampler draws. Raises InputError if epochs differ in number."""
+        config, samples, of_data = self.config, self.task.training, isinstance(self.task.training, OwnExamples)
+        name = config.sampler or f"the sampler of {config.data}"
+        if config.sampler is not None:
+            weights = samples.weights if of_data else None  # type: ignore[attr-defined]  # a user's has them
+            drawn = draw(config.sampler, samples, weights=weights, seed=config.seed, epoch=epoch)
+        else:
+            drawn = checked_indices(samples.drawn(epoch), len(samples), name)  # type: ignore[attr-defined]  # as above
+        found = dealt(drawn, batch_size=config.batch_size, last=config.last_minibatch)
+        if epoch and len(found) != len(self.order(0)):
+            raise InputError(
+                "sampler.epochs_differ",
+                f"{name}: gives {number_of(len(found), 'minibatch')} in epoch {epoch}, {len(self.order(0))} in epoch "
+                "0; expected as many in every epoch",
+            )
+        return found
+
+    def _in_order(self, samples: OwnExamples) -> tuple[tuple[int, ...], ...]:
+        """Return the minibatches of an iterable data set, in its order. Raises InputError if another is asked."""
+        config = self.config
+        if config.balance or config.is_composed:
+            raise InputError(
+                "own_data.in_order",
+                f"{config.data}: an iterable data set is read in its own order; leave out the balance, order or budget "
+                "of minibatches, or give the data set __getitem__ and __len__",
+            )
+        options: dict[str, Any] = {"batch_size": config.batch_size, "last": config.last_minibatch}
+        return data.minibatches(self.num_samples, **options, shuffle=False)
 
     def validation_order(self) -> tuple[tuple[int, ...], ...]:
         assert self.task.validation is not None
@@ -235,8 +291,10 @@ class Learning:
         Raises InputError for a network whose output has no row for each.
         """
         found, numbers = main_output(output).cpu(), torch.tensor(tuple(indices), dtype=torch.int64)
-        if self._of_voxels:
-            batch = samples.batch(indices)
+        batch = samples.batch(indices) if self._of_voxels or self.size_unit == "points" else None
+        if isinstance(batch, ExampleBatch) and isinstance(batch.inputs, dict) and OFFSET in batch.inputs:
+            return Rows(found, _samples_of_points(found, batch.inputs[OFFSET], numbers))
+        if self._of_voxels and batch is not None:
             ordered = torch.empty_like(found)
             ordered[self._voxel_order(batch)] = found
             return Rows(ordered, numbers[batch.coordinates[:, 0].long()])
@@ -258,6 +316,8 @@ class Learning:
         clouds = split.clouds if isinstance(split, OwnExamples) else split
         if isinstance(clouds, data.VoxelDataset):
             return names | joined([clouds.address(index) for index in range(len(clouds))])
+        if split.size_unit == "points":
+            return names
         voxels = [split.batch([index]).coordinates[:, 1:].numpy() for index in range(len(split))]
         return names | {"coordinates": np.concatenate(voxels)}
 
@@ -265,6 +325,21 @@ class Learning:
     def _all_labels(self) -> dict[str, Tensor]:
         splits = [samples for samples in (self.task.training, self.task.validation) if samples is not None]
         return {samples.split: torch.tensor(samples.labels, dtype=torch.int64) for samples in splits}
+
+
+def _samples_of_points(rows: Tensor, ends: Tensor, numbers: Tensor) -> Tensor:
+    """Return the sample that each row of a minibatch of clouds with offsets is of: int64 [rows].
+
+    Raises InputError for a network that gives neither a row for each point nor one for each sample.
+    """
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).cpu()
+    if len(rows) not in (len(counts), int(ends[-1])) or len(counts) != len(numbers):
+        raise InputError(
+            "model.row_count",
+            f"the network gives {described(rows)} for {number_of(len(numbers), 'sample')} of {int(ends[-1])} points: "
+            "expected a row for each sample or each point",
+        )
+    return numbers if len(rows) == len(counts) else numbers.repeat_interleave(counts)
 
 
 def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[int, ...], ...]:
@@ -289,41 +364,3 @@ def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[
     except InputError as error:
         sample = error.fields.get("sample")
         raise error.within(f"{samples.name(sample)}: " if isinstance(sample, int) else "") from None
-
-
-class ReadOnce:
-    """A split whose minibatches are read once, though several threads of a process ask for them.
-
-    The thread that reads for the first stage, the one for targets, and those of stages that read inputs themselves.
-    """
-
-    def __init__(self, samples: Samples) -> None:
-        self._samples, self._room = samples, _READ_AHEAD
-        self._lock = Lock()
-        self._read: dict[tuple[tuple[int, ...], int], Future[Any]] = {}  # the oldest first
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._samples, name)
-
-    def __len__(self) -> int:
-        return len(self._samples)  # type: ignore[arg-type]  # a data set's split has a length
-
-    def keep(self, minibatches: int) -> None:
-        """Keep so many minibatches: for a reader that goes ahead of the others by whole steps."""
-        self._room = minibatches
-
-    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> Any:
-        key = (tuple(indices), epoch)
-        with self._lock:
-            future = self._read.get(key)
-            mine = future is None
-            if future is None:
-                future = self._read[key] = Future()
-                while len(self._read) > self._room:
-                    del self._read[next(iter(self._read))]
-        if mine:
-            try:
-                future.set_result(self._samples.batch(indices, epoch=epoch))
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()

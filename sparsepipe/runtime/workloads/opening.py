@@ -23,7 +23,7 @@ from .resolved import ResolvedRun
 
 Dataset = ExampleDataset  # point clouds offer the same
 _OF_PLAIN_MODULES = "torch"
-_OF_SPARSE_MODULES = "minkowski"
+_OF_SPARSE_MODULES = {"spconv.": "spconv", "Minkowski": "minkowski"}  # start of a class's module → engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ def _module_task(
     chosen = engine(_engine_for(module, config.engine, config.model))
     training, validation = (_near_origin(split, None, chosen) for split in (training, validation))
     batch = training.batch(first_samples(training))
-    if isinstance(batch, data.PointBatch) != chosen.takes_points:
+    if not (chosen.takes_points if isinstance(batch, data.PointBatch) else chosen.takes_examples):
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(
             "model.of_other_data",
@@ -132,8 +132,9 @@ def _module_task(
 
 def _engine_for(module: nn.Module, asked: str, model: str) -> str:
     """Return the engine of a module's layers. Raises InputError if another is asked for."""
-    sparse = any(type(child).__module__.startswith("Minkowski") for child in module.modules())
-    own = _OF_SPARSE_MODULES if sparse else _OF_PLAIN_MODULES
+    homes = {kind.__module__ for child in module.modules() for kind in type(child).__mro__}
+    engines_of = (name for start, name in _OF_SPARSE_MODULES.items() if any(home.startswith(start) for home in homes))
+    own = next(engines_of, _OF_PLAIN_MODULES)
     if asked not in (AUTO, own):
         raise InputError(
             "engine.of_modules", f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine"

@@ -170,6 +170,7 @@ class Replay:
     synthetic = True
     num_classes = 1
     labels_are_read = False
+    reading_processes = 0
 
     def __init__(
         self,
@@ -249,6 +250,9 @@ class Replay:
 
     def validation_order(self) -> tuple[tuple[int, ...], ...]:
         return self.order(0)
+
+    def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
+        return samples.batch(indices, epoch=epoch)
 
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
         return torch.zeros(len(indices), dtype=torch.int64)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...data.augmentation import named_augmentation
+from ...data.crops import named_crop
 from ...data.examples.recognising import is_examples
 from ...data.folder import open_folder
 from ...data.labels import SEGMENTATION
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # they bring torch, for which nobody who launches a table nee
     from ...data.examples import ExampleDataset
     from ...networks.losses import Loss
 
-_OF_RUNS = ("split", "seed", "cache", "augmentation")  # options of a data set that a run gives by itself
+_OF_RUNS = ("split", "seed", "cache", "augmentation", "collate")  # options of a data set that a run gives by itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,13 @@ class RunData:
         config = self.config
         opened: ExampleDataset
         if self.has_examples:
+            if of_clouds := [name for name in ("crop", "views") if name in config.chosen]:
+                raise InputError(
+                    "setting.of_clouds",
+                    f"{{{of_clouds[0]}}} given, but {config.data} has no files of point clouds: a data function gives "
+                    "crops and copies itself",
+                    setting=of_clouds[0],
+                )
             from ...data.examples import open_examples  # here: it brings torch
 
             options = json_object(config.data_args, "data_args")
@@ -96,9 +104,16 @@ class RunData:
                 seed=config.seed,
                 cache=config.cache,
                 augmentation=self._augmentation(split),
+                collate=config.collate,
                 **options,
             )
         else:
+            if config.collate is not None:
+                raise InputError(
+                    "dataset.no_collate",
+                    f"{{collate}} given, but {config.data} has files of clouds; it is for items of a data function",
+                    setting="collate",
+                )
             from ...data.dataset import VoxelDataset  # here: it brings torch
 
             recipe = self._recipe(split)
@@ -108,7 +123,15 @@ class RunData:
 
     def _recipe(self, split: str) -> Recipe:
         config, augmentation = self.config, named_augmentation(self._augmentation(split))
-        return Recipe(config.voxel_size, config.num_points, config.seed, config.features, augmentation)
+        return Recipe(
+            config.voxel_size,
+            config.num_points,
+            config.seed,
+            config.features,
+            augmentation,
+            named_crop(config.crop),
+            config.views,
+        )
 
     def _augmentation(self, split: str) -> str | None:
         return self.config.augmentation if split == "train" else None

@@ -33,6 +33,7 @@ from typing import Any
 from ...errors import CODE_FAILURES, InputError
 from ..derived.digests import digest
 from ..host.imports import restore_removed_names
+from ..host.spconv_repairs import repair_spconv
 from ..moved_modules import module_now
 from .files import expanded, sha256
 
@@ -63,7 +64,7 @@ def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
 
     Raises InputError for a file that does not exist.
     """
-    named = {name: settings.get(name) for name in ("model", "data", "loss")}
+    named = {name: settings.get(name) for name in ("model", "data", "loss", "collate", "sampler")}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
 
 
@@ -182,6 +183,7 @@ class UserFunction:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The MinkowskiEngine was compiled with CPU_ONLY")  # as it always says
+                warnings.filterwarnings("ignore", ".*custom_(fwd|bwd)", FutureWarning)  # as spconv is imported
                 module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
         except CODE_FAILURES as error:  # whatever the user's file raises: it is told in a line
             what = " ".join(str(error).split())
@@ -189,6 +191,7 @@ class UserFunction:
                 "function.module_raises",
                 f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}",
             ) from error
+        repair_spconv()
         found: object = getattr(module, self.name, None)
         if not callable(found):
             there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 # The first of them that a row of metrics has is its size: samples are in each.
-# Active voxels at a sparse network's input, tokens of a text, and pixels of pictures of several sizes.
-SIZE_UNITS = ("voxels", "tokens", "pixels", "samples")
+# Active voxels at a sparse network's input, points of clouds as they are, tokens of a text, and pixels of pictures of
+# several sizes.
+SIZE_UNITS = ("voxels", "points", "tokens", "pixels", "samples")
 
 
 def size_words(unit: str) -> str:

@@ -41,7 +41,7 @@ class MadeFor:
 # Settings that decide what work a run did: its speed and accuracy under others say nothing of this one's.
 _WORK: tuple[str, ...] = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "voxel_size")
 _WORK += ("num_points", "task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
-_WORK += ("order", *BUDGETS)
+_WORK += ("order", "collate", "crop", "sampler", *BUDGETS)
 
 
 def differences(record: RunRecord, plan: Plan, config: RunConfig) -> list[str]:

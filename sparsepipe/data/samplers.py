@@ -1,0 +1,118 @@
+"""Samplers of one's own: which samples an epoch visits, and in what order, where that is not each of them once.
+
+`weighted` draws as many samples as there are, with repetition, by the data set's weights, or each class as often. A
+function `sampler(num_samples, seed, epoch)` of the user's returns the indices of an epoch; so does the `sampler` of a
+user's data set, as torch's samplers. Every process draws for itself: the same, by seed and epoch.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import CODE_FAILURES, InputError
+from ..util.io.fields import complaint
+from ..util.io.functions import UserFunction, is_function
+from .order import Minibatches
+from .sampling import KEEP, sizes
+
+WEIGHTED = "weighted"
+SAMPLERS = (WEIGHTED,)
+
+
+class Drawable(Protocol):
+    """What samplers need to know of a split."""
+
+    @property
+    def labels(self) -> Sequence[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+def draw(
+    sampler: str, samples: Drawable, *, weights: Sequence[float] | None = None, seed: int = 0, epoch: int = 0
+) -> tuple[int, ...]:
+    """Return the samples of an epoch, in order: some may come several times, some not at all.
+
+    Args:
+        sampler: "weighted", or a function by its name, as `path/sampler.py:function`.
+        samples: The split.
+        weights: Of each sample, for "weighted"; None: such that each class is drawn as often.
+        seed: Of all epochs.
+        epoch: Number of the epoch, from 0.
+
+    Raises:
+        InputError: An unknown sampler, weights that are none, and indices that no sample has.
+    """
+    count = len(samples)
+    if sampler == WEIGHTED:
+        chances = _by_class(samples) if weights is None else _checked(weights, count)
+        drawn = np.random.default_rng((seed, epoch)).choice(count, size=count, p=chances / chances.sum())
+        return tuple(drawn.tolist())
+    if not is_function(sampler):
+        raise InputError(
+            "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/sampler.py:function"
+        )
+    function = UserFunction.parse(sampler)
+    chosen = function.load()
+    try:
+        return checked_indices(chosen(num_samples=count, seed=seed, epoch=epoch), count, sampler)
+    except InputError:
+        raise
+    except CODE_FAILURES as error:  # whatever the user's code raises
+        raise InputError(
+            "sampler.raises",
+            f"{function}: raises {type(error).__name__} ({complaint(error)}); it is called as "
+            f"sampler(num_samples={count}, seed={seed}, epoch={epoch})",
+        ) from error
+
+
+def checked_indices(drawn: object, count: int, sampler: str) -> tuple[int, ...]:
+    """Return the indices that a sampler gave. Raises InputError if one is no sample's, or there is none."""
+    try:
+        indices = tuple(int(index) for index in drawn)  # type: ignore[attr-defined]  # refused if it is no iterable
+    except (TypeError, ValueError):
+        raise InputError(
+            "sampler.not_indices",
+            f"{sampler}: gives a {type(drawn).__name__}, expected the indices of an epoch's samples",
+        ) from None
+    bad = next((index for index in indices if not 0 <= index < count), None)
+    if bad is not None or not indices:
+        what = f"sample {bad}" if indices else "no sample"
+        raise InputError("sampler.sample_unknown", f"{sampler}: gives {what}, expected numbers from 0 to {count - 1}")
+    return indices
+
+
+def dealt(indices: Sequence[int], *, batch_size: int, last: str = KEEP) -> Minibatches:
+    """Deal the samples of an epoch, in order, into minibatches: the last one as `sizes` says.
+
+    >>> dealt([3, 3, 0, 2, 1], batch_size=2)
+    ((3, 3), (0, 2), (1,))
+    """
+    counts = sizes(len(indices), batch_size, last=last)
+    ends = accumulate(counts)
+    return tuple(tuple(indices[end - count : end]) for end, count in zip(ends, counts, strict=True))
+
+
+def _by_class(samples: Drawable) -> np.ndarray:
+    """Return chances by which each class is drawn as often as any other."""
+    labels = np.array(samples.labels)
+    classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    del classes
+    chances: np.ndarray = 1.0 / counts[places.reshape(-1)]
+    return chances
+
+
+def _checked(weights: Sequence[float], count: int) -> np.ndarray:
+    try:
+        chances = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        chances = np.empty(0)
+    if chances.shape != (count,) or not np.isfinite(chances).all() or chances.min() < 0 or not chances.sum() > 0:
+        raise InputError(
+            "sampler.weights_malformed",
+            f"weights of shape {list(chances.shape)} for {count} samples, expected a number from 0 on for each, and "
+            "one above 0",
+        )
+    return chances

@@ -1,0 +1,50 @@
+"""Repairs of spconv 2.3.8, with which it trains on a CPU under torch 2.9 and later."""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+from ..io.told import tell
+
+
+def repair_spconv() -> None:
+    """Repair spconv if it is imported and was not repaired yet; a line says so.
+
+    - `SparseConvTensor.dense` indexes with a list, which torch takes for an index of the first axis alone.
+    - The backward asks for a CUDA stream, on a CPU too.
+    - In evaluation a convolution gives its bias to a function that adds none on a CPU.
+    """
+    core, ops = (sys.modules.get(f"spconv.pytorch.{name}") for name in ("core", "ops"))
+    if core is None or ops is None or core.scatter_nd is _scattered:
+        return
+    core.scatter_nd = _scattered  # type: ignore[attr-defined]
+    ops.get_current_stream = _stream_of_gpus(ops.get_current_stream, ops.torch.cuda)  # type: ignore[attr-defined]
+    ops.indice_conv = _with_bias(ops.indice_conv)  # type: ignore[attr-defined]
+    tell("spconv: repaired for CPUs in this process: dense(), the backward, biases in evaluation")
+
+
+def _scattered(indices: Any, updates: Any, shape: Sequence[int]) -> Any:
+    """Return zeros of a shape with rows `updates` [N, C] at `indices` [N, D]."""
+    return updates.new_zeros(shape).index_put(tuple(indices.unbind(dim=-1)), updates)
+
+
+def _stream_of_gpus(current: Callable[[], int], cuda: ModuleType) -> Callable[[], int]:
+    """Return a function that gives the current CUDA stream, or 0 if there is no GPU. `cuda`: torch.cuda."""
+    return lambda: current() if cuda.is_available() else 0
+
+
+def _with_bias(convolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a convolution that adds its bias on a CPU, too."""
+    parameters = signature(convolve)
+
+    @wraps(convolve)
+    def convolved(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        if given["features"].is_cuda or (bias := given.pop("bias", None)) is None:
+            return convolve(*args, **kwargs)
+        return convolve(**given) + bias
+
+    return convolved

@@ -1,0 +1,57 @@
+"""Samplers: frequencies by weight, the same draws in every process, and indices that exist."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from coded import raises
+from test_data_examples_own import own
+
+from sparsepipe.data.samplers import dealt, draw
+
+
+@dataclass
+class Split:
+    labels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+RARE = Split((0,) * 900 + (1,) * 90 + (2,) * 10)
+
+
+def test_weighted_draws_each_class_as_often_or_by_the_weights_given() -> None:
+    classes = Counter(
+        RARE.labels[index] for epoch in range(10) for index in draw("weighted", RARE, seed=1, epoch=epoch)
+    )
+    assert all(abs(classes[label] / 10_000 - 1 / 3) < 0.03 for label in range(3))
+    twice = draw("weighted", RARE, weights=[1.0] + [0.0] * 998 + [3.0], epoch=2)
+    assert set(twice) == {0, 999} and 0.7 < twice.count(999) / len(twice) < 0.8
+    assert draw("weighted", RARE, epoch=2) == draw("weighted", RARE, epoch=2) != draw("weighted", RARE, epoch=3)
+
+
+def test_a_sampler_of_ones_own_says_the_samples_of_an_epoch(tmp_path: Path) -> None:
+    sampler = own(tmp_path, "def make(num_samples, seed, epoch): return [(seed + epoch) % num_samples, 1]\n", "sampler")
+    assert draw(sampler, RARE, seed=3, epoch=2) == (5, 1)
+    assert dealt((5, 1, 1), batch_size=2, last="drop") == ((5, 1),)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "weights", "code"),
+    [
+        ("even", None, "sampler.unknown"),
+        ("weighted", [1.0], "sampler.weights_malformed"),
+        ("weighted", [0.0] * 1000, "sampler.weights_malformed"),
+        ("weighted", ["much"] * 1000, "sampler.weights_malformed"),
+        ("def make(num_samples, seed, epoch): return [1000]", None, "sampler.sample_unknown"),
+        ("def make(num_samples, seed, epoch): return []", None, "sampler.sample_unknown"),
+        ("def make(num_samples, seed, epoch): return 3", None, "sampler.not_indices"),
+        ("def make(num_samples): return [0]", None, "sampler.raises"),
+        ("def make(num_samples, seed, epoch): return {}['x']", None, "sampler.raises"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(tmp_path: Path, sampler: str, weights: list | None, code: str) -> None:
+    with raises(code):
+        draw(own(tmp_path, sampler) if "def" in sampler else sampler, RARE, weights=weights)

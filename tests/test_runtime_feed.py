@@ -1,0 +1,144 @@
+"""What is fed: N stages equal one process for crops, mixing, samplers, views, and any number of reading processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from coded import raises
+from runtime_jobs import UNET, Job, plan_of, run_jobs, same_training, settings, shapes
+from test_data_examples_own import own
+from test_data_scenes import scenes
+
+from sparsepipe.data.examples import open_examples
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads.learning import Learning
+from sparsepipe.runtime.workloads.reading import ReadOnce
+
+DRAWS = """
+import os, torch
+class Items:
+    def __len__(self): return 12
+    def __getitem__(self, index):
+        if index == 11: os._exit(1) if BREAKS else None
+        return torch.rand(3) + index, index % 3
+def make(split): return Items()
+"""
+
+
+def test_any_number_of_processes_reads_the_same_minibatches(tmp_path: Path) -> None:
+    opened = open_examples(own(tmp_path, DRAWS.replace("BREAKS", "False")), split="train", seed=4)
+    order = [((3, 1), 0), ((5, 9), 2), ((0,), 1), ((3, 1), 0)]
+    expected = [opened.batch(indices, epoch=epoch) for indices, epoch in order]
+    for processes in (0, 1, 3):
+        split = ReadOnce(opened, processes)
+        futures = [split.begin(indices, epoch=epoch) for indices, epoch in order]
+        for future, batch in zip(futures, expected, strict=True):
+            assert torch.equal(future.result().inputs, batch.inputs) and torch.equal(
+                future.result().target, batch.target
+            )
+        assert futures[0] is futures[3] and len(split) == 12
+        with raises("dataset.sample_unknown", "12"):
+            split.batch([12])
+
+
+def test_a_reading_process_that_dies_is_named(tmp_path: Path) -> None:
+    opened = open_examples(own(tmp_path, DRAWS.replace("BREAKS", "True")), split="train")
+    with raises("data.reader_died", "num_workers"):
+        ReadOnce(opened, 2).batch([11])
+
+
+@pytest.mark.slow
+def test_reading_processes_end_with_a_process_that_is_killed() -> None:
+    script = """
+    import os, time
+    from sparsepipe.runtime.workloads.reading import ReadOnce
+    class Pids(list):
+        def batch(self, indices, *, epoch=0):
+            time.sleep(0.2)
+            return os.getpid()
+    split = ReadOnce(Pids([0] * 9), 2)
+    print(*{split.begin([k]).result() for k in range(3)}, flush=True)
+    time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        pids = [int(word) for word in rank.stdout.readline().split()]
+        assert pids and rank.pid not in pids
+        os.kill(rank.pid, signal.SIGKILL)
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+SAMPLED = """
+class Items(list):
+    num_classes = 3
+    MORE
+def make(split): return Items([([float(k), 1.0], k % 3) for k in range(10)])
+"""
+
+
+def order_of(reference: str, **changes) -> Learning:
+    body = "import torch\ndef make(): return torch.nn.Linear(2, 3)\n"
+    net = own(Path(reference.partition(":")[0]).parent, body, "net")
+    config = RunConfig(model=net, data=reference, batch_size=4, validate=False, seed=1, **changes)
+    return Learning.open(config)
+
+
+def test_a_sampler_decides_the_minibatches_of_an_epoch(tmp_path: Path) -> None:
+    weighted = order_of(own(tmp_path, SAMPLED.replace("MORE", "weights = [0.0] * 9 + [1.0]")), sampler="weighted")
+    assert {index for minibatch in weighted.order(0) for index in minibatch} == {9} and weighted.epoch_minibatches == 3
+    by_class = order_of(own(tmp_path, SAMPLED.replace("MORE", "pass"), "b"), sampler="weighted")
+    assert by_class.order(1) != by_class.order(0) == order_of(f"{tmp_path}/b.py:make", sampler="weighted").order(0)
+    body = "sampler = [1, 1, 2]"
+    assert order_of(own(tmp_path, SAMPLED.replace("MORE", body), "c")).order(0) == ((1, 1, 2),)
+    grows = own(tmp_path, "def make(num_samples, seed, epoch): return list(range(5 + 5 * epoch))\n", "grows")
+    run = order_of(f"{tmp_path}/b.py:make", sampler=grows, last_minibatch="keep")
+    assert run.order(0) == ((0, 1, 2, 3), (4,))
+    with raises("sampler.epochs_differ", "3 minibatches", "2"):
+        run.order(1)
+    with raises("setting.sampler_and_order"):
+        RunConfig("a", "b", sampler="weighted", order="snake")
+
+
+def test_an_iterable_keeps_its_order(tmp_path: Path) -> None:
+    body = """
+    import torch
+    class Lines(torch.utils.data.IterableDataset):
+        num_classes = 3
+        def __len__(self): return 7
+        def __iter__(self): return iter([([float(k), 0.0], k % 3) for k in range(7)])
+    def make(split): return Lines()
+    """
+    reference = own(tmp_path, body)
+    assert order_of(reference, last_minibatch="keep").order(3) == ((0, 1, 2, 3), (4, 5, 6))
+    with raises("own_data.in_order"):
+        order_of(reference, order="snake").order(0)
+
+
+@pytest.mark.slow
+def test_stages_and_reading_processes_train_as_one_process_on_crops_and_draws(tmp_path: Path) -> None:
+    rooms, objects = scenes(tmp_path / "rooms", counts=(400, 500, 300, 350)), shapes(tmp_path)
+    crops = {"model": UNET, "task": "segmentation", "features": ("colours",), "voxel_size": 0.2, "num_points": "all"}
+    crops |= {"augmentation": "rotate-z+flip+colour-jitter+mix3d", "crop": "sphere:2.5,overlap=0.3", "validate": True}
+    crops |= {"batch_size": 1, "epochs": 2, "views": 2}
+    draws = {"sampler": "weighted", "epochs": 2}
+    jobs = []
+    for name, data, changes in (("crops", rooms, crops), ("draws", objects, draws)):
+        config = settings(data, **changes)
+        for kind, ranks, workers in (("one", [[0]], 0), ("read", [[0]], 2), ("two", [[0], [1]], 2)):
+            plan = plan_of(config.model, ranks, schedule="gpipe")
+            jobs.append(Job(f"{name}-{kind}", plan, config.replace(num_workers=workers)))
+    results = run_jobs(tmp_path, jobs)
+    for name in ("crops", "draws"):
+        for kind in ("read", "two"):
+            same_training(results[f"{name}-one"], results[f"{name}-{kind}"])
+    validated = [results[f"crops-{kind}"].rows("epoch") for kind in ("one", "two")]
+    assert validated[0][-1]["validation"] == validated[1][-1]["validation"]
