@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..data.batch import PointBatch
 from ..data.examples import ExampleBatch
 from ..errors import InputError
-from ..util.host.spconv_repairs import repair_spconv
+from ..util.io.spconv_repairs import repair_spconv
 from .base import CoordinateSet, Feature, Parts
 from .plain import PlainEngine
 
