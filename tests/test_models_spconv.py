@@ -1,5 +1,7 @@
 """Networks of spconv's modules: repaired for CPUs, cut into stages, trained in two processes as in one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from runtime_jobs import Job, run_jobs
@@ -150,32 +152,6 @@ def test_a_minibatch_without_voxels_is_refused_where_layers_would_be_left_out():
     assert caught.value.code == "module.decides_by_size"
 
 
-NET = """
-import spconv.pytorch as spconv
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, in_channels, num_classes):
-        super().__init__()
-        self.fine = spconv.SubMConv3d(in_channels, 4, 3, indice_key="fine")
-        self.down = spconv.SparseConv3d(4, 4, 2, stride=2, indice_key="down")
-        self.norm = nn.BatchNorm1d(4)
-        self.up = spconv.SparseInverseConv3d(4, 4, 2, indice_key="down")
-        self.last = spconv.SubMConv3d(4, 4, 3, indice_key="fine")
-        self.head = nn.Linear(4, num_classes)
-
-    def forward(self, x):
-        x = self.down(self.fine(x))
-        x = self.last(self.up(x.replace_feature(self.norm(x.features).relu())))
-        sums = torch.zeros(x.batch_size, 4).index_add(0, x.indices[:, 0].long(), x.features)
-        return self.head(sums)
-
-
-def make(in_channels, num_classes):
-    return Net(in_channels, num_classes)
-"""
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 SETTINGS = {"voxel_size": 0.2, "num_points": 100, "batch_size": 8, "learning_rate": 0.1, "threads": 1}
 
@@ -183,12 +159,14 @@ SETTINGS = {"voxel_size": 0.2, "num_points": 100, "batch_size": 8, "learning_rat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_trains_in_two_processes_as_in_one(tmp_path):
-    (tmp_path / "net.py").write_text(NET)
+    guide = Path(__file__).parent.parent / "notebooks" / "guides" / "own_network.md"
+    code = next(block for block in guide.read_text().split("```python\n") if block.startswith("# spconv_net.py"))
+    (tmp_path / "net.py").write_text(code.partition("```")[0])
     config = RunConfig(f"{tmp_path}/net.py:make", "digits", **SETTINGS, minibatches=12, validate=False)
     task = open_task(resolve(config))
     assert task.engine.name == "spconv"
     ids = [row.id for row in task.network.rows]
-    cut = ids.index("norm") + 1  # between a convolution and its inverse
+    cut = ids.index("down.1") + 1  # between a convolution and its inverse
     plans = {
         "one": Plan((Stage(tuple(ids), (0,)),), **FLUSH),
         "two": Plan((Stage(tuple(ids[:cut]), (0,)), Stage(tuple(ids[cut:]), (1,))), **FLUSH),

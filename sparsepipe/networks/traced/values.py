@@ -14,13 +14,13 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), type(...))
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: object) -> bool:
     """Return whether a value is a sparse tensor of MinkowskiEngine or spconv, which are asked only if imported."""
     library = sys.modules.get("MinkowskiEngine")
     return (library is not None and isinstance(value, library.SparseTensor)) or is_of_spconv(value)
 
 
-def is_of_spconv(value: Any) -> bool:
+def is_of_spconv(value: object) -> bool:
     """Return whether a value is a sparse tensor of spconv."""
     library = sys.modules.get("spconv.pytorch")
     return library is not None and isinstance(value, library.SparseConvTensor)
