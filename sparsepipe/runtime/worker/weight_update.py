@@ -18,7 +18,8 @@ from .stage_replica import StageReplica
 class WeightUpdate:
     """Steps each stage as soon as its gradients are averaged; under a schedule that flushes, all of a rank's at once.
 
-    Only then is it known whether any gradients overflowed, and how long they are together.
+    Only then is it known whether any gradients overflowed, and how long they are together. Other schedules clip the
+    gradients of each stage to the same norm, by themselves: stages update at different times.
     """
 
     def __init__(self, context: WorkerContext, config: RunConfig, *, connections: Connections, num_stages: int) -> None:
@@ -27,13 +28,18 @@ class WeightUpdate:
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self._most_waiting = num_stages if context.plan.flushes else 1
+        self._clips_together = context.plan.flushes
+        self.losses: list[float] = []  # of the validations so far, one an epoch
         self._averaged: list[tuple[StageReplica, list[Tensor | None]]] = []  # of this rank's stages, until all can step
 
     def learning_rate(self, minibatch: int) -> float:
         """The rate of the update whose first minibatch is `minibatch` of the run."""
         workload = self._context.workload
         return self._schedule.at(
-            minibatch, epoch_minibatches=workload.epoch_minibatches, total_minibatches=workload.total_minibatches
+            minibatch,
+            epoch_minibatches=workload.epoch_minibatches,
+            total_minibatches=workload.total_minibatches,
+            losses=self.losses,
         )
 
     def take(
@@ -67,8 +73,10 @@ class WeightUpdate:
                     stepped.average(averaged)
                 return start
         if self._clip_norm is not None:
-            square = square_norm(together, replicas=replica.position.replication.num_replicas)
-            start = self._sum(square, action, last, start, what="norm of the gradients")
+            count = replica.position.replication.num_replicas if self._clips_together else 1
+            square = square_norm(together, replicas=count)
+            if self._clips_together:
+                start = self._sum(square, action, last, start, what="norm of the gradients")
             clip(together, self._clip_norm, float(square.sqrt()))
         rate = self.learning_rate(minibatches[0])
         for stepped, own in ready:
