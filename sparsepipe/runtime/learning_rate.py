@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import CODE_FAILURES, InputError
 from ..util.io.fields import shown
 from ..util.io.functions import UserFunction, is_function
-from ..util.io.keywords import expected
+from ..util.io.quantities import expected
 
 
 class Progress(NamedTuple):

@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 
 from ...errors import InputError
+from ...util.io.files import expanded
 from ...util.io.functions import is_function
-from ...util.io.paths import expanded
 from ..layouts.litter import folders
 from ..manifests import CLOUDS, get_manifest
 from ..sources import find
@@ -17,8 +17,8 @@ _HOMES = {
     "cifar": "images.cifar",
     "folders": "images.folders",
     "aligned": "texts.aligned",
-    "shards": "texts.shard_files",
-    "plain": "texts.plain",
+    "shards": "texts.shards",
+    "plain": "texts.bert",
 }
 _DEPTH = 2  # folders around a data set, as archives have: cifar-10-batches-bin/, MNIST/raw/
 

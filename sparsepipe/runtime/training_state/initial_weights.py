@@ -271,7 +271,7 @@ def export_weights(run: Path | str, out: Path | str) -> Path:
         InputError: The folder has no checkpoint, or the file's name has another ending.
 
     Example:
-        >>> sp.export_weights("runs/first", "model.safetensors")
+        >>> sp.export_weights(run_dir, "model.safetensors")
         PosixPath('model.safetensors')
     """
     path = Path(out).expanduser()
