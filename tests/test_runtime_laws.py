@@ -120,9 +120,11 @@ class Oracle:
             sums_of = [g[k].flatten() for _, of_round in ready for g in [_sums(of_round)] for k in g]
             norm = torch.cat([torch.zeros(1), *sums_of]).norm()
             for s, of_round in ready:
+                longest = config.clip_norm or torch.inf
                 if not plan.flushes:  # each stage by itself
+                    longest /= math.sqrt(len(plan.stages))
                     norm = torch.cat([torch.zeros(1), *(g.flatten() for g in _sums(of_round).values())]).norm()
-                self._update(s, of_round, min(1.0, (config.clip_norm or torch.inf) / max(float(norm), 1e-30)))
+                self._update(s, of_round, min(1.0, longest / max(float(norm), 1e-30)))
                 versions[s].append(_copy(self.weights[s]))
 
     def _gradients(self, indices, used, m: int, minibatch: int, of_step):

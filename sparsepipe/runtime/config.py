@@ -286,7 +286,7 @@ class OptimizerConfig(Settings):
     clip_norm: float | None = setting(
         None,
         Number(0, 1e30, above=True),
-        "maximum gradient norm: of the whole network, with asynchronous schedules of each stage",
+        "maximum gradient norm of the network; asynchronous schedules clip each of n stages to NORM / sqrt(n)",
         unit="NORM",
         words="off",
     )

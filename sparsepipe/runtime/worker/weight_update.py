@@ -1,5 +1,6 @@
 """Averaged gradients become the next weights of a rank's stages: unscaled, clipped, stepped."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,8 +19,9 @@ from .stage_replica import StageReplica
 class WeightUpdate:
     """Steps each stage as soon as its gradients are averaged; under a schedule that flushes, all of a rank's at once.
 
-    Only then is it known whether any gradients overflowed, and how long they are together. Other schedules clip the
-    gradients of each stage to the same norm, by themselves: stages update at different times.
+    Only then is it known whether any gradients overflowed, and how long they are together. Under asynchronous schedules
+    stages update at different times, so each clips its own gradients, to the norm over the root of the number of
+    stages: together they are never longer than the norm.
     """
 
     def __init__(self, context: WorkerContext, config: RunConfig, *, connections: Connections, num_stages: int) -> None:
@@ -28,7 +30,9 @@ class WeightUpdate:
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self._most_waiting = num_stages if context.plan.flushes else 1
-        self._clips_together = context.plan.flushes
+        self._clips_together, self._longest = context.plan.flushes, config.clip_norm or math.inf
+        if not self._clips_together:
+            self._longest /= math.sqrt(len(context.plan.stages))
         self.losses: list[float] = []  # of the validations so far, one an epoch
         self._averaged: list[tuple[StageReplica, list[Tensor | None]]] = []  # of this rank's stages, until all can step
 
@@ -77,7 +81,7 @@ class WeightUpdate:
             square = square_norm(together, replicas=count)
             if self._clips_together:
                 start = self._sum(square, action, last, start, what="norm of the gradients")
-            clip(together, self._clip_norm, float(square.sqrt()))
+            clip(together, self._longest, float(square.sqrt()))
         rate = self.learning_rate(minibatches[0])
         for stepped, own in ready:
             stepped.weights.update(own, rate)
