@@ -1,9 +1,9 @@
 """Plan, simulate and run pipeline-parallel training of sparse 3D networks on heterogeneous devices.
 
 Importing this package imports the core types. Planners, simulators, replays of traces, `RunConfig`, what needs torch or
-plotly (`profile_model`, `launch`, `attach`, the folders `data`, `plots` and `widgets`), and all other folders and
-modules (`sweeps`, `monitoring`, `formats`, …) are imported at their first use: an agent on a host, or a launcher, waits
-for none of them.
+plotly (`profile_model`, `launch`, `attach`, `export_weights`, the folders `data`, `plots` and `widgets`), and all other
+folders and modules (`sweeps`, `monitoring`, `formats`, …) are imported at their first use: an agent on a host, or a
+launcher, waits for none of them.
 """
 
 import sys
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .planning.simulator import lower_bound, simulate, simulate_pipelines
     from .profiling import profile_model
     from .runtime import RunConfig
+    from .runtime.training_state.initial_weights import export_weights
 
 Pipelines = Plan  # its name in version 0.1.0, for those of several pipelines
 
@@ -39,6 +40,7 @@ _HOME = {
     "RunConfig": "runtime",
     "attach": "launching",
     "emulate": "monitoring.launching",
+    "export_weights": "runtime.training_state.initial_weights",
     "launch": "monitoring.launching",
     "lower_bound": "planning.simulator",
     "partition": "planning",
@@ -94,6 +96,7 @@ __all__ = [
     "RunConfig",
     "attach",
     "emulate",
+    "export_weights",
     "launch",
     "profile_model",
 ]

@@ -18,7 +18,7 @@ from sparsepipe.runtime.replication.alone import Alone
 from sparsepipe.runtime.replication.base import Replication
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
 from sparsepipe.runtime.stages.position import Position
-from sparsepipe.runtime.training_state.optimizer import optimizer
+from sparsepipe.runtime.training_state.optimizer import SGD
 from sparsepipe.runtime.training_state.weights import Weights
 from sparsepipe.runtime.worker.stage_replica import StageReplica
 from sparsepipe.values.plan import Stage
@@ -187,7 +187,7 @@ def stage(
         {name: buffer.clone() for name, buffer in buffers.items() if name.rpartition(".")[0] in layers},
         is_last=is_last,
     )
-    chosen = optimizer("sgd", momentum=momentum, weight_decay=0.0)
+    chosen = SGD(momentum=momentum, weight_decay=0.0)
     position = Position(process, rank, replication or Alone())
     return StageReplica(Stage(tuple(layers), ranks or (rank,)), position, runner, Weights(runner.parameters(), chosen))  # type: ignore[arg-type]
 

@@ -41,6 +41,7 @@ RECORDS = {
     "sparsepipe.data.manifests:Manifest": "fields of a data set's manifest file",
     "sparsepipe.values.profile.layer_cost:CostSample": "columns of a profile's file",
     "sparsepipe.runtime.config:DataConfig": "settings of a run, flat in run.json and on the command line",
+    "sparsepipe.runtime.config:OptimizerConfig": "settings of a run, flat in run.json and on the command line",
     "sparsepipe.runtime.processes.identity:Identity": "what a rank is told in its environment",
     "sparsepipe.views.widgets.settings:Settings": "values of the explorer's controls, flat in provenance files",
 }

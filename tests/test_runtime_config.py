@@ -84,7 +84,7 @@ def test_settings_are_read_as_they_were_written() -> None:
             ("setting.not_a_choice", "augmentation", "net.py:f", "expected one of shapes"),
         ),
         ({"learning_rte": 1}, ("setting.unknown", "learning_rte", "did you mean 'learning_rate'?")),
-        ({"xyzzy": 1}, ("setting.unknown", "xyzzy", "expected some of asynchronous_checkpoints, augmentation")),
+        ({"xyzzy": 1}, ("setting.unknown", "xyzzy", "expected some of allow_shape, asynchronous_checkpoints")),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, error: tuple[str, ...]) -> None:
@@ -161,6 +161,7 @@ def test_settings_are_printed_by_part_and_without_defaults() -> None:
     assert str(config).splitlines() == [
         "data         model 'minkvgg11bn', data 'x'",
         "optimizer    epochs 3",
+        "weights      as by default",
         "numerics     as by default",
         "checkpoints  as by default",
         "processes    device 'cuda:1'",

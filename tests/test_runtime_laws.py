@@ -120,7 +120,11 @@ class Oracle:
             sums_of = [g[k].flatten() for _, of_round in ready for g in [_sums(of_round)] for k in g]
             norm = torch.cat([torch.zeros(1), *sums_of]).norm()
             for s, of_round in ready:
-                self._update(s, of_round, min(1.0, (config.clip_norm or torch.inf) / max(float(norm), 1e-30)))
+                longest = config.clip_norm or torch.inf
+                if not plan.flushes:  # each stage by itself
+                    longest /= math.sqrt(len(plan.stages))
+                    norm = torch.cat([torch.zeros(1), *(g.flatten() for g in _sums(of_round).values())]).norm()
+                self._update(s, of_round, min(1.0, longest / max(float(norm), 1e-30)))
                 versions[s].append(_copy(self.weights[s]))
 
     def _gradients(self, indices, used, m: int, minibatch: int, of_step):
@@ -289,7 +293,12 @@ LAWS: dict[str, tuple] = {
     "batch norm, 4 stages gpipe": (NORMED, [[0], [1], [2], [3]], {"schedule": "gpipe", "num_microbatches": 4}, FULL),
     "data parallel, unequal": (PLAIN, [[0, 1]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, {}),
     "flush 2-1 shares 1:2, clipped": (PLAIN, [[0, 1], [2]], {**FLUSH, "shares": {0: (1, 2)}}, {"clip_norm": 0.3}),
-    "stash 2-1 shares 2:1, batch norm": (NORMED, [[0, 1], [2]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, FULL),
+    "stash 2-1 shares 2:1, clipped": (
+        NORMED,
+        [[0, 1], [2]],
+        {"schedule": "1f1b", "shares": {0: (2, 1)}},
+        {**FULL, "clip_norm": 0.3},
+    ),
     "vertical sync, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "1f1b", "weights": "vertical-sync"}, {}),
     "2bw, 2-1": (PLAIN, [[0, 1], [2]], {"schedule": "2bw", "num_microbatches": 3}, {"batch_size": 2}),
     "accumulation": (PLAIN, [[0, 1], [2]], {"schedule": "1f1b", "accumulation": 2}, {"batch_size": 2}),

@@ -4,10 +4,16 @@ import pytest
 import torch
 from coded import raises
 
-from sparsepipe.runtime.training_state.optimizer import SGD, optimizer
+from sparsepipe.runtime import OptimizerConfig
+from sparsepipe.runtime.training_state.optimizer import SGD, Optimizer
+from sparsepipe.runtime.training_state.parameter_groups import open_optimizer
 from sparsepipe.runtime.training_state.weights import Weights
 
 SHAPES = ((3, 4), (5,), ())
+
+
+def optimizer(name: str, **settings: float) -> Optimizer:
+    return open_optimizer(OptimizerConfig(optimizer=name, **settings), {"a": torch.zeros(1)})
 
 
 def _tensors(seed: int) -> list[torch.Tensor]:
@@ -128,7 +134,7 @@ def test_lamb_is_its_papers_formula() -> None:
         torch.testing.assert_close(weight, expected)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lamb", "lion"])
 def test_optimizers_go_on_from_their_state(name: str) -> None:
     names = ["a", "b", "c"]
     first, second = (optimizer(name, momentum=0.9, weight_decay=0.1) for _ in range(2))

@@ -214,7 +214,8 @@ def _reading(row: Setting) -> dict[str, Any]:
         case Amount(of):
             return {"type": quantity(of), **metavar}
         case Several(item):
-            return {"type": several(count if isinstance(item, WholeNumber) else str), **metavar}
+            read = count if isinstance(item, WholeNumber) else number(item) if isinstance(item, Number) else str
+            return {"type": several(read), **metavar}
     return metavar
 
 

@@ -26,7 +26,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "profiles and plans": (
         *("profile", "profile show", "plan", "plan show", "plan diff", "plan export", "simulate", "sweep", "import"),
     ),
-    "training": ("init", "train", "predict", "emulate"),
+    "training": ("init", "train", "predict", "export-weights", "emulate"),
     "running jobs": ("runs attach", "runs logs", "runs replan", "runs stop", "runs cancel"),
     "finished runs": ("runs list", "runs show", "runs compare", "runs drift", "runs export", "runs rm"),
     "traces": ("trace show", "trace simulate", "trace whatif", "trace export"),
@@ -100,6 +100,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "train driver_configs/vgg16_4pipedream.yml",
     ),
     "predict": ("predict runs/first", "predict runs/first work/inference.json"),
+    "export-weights": ("export-weights runs/first -o model.safetensors",),
     "import": ("import driver_configs/vgg16_4pipedream.yml -o work/vgg16",),
     "emulate": (
         "emulate work/plan.json -p work/profile.json -c cluster.toml --minibatches 64",

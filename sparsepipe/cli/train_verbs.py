@@ -176,6 +176,17 @@ def _predict_options(verb: Parser) -> None:
         )
 
 
+def _export_options(verb: Parser) -> None:
+    verb.add_argument("run", type=expanded, metavar="RUN|CHECKPOINT", help="run, or a checkpoint's folder")
+    verb.add_argument(
+        *flags("--out"),
+        type=expanded,
+        required=True,
+        metavar="FILE.safetensors",
+        help="file, named by the module's own state_dict",
+    )
+
+
 def _import_options(verb: Parser) -> None:
     verb.add_argument(
         "file",
@@ -243,6 +254,14 @@ def predict(options: argparse.Namespace) -> Answer:
     for_training = ("resume", "expect", "replan", "predictor", "straggler", "replication")
     absent = dict.fromkeys(name for name in for_training if name not in changed)
     return _launched(with_values(changed, absent), options)
+
+
+def export_run_weights(options: argparse.Namespace) -> Answer:
+    """Write the weights of a run's newest checkpoint, of all its stages, as one file."""
+    from ..runtime.training_state.initial_weights import export_weights  # here: it brings torch
+
+    path = export_weights(checkpoint_or_run(options.run), options.out)
+    return Answer({"file": str(path)}, f"{one_line(path)}: written; module.load_state_dict reads it")
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -491,10 +510,12 @@ def filled(options: argparse.Namespace, driver: DriverFile) -> argparse.Namespac
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "train": train,
     "predict": predict,
+    "export-weights": export_run_weights,
     "import": import_files,
 }
 OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "train": ("train a network under a plan, or by a run.toml", _train_options),
     "predict": ("compute outputs and latencies with trained weights", _predict_options),
+    "export-weights": ("write the weights of a run as one state_dict", _export_options),
     "import": ("convert a plan of PipeDream, SparsePipe or DynPipe", _import_options),
 }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..networks.base import LayerRow
 from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
+from ..networks.freezing import RUNNING_MEAN, check_trains, matching
 from ..networks.rows import INPUT, Network, Row
 from ..networks.running import run_layers
 from ..util.derived.seeds import derived_seed
@@ -78,6 +80,9 @@ class Subnetwork(nn.Module):
             module = engine.layer(row)
             initialise(module, row, seed)
             self.add_module(row.id, module)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in network.frozen)
+        self.train()
 
     @property
     def layer_ids(self) -> tuple[str, ...]:
@@ -88,6 +93,14 @@ class Subnetwork(nn.Module):
 
     def result(self, tensors: Mapping[str, Any]) -> Any:
         return tensors[self.network.outputs[0]]
+
+    def train(self, mode: bool = True) -> "Subnetwork":
+        """Set the mode; a batch norm whose statistics are frozen stays as in evaluation."""
+        super().train(mode)
+        for name, _ in self.named_buffers():
+            if name in self.network.frozen and name.endswith(f".{RUNNING_MEAN}"):
+                self.get_submodule(name.removesuffix(f".{RUNNING_MEAN}")).training = False
+        return self
 
     def synchronise(self, group: Group | None) -> int:
         """Share the statistics of batch norms in training with the other processes of `group`; None ends it.
@@ -133,6 +146,20 @@ def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
             layer=layer_id,
         )
     return tensors[name]
+
+
+def frozen_network(network: Network, engine: Engine, patterns: Sequence[str]) -> Network:
+    """Return a table of rows whose tensors that match a pattern are not trained.
+
+    Raises InputError for a pattern that matches no tensor, and if none is left to train.
+    """
+    modules = {row.id: engine.layer(row) for row in network.rows}
+    trained = {id: [f"{id}.{name}" for name, _ in module.named_parameters()] for id, module in modules.items()}
+    names = [f"{id}.{name}" for id, module in modules.items() for name in module.state_dict()]
+    frozen = matching(patterns, names, setting="freeze")
+    rows = frozenset(id for id, own in trained.items() if own and frozen.issuperset(own))
+    check_trains(frozen, [name for own in trained.values() for name in own])
+    return replace(network, frozen=frozen, frozen_rows=rows)
 
 
 def initialise(module: nn.Module, row: Row, seed: int) -> None:

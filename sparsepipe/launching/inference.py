@@ -17,7 +17,7 @@ def inference_config(config: RunConfig) -> RunConfig:
     if not config.workload.trains:
         text = f"engine {config.engine!r} computes nothing, so there are no outputs; leave out {{forward_only}}"
         raise InputError("engine.computes_nothing", text, setting="forward_only")
-    composed = dict.fromkeys((*BUDGETS, "composition")) | {"order": SHUFFLE}  # of minibatches that train
+    composed = dict.fromkeys((*BUDGETS, "composition", "initial")) | {"order": SHUFFLE}  # of a training run
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None, **composed)
 
 

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..records.provenance import Provenance
 from ..records.record_files import CLOCK, read_fields
 from ..records.run_progress import forget_processes, num_processes
 from ..runtime import RunConfig, commands
-from ..runtime.config import Composition, without_profile
+from ..runtime.config import OPTIMIZERS, Composition, without_profile
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
@@ -31,7 +31,8 @@ from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import ResolvedRun
 from ..util.io.files import expanded, write_atomic, write_json
-from ..util.io.functions import functions_of, short_name
+from ..util.io.functions import functions_of, is_function, short_name
+from ..util.io.told import tell
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -42,6 +43,9 @@ from ..values.stragglers import Stragglers
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch, kept_devices
+
+if TYPE_CHECKING:
+    from ..runtime.training_state.initial_weights import InitialState
 
 # Which of the settings are held against what the data are, beside the split that is validated on.
 _OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
@@ -117,10 +121,13 @@ def prepare(
         run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
         config = run.config
         check_need(config)  # it goes by the samples of a minibatch
+    is_new = not (resume and (folder / "plan.json").exists())
+    initial = _initial_weights(run, begins=is_new, here=not elsewhere)
     locks = [hold(folder)]
     try:
-        is_new = not (resume and (folder / "plan.json").exists())
-        record = _written(folder, plan, run, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        record = _written(
+            folder, plan, run, resume=resume, profile=profile, cluster=cluster, campaign=campaign, initial=initial
+        )
         if weights:
             write_forward_only(folder, weights)
         if is_new:
@@ -136,13 +143,47 @@ def prepare(
         for k in range(len(plan.members)):
             place = folder / "pipelines" / str(k)
             locks.append(hold(place))
-            _written(place, plan.local(k), run, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+            _written(
+                place,
+                plan.local(k),
+                run,
+                resume=resume,
+                profile=profile,
+                cluster=cluster,
+                campaign=campaign,
+                initial=initial,
+            )
             _same_clock(folder, place)
         return record, locks
     except BaseException:
         for lock in locks:
             os.close(lock)
         raise
+
+
+def _initial_weights(run: ResolvedRun, *, begins: bool, here: bool) -> "InitialState | None":
+    """Read the weights that a run starts from, and compare them with the network if its data are `here`.
+
+    Raises InputError for a file without weights, for those of another network, for patterns that match nothing, and
+    for an optimizer or a schedule of the user's own that fails.
+    """
+    config = run.config
+    names_functions = is_function(config.learning_rate_schedule) or config.optimizer not in OPTIMIZERS
+    if not begins or not run.workload.trains:
+        return None
+    if not (config.initial or config.freeze or config.patterns or names_functions):
+        return None
+    # Here: they bring torch, for which nobody else who launches need wait.
+    from ..runtime.training_state.initial_weights import InitialState, read_state
+    from ..runtime.workloads.learning import check_training
+
+    state = {} if config.initial is None else read_state(expanded(config.initial))
+    match = check_training(run, {name: tuple(each.shape) for name, each in state.items()}) if here else None
+    if config.initial is None:
+        return None
+    if match:
+        tell(f"initial weights from {config.initial}: {match}")
+    return InitialState(state, match)
 
 
 def _composition(
@@ -286,6 +327,7 @@ def _written(
     profile: Profile | None,
     cluster: Cluster | None,
     campaign: str | None,
+    initial: "InitialState | None",
 ) -> RunRecord:
     """Write what a run's folder holds before its workers start. Its lock is held."""
     config = run.config
@@ -298,6 +340,8 @@ def _written(
     rests_on = Provenance.of(profile, cluster, plan.pipelines, settings, campaign=campaign, data=config.data)
     origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plan.pipelines[0], run))
     record = RunRecord.create(folder, plan, config.to_json(), origin)
+    if initial is not None:
+        initial.save(folder)
     if profile is not None and cluster is not None:
         profile.save(folder / "profile.json")
         write_atomic(folder / "cluster.toml", cluster.to_toml())
@@ -323,6 +367,13 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
                 "resume.several_pipelines",
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
                 "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
+            )
+        if config.initial != RunConfig.from_json(RunRecord.load(folder).config).initial:
+            raise InputError(
+                "resume.other_initial",
+                f"{folder}: resumes from the weights of {found.folder.name}: leave out {{initial}}, or train in "
+                "another folder",
+                setting="initial",
             )
         found.check_minibatches(config.sampling, epoch_minibatches=resuming.epoch_minibatches(found))
         resuming.check_end(found, config)

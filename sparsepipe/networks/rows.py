@@ -135,6 +135,8 @@ class Network:
     rows: tuple[Row, ...]
     in_channels: int
     num_classes: int
+    frozen: frozenset[str] = frozenset()  # names of tensors that are not trained
+    frozen_rows: frozenset[str] = frozenset()  # ids of layers without any parameter that is
 
     def __post_init__(self) -> None:
         known = {INPUT}
@@ -179,7 +181,7 @@ class Network:
     def differentiable(self) -> frozenset[str]:
         found: set[str] = set()
         for row in self.rows:
-            if row.num_parameters or found & set(row.inputs):
+            if (row.num_parameters and row.id not in self.frozen_rows) or found & set(row.inputs):
                 found.add(row.id)
         return frozenset(found)
 

@@ -3,8 +3,11 @@
 Its checks, its option, its control and its line on the page of settings come from that row (util/io/settings.py).
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
 from os import PathLike, fspath
 from typing import Any
 
@@ -19,10 +22,10 @@ from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.losses import LOSSES
 from ..records.workload_facts import WorkloadFacts, workload_facts
-from ..util.io.fields import json_object
+from ..util.io.fields import json_object, shown
 from ..util.io.files import expanded
 from ..util.io.functions import is_function
-from ..util.io.quantities import COUNT, SIZE, TIME
+from ..util.io.quantities import COUNT, SIZE, TIME, expected
 from ..util.io.settings import (
     Amount,
     Choice,
@@ -37,9 +40,21 @@ from ..util.io.settings import (
     row,
     setting,
 )
-from .training_state.learning_rate import LR_SCHEDULES, LearningRate
+from .learning_rate import LR_SCHEDULES, LearningRate, check_arguments
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
+OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "lion", "muon")
+# Others by name, with their class of torch.optim.
+TORCH_OPTIMIZERS = {
+    "adadelta": "Adadelta",
+    "adafactor": "Adafactor",
+    "adagrad": "Adagrad",
+    "adamax": "Adamax",
+    "asgd": "ASGD",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "rmsprop": "RMSprop",
+    "rprop": "Rprop",
+}
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
 BUDGETS = ("batch_voxels", "batch_seconds", "batch_bytes")
@@ -249,23 +264,144 @@ class OptimizerConfig(Settings):
 
     epochs: int = setting(1, WholeNumber(1), "number of training epochs")
     minibatches: int | None = setting(None, WholeNumber(1), "number of training minibatches, instead of epochs")
-    optimizer: str = setting("sgd", Choice(OPTIMIZERS), "optimizer")
+    optimizer: str = setting(
+        "sgd",
+        Choice((*OPTIMIZERS, *TORCH_OPTIMIZERS), "torch.optim:SGD or path/opt.py:Class", is_function),
+        "optimizer",
+        unit="O",
+    )
+    optimizer_args: str | None = setting(
+        None,
+        JsonObject('{"amsgrad": true}'),
+        "arguments of an optimizer of torch.optim or of your own",
+        unit="JSON",
+    )
+    parameter_groups: str | None = setting(
+        None,
+        JsonObject('{"*.bias": {"weight_decay": 0}, "head.*": {"learning_rate_factor": 10}}'),
+        "settings of the weights that a pattern matches, by pattern; later patterns override earlier ones. Settings: "
+        "learning_rate_factor, weight_decay, momentum, nesterov, betas, eps, optimizer, optimizer_args",
+        unit="JSON",
+    )
+    decay_matrices_only: bool = setting(
+        False, Flag(), "weight decay for weights of two or more dimensions only: none for biases and norms"
+    )
     learning_rate: float = setting(0.01, Number(0, 1e300), "learning rate after the warm-up", unit="F")
-    learning_rate_schedule: str = setting("constant", Choice(tuple(LR_SCHEDULES)), "learning-rate schedule")
+    learning_rate_schedule: str = setting(
+        "constant",
+        Choice(tuple(LR_SCHEDULES), "path/schedule.py:function", is_function),
+        "learning-rate schedule",
+        unit="S",
+    )
+    schedule_args: str | None = setting(
+        None,
+        JsonObject('{"epochs": [30, 60]}'),
+        "arguments of the schedule: epochs of milestones; rise, start and end of one-cycle; growth and least of "
+        "cosine-restarts; patience and threshold of plateau; those of your own function",
+        unit="JSON",
+    )
     warmup_minibatches: int = setting(0, WholeNumber(0), "minibatches of linear learning-rate warm-up")
     learning_rate_decay: float = setting(
-        0.1, Number(0, 1e300), "learning-rate factor (step, exponential) or power (polynomial)", unit="F"
+        0.1,
+        Number(0, 1e300),
+        "learning-rate factor of step, exponential, milestones and plateau; power of polynomial",
+        unit="F",
     )
-    decay_epochs: float = setting(30.0, Number(1e-06, 1000000000000000.0), "epochs per learning-rate decay")
-    momentum: float = setting(0.9, Number(0, 1), "momentum (sgd)", unit="F")
+    decay_epochs: float = setting(
+        30.0,
+        Number(1e-06, 1000000000000000.0),
+        "epochs between two learning-rate factors; first cycle of cosine-restarts",
+    )
+    momentum: float = setting(0.9, Number(0, 1), "momentum of sgd and muon", unit="F")
+    nesterov: bool = setting(False, Flag(), "Nesterov momentum of sgd and muon")
+    betas: tuple[float, ...] | None = setting(
+        None,
+        Several(Number(0, 1), "(0.9, 0.98)"),
+        "decay rates of the moments of adam, adamw, lamb and lion",
+        unit="F,F",
+        words="0.9,0.999; of lion 0.9,0.99",
+    )
+    eps: float | None = setting(
+        None,
+        Number(0, 1),
+        "term that keeps adam, adamw, lamb and muon from dividing by zero",
+        unit="F",
+        words="1e-8; of lamb 1e-6, of muon 1e-7",
+    )
     weight_decay: float = setting(0.0, Number(0, 1e30), "weight decay", unit="F")
     clip_norm: float | None = setting(
         None,
         Number(0, 1e30, above=True),
-        "maximum gradient norm (synchronous schedules only)",
+        "maximum gradient norm of the network; asynchronous schedules clip each of n stages to NORM / sqrt(n)",
         unit="NORM",
         words="off",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.betas is not None:
+            object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
+            if len(self.betas) != 2 or max(self.betas) == 1:
+                raise InputError(
+                    "setting.betas", f"{{betas}} is {self.betas}, expected two numbers below 1", setting="betas"
+                )
+        _ = self._groups  # refuses what is none
+        check_arguments(self.learning_rate_schedule, json_object(self.schedule_args, "schedule_args"))
+
+    @cached_property
+    def _groups(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """The parameter groups: each pattern with its settings."""
+        if self.parameter_groups is None:
+            return ()
+        groups = []
+        for pattern, given in json_object(self.parameter_groups, "parameter_groups").items():
+            where = f"parameter_groups {shown(pattern)}: "
+            if not isinstance(given, dict):
+                raise InputError(
+                    "setting.group_malformed",
+                    f'{where}{shown(given)}, expected an object of settings, such as "weight_decay": 0',
+                    setting="parameter_groups",
+                )
+            if unknown := [name for name in given if name not in (*GROUP_SETTINGS, _FACTOR)]:
+                raise InputError(
+                    "setting.group_unknown",
+                    f"{where}{expected(unknown[0], (*GROUP_SETTINGS, _FACTOR))}",
+                    setting="parameter_groups",
+                )
+            if fault := Number(0, 1e30).fault(given.get(_FACTOR, 1.0)):
+                raise InputError("setting.group_factor", f"{where}{_FACTOR} is {fault}", setting="parameter_groups")
+            settings = {name: value for name, value in given.items() if name != _FACTOR}
+            if isinstance(settings.get("optimizer_args"), dict):
+                settings["optimizer_args"] = json.dumps(settings["optimizer_args"])
+            try:
+                OptimizerConfig(**settings)
+            except InputError as error:
+                raise error.within(where) from None
+            groups.append((pattern, settings | ({_FACTOR: given[_FACTOR]} if _FACTOR in given else {})))
+        return tuple(groups)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of the parameter groups."""
+        return tuple(pattern for pattern, _ in self._groups)
+
+    def group_of(self, name: str, dimensions: int) -> tuple["OptimizerConfig", float]:
+        """Return the settings of the group that a weight belongs to, and the factor on the learning rate.
+
+        Args:
+            name: The weight's name in the module's state_dict.
+            dimensions: Its number of axes.
+        """
+        changes: dict[str, Any] = {"parameter_groups": None}
+        if self.decay_matrices_only and dimensions < 2:
+            changes["weight_decay"] = 0.0
+        for pattern, given in self._groups:
+            if fnmatchcase(name, pattern):
+                changes |= given
+        factor = float(changes.pop(_FACTOR, 1.0))
+        own = OptimizerConfig(**{item.name: getattr(self, item.name) for item in fields(OptimizerConfig)} | changes)
+        # Muon steps matrices; the step of AdamW for all others has the same size.
+        return (replace(own, optimizer="adamw") if own.optimizer == "muon" and dimensions < 2 else own), factor
 
     @property
     def rate(self) -> LearningRate:
@@ -276,11 +412,48 @@ class OptimizerConfig(Settings):
             self.warmup_minibatches,
             self.learning_rate_decay,
             self.decay_epochs,
+            json_object(self.schedule_args, "schedule_args"),
         )
 
     def total_minibatches(self, epoch_minibatches: int) -> int:
         """Return after how many minibatches the run ends."""
         return self.epochs * epoch_minibatches if self.minibatches is None else self.minibatches
+
+
+# What a parameter group may set, besides a factor on the learning rate.
+GROUP_SETTINGS = ("optimizer", "optimizer_args", "weight_decay", "momentum", "nesterov", "betas", "eps")
+_FACTOR = "learning_rate_factor"
+
+
+@dataclass(frozen=True, repr=False)
+class WeightsConfig(Settings):
+    """Configure the weights that the training starts from, and those that it leaves as they are."""
+
+    initial: str | None = setting(
+        None,
+        Text("'model.safetensors'"),
+        "weights to start from: a safetensors file, a file of torch.save, a run or a checkpoint",
+        unit="FILE",
+        words="drawn from the seed",
+    )
+    allow_shape: bool = setting(
+        False, Flag(), "weights of another shape than in the file of initial weights are drawn from the seed"
+    )
+    freeze: tuple[str, ...] = setting(
+        (),
+        Several(Text("'backbone.*'"), "('backbone.*',)"),
+        "patterns of frozen weights: no gradient, no optimizer state. A batch norm whose running_mean matches "
+        "keeps its statistics and normalizes with them",
+        unit="PATTERN[,PATTERN]",
+        words="none",
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.freeze, list):
+            object.__setattr__(self, "freeze", tuple(self.freeze))
+        if isinstance(self.initial, PathLike) or str(self.initial).startswith("~"):
+            object.__setattr__(self, "initial", fspath(expanded(self.initial)))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, repr=False)
@@ -378,6 +551,7 @@ class ProfileConfig(Settings):
 PARTS: Mapping[str, type[Settings]] = {
     "data": DataConfig,
     "optimizer": OptimizerConfig,
+    "weights": WeightsConfig,
     "numerics": NumericsConfig,
     "checkpoints": CheckpointConfig,
     "processes": ProcessConfig,
@@ -386,8 +560,8 @@ PARTS: Mapping[str, type[Settings]] = {
 
 # Python collects the fields of bases from the last to the first: model and data come first.
 @dataclass(frozen=True, repr=False)
-class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig, DataConfig):
-    """Configure a run: network, data, optimizer, numerics, checkpoints and processes.
+class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, WeightsConfig, OptimizerConfig, DataConfig):
+    """Configure a run: network, data, optimizer, weights, numerics, checkpoints and processes.
 
     `batch_size` is the number of samples per minibatch; a step of a synchronous schedule has `num_microbatches`
     minibatches. Runs of one pipeline without replicas are bit-identical if `seed`, `threads` and versions are the same.
@@ -411,7 +585,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
 
     @property
     def parts(self) -> dict[str, Settings]:
-        """The five parts by name."""
+        """The six parts by name."""
         return {
             name: part(**{item.name: getattr(self, item.name) for item in fields(part)}) for name, part in PARTS.items()
         }

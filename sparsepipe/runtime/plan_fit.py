@@ -16,13 +16,12 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     """Raise InputError if a plan would deadlock, asks for what the settings leave out, or for ranks that are none
     of the job's `num_processes`: as many as the plan's ranks unless given.
     """
-    if config.clip_norm is not None and not plan.flushes:
+    if config.learning_rate_schedule == "plateau" and (not config.validate or plan.replication is not None):
         raise InputError(
-            "setting.clip_norm_without_flush",
-            f"{{clip_norm}} goes with schedules that flush: with weights {plan.weights!r} the stages update at "
-            "different times, so there is no global gradient norm",
-            setting="clip_norm",
-            weights=plan.weights,
+            "setting.plateau_without_validation",
+            "{learning_rate_schedule} plateau follows the validation loss of each epoch, which one pipeline knows: "
+            "leave out {validate}, and plan one pipeline",
+            setting=dict.fromkeys(("learning_rate_schedule", "validate")),
         )
     if config.precision == "float16" and not plan.flushes:
         raise InputError(

@@ -17,6 +17,7 @@ from ...runtime.pipelines.resuming import RESUME
 from ...runtime.processes.rank_readings import PATTERN
 from ...runtime.training_state.checkpoint_folders import (
     FOLDER,
+    INITIAL,
     MANIFEST,
     PARTIAL,
     WHOLE,
@@ -102,6 +103,8 @@ class RunFiles:
             if not self.needs_data:
                 for name in SLEPT_BY:
                     self._send_file(connection, folder / name, f"{own}{name}")
+            if (folder / INITIAL).exists():
+                self._send_file(connection, folder / INITIAL, f"{own}{INITIAL}")
             if forwards := ForwardOnly.of_run(folder):
                 self._bring_weights(connection, plan, forwards)
             if own:

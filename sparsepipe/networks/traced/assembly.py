@@ -369,7 +369,7 @@ class Assembly:
 
     def _differentiable(self) -> frozenset[str]:
         """Trained parameters, and values that the example needed gradients for: as it trained, if it gave them."""
-        known = {key: kind == "parameter" for key, kind in self.state_rows.items()}
+        known = {key: kind == "parameter" and key in self.trained for key, kind in self.state_rows.items()}
         for training in self.groupings:
             for node, names in self._values(training):
                 for name, each in zip(names, _structure(node).split(node.meta["value"]), strict=True):

@@ -1,9 +1,10 @@
 """Build a network that is a torch module: one of ours by name, or what a function of the user's own returns."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from types import MethodType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils import checkpoint
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.functions import UserFunction, is_function
 from .. import MODULE_NETWORKS
+from ..freezing import RUNNING_MEAN, check_trains, matching
 
 
 def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], *, seed: int) -> nn.Module:
@@ -71,6 +73,28 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
         takes = ", ".join(map(str, parameters.values()))
         text = f"model {model}: {error}; it takes ({takes}): give them with {{model_args}}"
         raise InputError("model.arguments_refused", text, setting="model_args") from None
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the tensors of a torch module that match a pattern.
+
+    Raises:
+        InputError: A pattern matches no tensor, or no parameter is left to train.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    frozen = matching(patterns, [*module.state_dict()], setting="freeze")
+    for name, parameter in parameters.items():
+        if name in frozen:
+            parameter.requires_grad_(False)
+    check_trains([name for name, parameter in parameters.items() if not parameter.requires_grad], parameters)
+    for path, part in module.named_modules():
+        if (f"{path}.{RUNNING_MEAN}" if path else RUNNING_MEAN) in frozen:
+            part.train = MethodType(_keep_evaluating, part)  # type: ignore[method-assign]  # of this part alone
+            part.train()
+
+
+def _keep_evaluating(part: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(part, False)
 
 
 @contextmanager

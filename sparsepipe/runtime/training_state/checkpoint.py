@@ -29,7 +29,7 @@ from torch import Tensor
 from ...data.minibatch_sizes import KEEP, sizes
 from ...errors import DamagedRecord, InputError
 from ...records.record_files import read_fields
-from ...util.io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text
+from ...util.io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text, texts
 from ...util.io.files import read_json, sha256, write_json
 from ...util.io.quantities import SIZE, TIME
 from ...util.text.counting import number_of
@@ -389,6 +389,8 @@ _FACTS = fields(
         "epoch_minibatches": lambda value, what: integer(value, what, least=1, most=10**15),
         "loss_scale": maybe(_loss_scale),
         "epoch_so_far": maybe(_SO_FAR),
+        "tied_names": fields({}, others=text),
+        "unsaved_buffers": texts,
         _SEAL: _digest,
     }
 )

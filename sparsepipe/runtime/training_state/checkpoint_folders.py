@@ -9,6 +9,7 @@ from pathlib import Path
 
 FOLDER = "checkpoints"  # in a run's folder
 MANIFEST = "manifest.json"
+INITIAL = "initial.safetensors"  # in a run's folder: the weights that it starts from
 _NAME = "minibatch-"
 WHOLE, PARTIAL = f"{_NAME}*", f".{_NAME}*"  # patterns of the folders there
 ASIDE = "-aside"  # ends the name of a whole checkpoint, until another has come in its place

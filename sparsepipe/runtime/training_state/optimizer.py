@@ -1,5 +1,6 @@
 """Optimizers as functions on lists of tensors: torch's own arithmetic, fused, on whichever weights they are given."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,8 +36,8 @@ class Optimizer(Protocol):
 class SGD:
     """Stochastic gradient descent with momentum and weight decay."""
 
-    def __init__(self, *, momentum: float, weight_decay: float) -> None:
-        self._momentum, self._weight_decay = momentum, weight_decay
+    def __init__(self, *, momentum: float, weight_decay: float, nesterov: bool = False) -> None:
+        self._momentum, self._weight_decay, self._nesterov = momentum, weight_decay, nesterov
         self._velocity: list[Tensor | None] = []
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
@@ -60,7 +61,7 @@ class SGD:
             momentum=self._momentum,
             weight_decay=self._weight_decay,
             dampening=0.0,
-            nesterov=False,
+            nesterov=self._nesterov,
             maximize=False,
         )
         for place, own in zip(reached, velocity, strict=True):
@@ -76,19 +77,57 @@ class SGD:
         self._velocity = kept if adopt else [tensor if tensor is None else tensor.clone() for tensor in kept]
 
 
-class Adam:
+class Moments:
+    """Base of optimizers that keep tensors of each weight by kind: zeros of its shape at first; `steps` is a number."""
+
+    def __init__(self, name: str, kinds: Sequence[str]) -> None:
+        self._name, self._kinds = name, kinds
+        self._kept: dict[str, list[Tensor | None]] = {}
+
+    def of(self, weights: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+        """Return the tensors of each kind, one for each weight."""
+        for kind in self._kinds:
+            kept = self._kept.setdefault(kind, [None] * len(weights))
+            for place, weight in enumerate(weights):
+                if kept[place] is None:  # also of a weight that was frozen when the checkpoint was written
+                    number = torch.zeros((), device=weight.device)
+                    kept[place] = number if kind == "steps" else torch.zeros_like(weight)
+        return self._kept  # type: ignore[return-value]  # none is None now
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {
+            f"{kind}:{name}": tensor
+            for kind, kept in self._kept.items()
+            for name, tensor in zip(names, kept, strict=True)
+            if tensor is not None
+        }
+
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
+        _only(state, set(self._kinds), self._name)
+        found = {kind: [state.get(f"{kind}:{name}") for name in names] for kind in self._kinds} if state else {}
+        self._kept = (
+            found if adopt else {kind: [t if t is None else t.clone() for t in own] for kind, own in found.items()}
+        )
+
+
+class Adam(Moments):
     """Adam, or with `decoupled` AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization")."""
 
     def __init__(
-        self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), decoupled: bool = False
+        self,
+        *,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        decoupled: bool = False,
     ) -> None:
-        self._weight_decay, self._betas, self._decoupled = weight_decay, betas, decoupled
-        self._moments: dict[str, list[Tensor]] = {}
+        self._weight_decay, self._betas, self._eps, self._decoupled = weight_decay, betas, eps, decoupled
+        super().__init__("adam", ("mean", "square", "steps"))
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
         weights, gradients = _real(weights), _real(gradients)
-        moments = self._moments = self._moments or _moments(weights)
         reached = _reached(weights, gradients)
+        moments = self.of(weights)
         for kind in ("mean", "square"):
             for place, (weight, _) in reached.items():
                 moments[kind][place] = _laid_out(moments[kind][place], weight)
@@ -107,34 +146,26 @@ class Adam:
             beta2=self._betas[1],
             lr=learning_rate,
             weight_decay=self._weight_decay,
-            eps=1e-8,
+            eps=self._eps,
             maximize=False,
         )
 
-    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return _named(self._moments, names)
 
-    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
-        _only(state, {"mean", "square", "steps"}, "adam")
-        self._moments = _unnamed(state, names, adopt=adopt)
-
-
-class LAMB:
+class LAMB(Moments):
     """Adam whose step has, for each weight tensor, the length of the tensor (You et al., "Large Batch Optimization",
     algorithm 2).
     """
 
-    def __init__(self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self._weight_decay, self._betas = weight_decay, betas
-        self._moments: dict[str, list[Tensor]] = {}
+    def __init__(self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6) -> None:
+        self._weight_decay, self._betas, self._eps = weight_decay, betas, eps
+        super().__init__("lamb", ("mean", "square", "steps"))
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
         weights, gradients = _real(weights), _real(gradients)
-        self._moments = self._moments or _moments(weights)
         reached, (first, second) = _reached(weights, gradients), self._betas
         if not reached:
             return
-        moments = {kind: [own[place] for place in reached] for kind, own in self._moments.items()}
+        moments = {kind: [own[place] for place in reached] for kind, own in self.of(weights).items()}
         stepped, slopes = ([pair[k] for pair in reached.values()] for k in (0, 1))
         torch._foreach_add_(moments["steps"], 1)
         torch._foreach_lerp_(moments["mean"], slopes, 1 - first)
@@ -143,7 +174,7 @@ class LAMB:
         steps = [float(own) for own in moments["steps"]]
         scales = torch._foreach_div(moments["square"], [1 - second**own for own in steps])
         torch._foreach_sqrt_(scales)
-        torch._foreach_add_(scales, 1e-6)
+        torch._foreach_add_(scales, self._eps)
         changes = torch._foreach_div(moments["mean"], [1 - first**own for own in steps])
         torch._foreach_div_(changes, scales)
         torch._foreach_add_(changes, stepped, alpha=self._weight_decay)
@@ -151,23 +182,67 @@ class LAMB:
             length, reach = float(weight.norm()), float(change.norm())
             weight.sub_(change, alpha=learning_rate * (length / reach if length and reach else 1.0))
 
-    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return _named(self._moments, names)
 
-    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
-        _only(state, {"mean", "square", "steps"}, "lamb")
-        self._moments = _unnamed(state, names, adopt=adopt)
+class Lion(Moments):
+    """Steps by the sign of a mean of gradients (Chen et al., "Symbolic Discovery of Optimization Algorithms")."""
+
+    def __init__(self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        self._weight_decay, self._betas = weight_decay, betas
+        super().__init__("lion", ("lion_mean",))
+
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        weights, gradients = _real(weights), _real(gradients)
+        reached, means = _reached(weights, gradients), self.of(weights)["lion_mean"]
+        if not reached:
+            return
+        stepped, slopes = ([pair[k] for pair in reached.values()] for k in (0, 1))
+        kept = [means[place] for place in reached]
+        changes = torch._foreach_lerp(kept, slopes, 1 - self._betas[0])
+        torch._foreach_sign_(changes)
+        torch._foreach_mul_(stepped, 1 - learning_rate * self._weight_decay)
+        torch._foreach_add_(stepped, changes, alpha=-learning_rate)
+        torch._foreach_lerp_(kept, slopes, 1 - self._betas[1])
 
 
-def optimizer(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
-    """Return a new optimizer by name; `momentum` is SGD's."""
-    if name == "sgd":
-        return SGD(momentum=momentum, weight_decay=weight_decay)
-    if name in ("adam", "adamw"):
-        return Adam(weight_decay=weight_decay, decoupled=name == "adamw")
-    if name == "lamb":
-        return LAMB(weight_decay=weight_decay)
-    raise AssertionError(f"{name} is not one of the optimizers of RunConfig")
+class Muon(Moments):
+    """Steps a matrix by the orthogonal matrix nearest to its momentum (Jordan et al., 2024).
+
+    The step is scaled to the mean square of an AdamW step (Liu et al., "Muon is Scalable for LLM Training", section
+    2.2), so one learning rate suits both. Convolution kernels are matrices with a row for each output channel.
+
+    Args:
+        channels_last: For each weight, whether its output channels are the last axis, as in a sparse kernel [K, I, O].
+    """
+
+    def __init__(
+        self, *, weight_decay: float, momentum: float, nesterov: bool, channels_last: Sequence[bool], eps: float = 1e-7
+    ) -> None:
+        self._weight_decay, self._momentum, self._nesterov, self._eps = weight_decay, momentum, nesterov, eps
+        self._channels_last = channels_last
+        super().__init__("muon", ("muon_mean",))
+
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        means = self.of(weights)["muon_mean"]
+        for place, (weight, gradient) in _reached(weights, gradients).items():
+            mean = means[place].lerp_(gradient, 1 - self._momentum)
+            step = gradient.lerp(mean, self._momentum) if self._nesterov else mean
+            size = weight.shape[-1] if self._channels_last[place] else weight.shape[0]
+            matrix = step.reshape(-1, size).T if self._channels_last[place] else step.reshape(size, -1)
+            change = _orthogonal(matrix, eps=self._eps)
+            change = (change.T if self._channels_last[place] else change).reshape(weight.shape)
+            weight.mul_(1 - learning_rate * self._weight_decay)
+            weight.sub_(change, alpha=learning_rate * 0.2 * math.sqrt(max(matrix.shape)))
+
+
+def _orthogonal(matrix: Tensor, *, eps: float) -> Tensor:
+    """Return a matrix with nearly the same singular vectors and singular values near 1, by five Newton-Schulz steps."""
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = matrix.float() if wide else matrix.float().T
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x if wide else x.T).to(matrix.dtype)
 
 
 def _reached(weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> dict[int, tuple[Tensor, Tensor]]:
@@ -190,28 +265,6 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     A convolution's gradient may come with channels last though its weights have not; a checkpoint keeps no layout.
     """
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
-
-
-def _moments(weights: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    return {
-        "mean": [torch.zeros_like(weight) for weight in weights],
-        "square": [torch.zeros_like(weight) for weight in weights],
-        "steps": [torch.zeros((), device=weight.device) for weight in weights],
-    }
-
-
-def _named(moments: Mapping[str, Sequence[Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
-    return {
-        f"{kind}:{name}": tensor
-        for kind, tensors in moments.items()
-        for name, tensor in zip(names, tensors, strict=True)
-    }
-
-
-def _unnamed(state: Mapping[str, Tensor], names: Sequence[str], *, adopt: bool) -> dict[str, list[Tensor]]:
-    kinds = dict.fromkeys(key.split(":", 1)[0] for key in state)
-    found = {kind: [state[f"{kind}:{name}"] for name in names] for kind in kinds}
-    return found if adopt else {kind: [tensor.clone() for tensor in own] for kind, own in found.items()}
 
 
 def _only(state: Mapping[str, Tensor], kinds: set[str], name: str) -> None:

@@ -12,7 +12,7 @@ from ..pipelines.base import Averager
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state import checkpoint
-from ..training_state.optimizer import optimizer
+from ..training_state.parameter_groups import open_optimizer
 from ..training_state.weights import Weights
 from ..workloads.base import Workload
 from .epoch_parts import Averaged
@@ -42,8 +42,9 @@ class StageReplica:
     def open(cls, plan: Plan, config: RunConfig, *, position: Position, workload: Workload) -> "StageReplica":
         """Build a stage as this rank holds it, its weights as the seed draws them."""
         runner = workload.runner(plan, position)
-        chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
-        return cls(plan.stages[position.stage], position, runner, Weights(runner.parameters(), chosen))
+        parameters = runner.parameters()
+        weights = Weights(parameters, open_optimizer(config, parameters))
+        return cls(plan.stages[position.stage], position, runner, weights)
 
     @property
     def stage(self) -> int:
@@ -99,13 +100,25 @@ class StageReplica:
         self.load_tensors({key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)})
 
     def _read(self, found: checkpoint.Checkpoint) -> dict[str, Tensor]:
-        tensors = found.read(self.own.layers)
+        tensors = self._as_trained_here(found.read(self.own.layers))
         for name, buffer in self.runner.buffers().items():
             if not buffer.numel() and f"buffer:{name}" in tensors:  # an observer's: it gets its size in a forward
                 buffer.resize_(tensors[f"buffer:{name}"].shape)
         own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
         found.check_shapes(tensors, own)
         return tensors
+
+    def _as_trained_here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name weights as this run has them: what the checkpoint's run froze may be trained now, and the reverse."""
+        trained, frozen = set(self.weights.names), set(self.runner.constants())
+        changed = {f"buffer:{name}": f"weight:{name}" for name in trained}
+        changed |= {f"weight:{name}": f"buffer:{name}" for name in frozen}
+        named = {changed.get(key, key): tensor for key, tensor in tensors.items()}
+        return {
+            key: tensor
+            for key, tensor in named.items()
+            if key.startswith(_OF_NETWORKS) or key.split(":", 1)[1] not in frozen
+        }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         """Take this stage's layers from tensors named as in checkpoints, among which there may be others.

@@ -1,5 +1,6 @@
 """Averaged gradients become the next weights of a rank's stages: unscaled, clipped, stepped."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,9 @@ from .stage_replica import StageReplica
 class WeightUpdate:
     """Steps each stage as soon as its gradients are averaged; under a schedule that flushes, all of a rank's at once.
 
-    Only then is it known whether any gradients overflowed, and how long they are together.
+    Only then is it known whether any gradients overflowed, and how long they are together. Under asynchronous schedules
+    stages update at different times, so each clips its own gradients, to the norm over the root of the number of
+    stages: together they are never longer than the norm.
     """
 
     def __init__(self, context: WorkerContext, config: RunConfig, *, connections: Connections, num_stages: int) -> None:
@@ -27,13 +30,20 @@ class WeightUpdate:
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self._most_waiting = num_stages if context.plan.flushes else 1
+        self._clips_together, self._longest = context.plan.flushes, config.clip_norm or math.inf
+        if not self._clips_together:
+            self._longest /= math.sqrt(len(context.plan.stages))
+        self.losses: list[float] = []  # of the validations so far, one an epoch
         self._averaged: list[tuple[StageReplica, list[Tensor | None]]] = []  # of this rank's stages, until all can step
 
     def learning_rate(self, minibatch: int) -> float:
         """The rate of the update whose first minibatch is `minibatch` of the run."""
         workload = self._context.workload
         return self._schedule.at(
-            minibatch, epoch_minibatches=workload.epoch_minibatches, total_minibatches=workload.total_minibatches
+            minibatch,
+            epoch_minibatches=workload.epoch_minibatches,
+            total_minibatches=workload.total_minibatches,
+            losses=self.losses,
         )
 
     def take(
@@ -67,9 +77,11 @@ class WeightUpdate:
                     stepped.average(averaged)
                 return start
         if self._clip_norm is not None:
-            square = square_norm(together, replicas=replica.position.replication.num_replicas)
-            start = self._sum(square, action, last, start, what="norm of the gradients")
-            clip(together, self._clip_norm, float(square.sqrt()))
+            count = replica.position.replication.num_replicas if self._clips_together else 1
+            square = square_norm(together, replicas=count)
+            if self._clips_together:
+                start = self._sum(square, action, last, start, what="norm of the gradients")
+            clip(together, self._longest, float(square.sqrt()))
         rate = self.learning_rate(minibatches[0])
         for stepped, own in ready:
             stepped.weights.update(own, rate)

@@ -152,8 +152,18 @@ class Worker:
         if resume_from:
             if self.context.writes_metrics:
                 self.epochs.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
+            self._share_losses()
             self._validate_late(done)
         return done
+
+    def _share_losses(self) -> None:
+        """Let every rank know the losses of the validations before: a schedule may follow them."""
+        rows = [row["validation"] for row in self.epochs.earlier if row.get("validation")]
+        known = [float(row["loss"]) for row in rows if row.get("loss") is not None]
+        count = int(self.process.sum(torch.tensor([len(known)], dtype=torch.float64), what="resume"))
+        losses = torch.zeros(count, dtype=torch.float64)
+        losses[: len(known)] = torch.tensor(known, dtype=torch.float64)
+        self.weight_update.losses = self.process.sum(losses, what="resume").tolist()
 
     def train(self, done: int) -> tuple[int, "Worker | None"]:
         """Train what is left to train after `done` minibatches, with validation and checkpoints between epochs.
@@ -318,6 +328,8 @@ class Worker:
         if (loss := found["loss"]) is not None and not math.isfinite(loss):
             what = f"the validation loss after epoch {epoch} is {loss}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
+        if loss is not None:
+            self.weight_update.losses.append(loss)
         return found | scores(self.context, partial(self.checkpoints.load_after, done))
 
     def _check_finite(self, epoch: int, done: int) -> None:
@@ -403,6 +415,7 @@ class Worker:
         self.epochs.take_over(before.epochs)
         self.checkpoints.unproven = before.checkpoints.unproven
         self.weight_update.loss_scale = before.weight_update.loss_scale
+        self.weight_update.losses = before.weight_update.losses
         self.context.memory.restart(self.connections.shared_memory)
         self.control.go_on(Horizon.of(self.connections.program))
         if self.context.is_left_out:
@@ -438,6 +451,7 @@ class Worker:
             "model": self.workload.model,
             "optimizer": config.optimizer,
             **self._order(),
+            **({} if (names := self.workload.state_names) is None else names.to_json()),
             "epoch_minibatches": self.workload.epoch_minibatches,
             "loss_scale": asdict(self.weight_update.loss_scale) if self.weight_update.scales_loss else None,
             "epoch_so_far": asdict(self.epochs.unfinished) if self.epochs.unfinished else None,

@@ -72,7 +72,7 @@ def layer_graph(run: ResolvedRun) -> LayerGraph:
 def _open_learning(run_dir: Path, config: RunConfig) -> "Workload":
     from .learning import Learning
 
-    return Learning.open(config, trains=ForwardOnly.of_run(run_dir) is None)
+    return Learning.open(config, trains=ForwardOnly.of_run(run_dir) is None, run_dir=run_dir)
 
 
 def _check_replay(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None) -> None:

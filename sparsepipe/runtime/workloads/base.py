@@ -11,6 +11,7 @@ from ...values.plan import Plan
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint
+from ..training_state.initial_weights import StateNames
 
 
 class Samples(Protocol):
@@ -66,6 +67,11 @@ class Workload(Protocol):
 
     @property
     def num_classes(self) -> int: ...
+
+    @property
+    def state_names(self) -> StateNames | None:
+        """The tensors of the network's state_dict; None if there are no weights."""
+        ...
 
     @property
     def num_samples(self) -> int:

@@ -1,8 +1,9 @@
 """Learning from data: any network, any data set, any loss, and which samples each minibatch holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from ...data.samplers import checked_indices, dealt, draw
 from ...engines import Engine
 from ...errors import InputError
 from ...networks.base import AnyNetwork
+from ...networks.freezing import matching
 from ...networks.losses import Loss, Segmentation, Tally
 from ...networks.losses.outputs import described, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
@@ -30,10 +32,13 @@ from ..config import Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
+from ..training_state.checkpoint_folders import INITIAL
+from ..training_state.initial_weights import InitialWeights, Match, StateNames
+from ..training_state.parameter_groups import open_optimizer
 from .base import Rows
 from .opening import Dataset, LearningTask, open_task
 from .reading import ReadOnce
-from .resolved import resolve
+from .resolved import ResolvedRun, resolve
 
 _BLEU = ("bleu", "bleu_sentences")  # of networks/losses/bleu.py, which needs a package that other data do without
 
@@ -44,16 +49,17 @@ class Learning:
 
     config: RunConfig
     task: LearningTask
+    run_dir: Path | None = None  # which has the weights that the run starts from
     facts: ClassVar[WorkloadFacts] = LEARNING
 
     @classmethod
-    def open(cls, config: RunConfig, *, trains: bool = True) -> "Learning":
-        """`trains`: unless the network is to compute outputs alone.
+    def open(cls, config: RunConfig, *, trains: bool = True, run_dir: Path | None = None) -> "Learning":
+        """`trains`: unless the network is to compute outputs alone. `run_dir`: of a run that may start from weights.
 
         Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
         """
         phases = (True,) if trains else (False,)
-        return cls(config, open_task(resolve(config), phases=phases))
+        return cls(config, open_task(resolve(config), phases=phases), run_dir if trains else None)
 
     @property
     def network(self) -> AnyNetwork:
@@ -100,11 +106,23 @@ class Learning:
             per_voxel=self._of_voxels,
             compression=position.compression,
         )
+        if self.config.patterns:
+            matching(self.config.patterns, self.state_names.shapes, setting="parameter_groups")
+        if self.config.initial is not None and self.run_dir is not None:
+            self._initial_weights(self.run_dir / INITIAL).load_into(runner.module)
         if self.labels_are_read and self.loss.items is not None and plan.updates_by_step:
             self.training.keep(2 * plan.num_microbatches)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
+
+    @cached_property
+    def state_names(self) -> StateNames:
+        return StateNames.of_network(self.network, self.engine)
+
+    @lru_cache(maxsize=1)  # noqa: B019 - a workload lives as long as its process
+    def _initial_weights(self, path: Path) -> InitialWeights:
+        return InitialWeights(path, self.state_names, allow_shape=self.config.allow_shape)
 
     def check(self, plan: Plan) -> None:
         """Raise InputError if the plan is not one for this network."""
@@ -340,6 +358,22 @@ def _samples_of_points(rows: Tensor, ends: Tensor, numbers: Tensor) -> Tensor:
             "expected a row for each sample or each point",
         )
     return numbers if len(rows) == len(counts) else numbers.repeat_interleave(counts)
+
+
+def check_training(run: ResolvedRun, initial: Mapping[str, tuple[int, ...]]) -> Match | None:
+    """Return how the initial weights of a run match its network; None without any.
+
+    `initial`: the names in the file, with their shapes. Raises InputError for a pattern that matches nothing, for
+    weights of another network, and for an optimizer or a schedule that fails.
+    """
+    task, config = open_task(run, validates=False), run.config
+    names = StateNames.of_network(task.network, task.engine)
+    matching(config.patterns, names.shapes, setting="parameter_groups")
+    open_optimizer(config, {name: torch.empty(shape, device="meta") for name, shape in names.shapes.items()})
+    config.rate.at(config.warmup_minibatches, epoch_minibatches=1, total_minibatches=1)
+    if config.initial is None:
+        return None
+    return Match.of(initial, names, where=config.initial, allow_shape=config.allow_shape)
 
 
 def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[int, ...], ...]:

@@ -12,6 +12,7 @@ from ... import data
 from ...data.examples import ExampleDataset
 from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
+from ...engines.subnetwork import frozen_network
 from ...errors import InputError
 from ...networks import network
 from ...networks.base import AnyNetwork
@@ -71,6 +72,8 @@ def _table_task(run: ResolvedRun, training: Dataset, validation: Dataset | None)
     facts = training.facts
     net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))
     chosen = engine(config.engine)
+    if config.freeze:
+        net = frozen_network(net, chosen, config.freeze)
     near = [_near_origin(split, net.coarsest_stride, chosen) for split in (training, validation)]
     return LearningTask(net, chosen, near[0], near[1], run.loss)
 
@@ -105,12 +108,14 @@ def _module_task(
     run: ResolvedRun, training: Dataset, validation: Dataset | None, phases: Collection[bool]
 ) -> LearningTask:
     from ...networks.traced import trace
-    from ...networks.traced.building import build_module
+    from ...networks.traced.building import build_module, freeze
 
     config, module, facts = run.config, run.module, training.facts
     if module is None:
         args = json_object(config.model_args, "model_args")
         module = build_module(config.model, args, facts, seed=config.seed)
+    if config.freeze:
+        freeze(module, config.freeze)
     chosen = engine(_engine_for(module, config.engine, config.model))
     training, validation = (_near_origin(split, None, chosen) for split in (training, validation))
     batch = training.batch(first_samples(training))

@@ -169,6 +169,7 @@ class Replay:
     facts = REPLAY
     synthetic = True
     num_classes = 1
+    state_names = None
     labels_are_read = False
     reading_processes = 0
 

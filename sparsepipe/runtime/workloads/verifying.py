@@ -48,5 +48,5 @@ def _digest(stages: Sequence[Sequence[str]], run: ResolvedRun) -> str:
     """A name for what is compared: the code, what it is given, the example's form, the cuts, the library."""
     config, function = run.config, run.functions.get("model")
     code = function.sha256() if function else config.model
-    given = [config.model, config.model_args, config.data, config.data_args]
+    given: list[object] = [config.model, config.model_args, config.data, config.data_args, *config.freeze]
     return digest([_COMPARISON, code, given, [list(stage) for stage in stages], str(torch.__version__)])

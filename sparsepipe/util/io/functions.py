@@ -44,6 +44,7 @@ _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE
 _OUR_PACKAGE = Path(__file__).resolve().parents[2]
 _MOST_FILES = 2_000  # that a function is read of
 _MOST_BYTES = 64_000_000  # of code that a host is sent
+_NAMING = ("model", "data", "loss", "collate", "sampler", "optimizer", "learning_rate_schedule")  # settings that may name a function
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
 
@@ -64,7 +65,7 @@ def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
 
     Raises InputError for a file that does not exist.
     """
-    named = {name: settings.get(name) for name in ("model", "data", "loss", "collate", "sampler")}
+    named = {name: settings.get(name) for name in _NAMING}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
 
 

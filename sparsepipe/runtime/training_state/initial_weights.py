@@ -1,0 +1,331 @@
+"""Weights that a run starts from, and those that it exports: files of tensors by the names of the user's module.
+
+    FILE ── read_state ─► RUN/initial.safetensors ── Match.of ─► which tensors of the file each stage takes
+
+Only the launch reads a file of torch.save; workers read safetensors.
+
+A run's checkpoints name tensors by kind (`weight:NAME`); `exported_state` has them by name alone, as torch does.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ...engines import Engine
+from ...errors import InputError
+from ...networks import Network
+from ...networks.base import AnyNetwork
+from ...util.io.files import write_json
+from ...util.text.counting import number_of
+from . import checkpoint
+from .checkpoint_folders import INITIAL, MANIFEST
+
+REPORT = "initial.json"  # in a run's folder
+_NESTED = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights")  # of a file's dictionary
+_PREFIXES = ("module", "_orig_mod", "model", "network", "net", "backbone", "encoder")
+_SHOWN = 4  # names in a line
+
+
+@dataclass(frozen=True)
+class StateNames:
+    """The tensors of a network's state_dict.
+
+    Args:
+        shapes: Each name with its shape.
+        tied: Second names of one tensor, with the first.
+        unsaved: Buffers that are not in the state_dict.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, str]
+    unsaved: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "StateNames":
+        """Return the names of a module."""
+        state = module.state_dict(keep_vars=True)
+        tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+        first: dict[int, str] = {}
+        tied = {name: one for name, each in tensors.items() if (one := first.setdefault(id(each), name)) != name}
+        unsaved = tuple(name for name, _ in module.named_buffers(remove_duplicate=False) if name not in state)
+        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied, unsaved)
+
+    @classmethod
+    def of_network(cls, network: AnyNetwork, engine: Engine) -> "StateNames":
+        """Return the names of a network, whose layers the engine makes unless it is a torch module."""
+        if isinstance(network, Network):
+            layers = nn.ModuleDict({row.id: engine.layer(row) for row in network.rows})
+            return cls.of(layers)
+        return cls.of(network.module)  # type: ignore[attr-defined]  # a traced one
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint's manifest says of them: nothing of most networks."""
+        facts = {"tied_names": dict(self.tied), "unsaved_buffers": list(self.unsaved)}
+        return {name: value for name, value in facts.items() if value}
+
+    def names_of(self, name: str) -> list[str]:
+        """Return all names of the tensor that has this one, which comes first."""
+        first = self.tied.get(name, name)
+        return list(dict.fromkeys([name, first, *(other for other, one in self.tied.items() if one == first)]))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which tensor of a file each tensor of a network takes, by its names.
+
+    Args:
+        source: Name in the network → name in the file.
+        kept: Names in the network that start as the seed draws them.
+        unused: Names in the file that the network has no place for.
+        shapes: Those of another shape, with (shape in the file, shape in the network); they are kept, too.
+        stripped, added: The prefix that names in the file lost, and the one that they got.
+    """
+
+    source: Mapping[str, str]
+    kept: tuple[str, ...]
+    unused: tuple[str, ...]
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    stripped: str = ""
+    added: str = ""
+
+    @classmethod
+    def of(
+        cls, file: Mapping[str, tuple[int, ...]], network: StateNames, *, where: Path | str, allow_shape: bool = False
+    ) -> "Match":
+        """Match names, with a prefix stripped or added if more of them match then.
+
+        Args:
+            file: The names in the file, with their shapes.
+            network: The names in the network.
+            where: The file, for messages.
+            allow_shape: Keep a tensor of another shape as it is drawn.
+
+        Raises:
+            InputError: No name matches, or a shape differs that may not.
+        """
+        pairs = [(stripped, added) for stripped in _prefixes(file) for added in _prefixes(network.shapes)]
+        found = {pair: _sources(file, network, *pair) for pair in pairs}
+        stripped, added = max(pairs, key=lambda pair: (len(found[pair]), -len("".join(pair))))
+        source = found[stripped, added]
+        if not source:
+            raise InputError(
+                "initial.nothing_matches",
+                f"{where}: none of its {number_of(len(file), 'tensor')} ({_some(file)}) is one of the network's "
+                f"({_some(network.shapes)}); give weights of this network",
+                setting="initial",
+            )
+        shapes = {
+            name: (file[one], network.shapes[name]) for name, one in source.items() if file[one] != network.shapes[name]
+        }
+        if shapes and not allow_shape:
+            name, (there, here) = next(iter(shapes.items()))
+            others = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
+            raise InputError(
+                "initial.shapes_differ",
+                f"{where}: {source[name]} has shape {there}, in the network {here}{others}; "
+                "{allow_shape} starts these as the seed draws them",
+                setting=dict.fromkeys(("allow_shape", "initial")),
+            )
+        taken = {name: one for name, one in source.items() if name not in shapes}
+        used = set(source.values())
+        kept = tuple(name for name in network.shapes if name not in taken)
+        return cls(taken, kept, tuple(name for name in file if name not in used), shapes, stripped, added)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report that a run keeps."""
+        return {
+            "matched": dict(self.source),
+            "kept": list(self.kept),
+            "unused": list(self.unused),
+            "shapes": {name: [list(shape) for shape in pair] for name, pair in self.shapes.items()},
+            "stripped": self.stripped,
+            "added": self.added,
+        }
+
+    def __str__(self) -> str:
+        """The report in a line."""
+        parts = [f"{len(self.source)} of {number_of(len(self.source) + len(self.kept), 'tensor')} matched"]
+        parts += [f"prefix {self.stripped!r} stripped"] * bool(self.stripped)
+        parts += [f"prefix {self.added!r} added"] * bool(self.added)
+        parts += [f"other shape: {_some(self.shapes)}"] * bool(self.shapes)
+        rest = [name for name in self.kept if name not in self.shapes]
+        parts += [f"not in the file: {_some(rest)}"] * bool(rest)
+        parts += [f"unused: {_some(self.unused)}"] * bool(self.unused)
+        return "; ".join(parts)
+
+
+def _prefixes(names: Collection[str]) -> list[str]:
+    """Return the prefixes of known parts that names begin with, such as "module.backbone.", and none."""
+    found = {""}
+    for name in names:
+        prefix = ""
+        for part in name.split(".")[:-1]:
+            if part not in _PREFIXES:
+                break
+            prefix += f"{part}."
+            found.add(prefix)
+    return sorted(found, key=len)
+
+
+def _sources(file: Collection[str], network: StateNames, stripped: str, added: str) -> dict[str, str]:
+    """Return which name in the file each name in the network takes, directly or by another name of its tensor."""
+    renamed = {f"{added}{one.removeprefix(stripped)}": one for one in file if one.startswith(stripped)}
+    pairs = (
+        (name, next((renamed[n] for n in network.names_of(name) if n in renamed), None)) for name in network.shapes
+    )
+    return {name: one for name, one in pairs if one is not None}
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read tensors by name: of a safetensors file, a file of torch.save, a checkpoint's folder or a run's.
+
+    No code of a pickle is run. A dictionary within the file ("state_dict", "model", …) is entered.
+
+    Raises:
+        InputError: There is no such file, or it has no tensors by name.
+    """
+    if path.is_dir():
+        found = checkpoint.load(path) if (path / MANIFEST).exists() else checkpoint.latest(path)
+        if found is None:
+            raise InputError(
+                "initial.no_checkpoint", f"{path}: neither a checkpoint nor a run that has one", setting="initial"
+            )
+        return exported_state(found)
+    if not path.exists():
+        raise InputError(
+            "initial.no_file", f"{path}: no such file; give a file of weights, or a run", setting="initial"
+        )
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        why = " ".join(str(error).split())[:200]
+        raise InputError(
+            "initial.needs_code",
+            f"{path}: holds more than tensors and plain values ({why}); save the state_dict alone",
+            setting="initial",
+        ) from None
+    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise InputError(
+            "initial.unreadable",
+            f"{path}: not a file of weights ({' '.join(str(error).split())[:200]})",
+            setting="initial",
+        ) from None
+    return _tensors(content, path)
+
+
+def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a dictionary, or of the one within it that has some."""
+    while isinstance(content, Mapping):
+        found = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+        inner = next((content[name] for name in _NESTED if isinstance(content.get(name), Mapping)), None)
+        if found and inner is None:
+            return found
+        content = inner
+    raise InputError(
+        "initial.no_tensors",
+        f"{path}: holds no tensors by name; save module.state_dict(), alone or as one of {', '.join(_NESTED)}",
+        setting="initial",
+    )
+
+
+def exported_state(found: checkpoint.Checkpoint) -> dict[str, Tensor]:
+    """Return the tensors of all stages of a checkpoint by the names of the module's state_dict.
+
+    Raises:
+        InputError: A file of the checkpoint is missing or damaged.
+    """
+    held = found.read(list(found.manifest["layers"]))
+    state = checkpoint.without_prefix(held, "weight:") | checkpoint.without_prefix(held, "buffer:")
+    for name in found.manifest.get("unsaved_buffers", ()):
+        state.pop(name, None)
+    tied: Mapping[str, str] = found.manifest.get("tied_names", {})
+    for first in dict.fromkeys(tied.values()):
+        names = [first, *(name for name, one in tied.items() if one == first)]
+        held_as = next(name for name in names if name in state)
+        state |= dict.fromkeys(names, state[held_as])
+    return state
+
+
+def export_weights(run: Path | str, out: Path | str) -> Path:
+    """Write the weights of a run's newest checkpoint, or of one checkpoint, as one safetensors file.
+
+    All stages are gathered. Names are those of the module's state_dict: `module.load_state_dict(load_file(path))`.
+
+    Args:
+        run: Folder of a run or of a checkpoint.
+        out: File to write, which ends in .safetensors.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: The folder has no checkpoint, or the file's name has another ending.
+
+    Example:
+        >>> sp.export_weights(run_dir, "model.safetensors")
+        PosixPath('model.safetensors')
+    """
+    path = Path(out).expanduser()
+    if path.suffix != ".safetensors":
+        raise InputError("export.suffix", f"{path}: expected a name that ends in .safetensors")
+    state = read_state(Path(run).expanduser())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_state(state, path)
+    return path
+
+
+def save_state(state: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors by name; those that share memory are written each."""
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}, path)
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The weights that a run starts from, as its launch read them, and how they match its network if that is known."""
+
+    tensors: Mapping[str, Tensor]
+    match: Match | None
+
+    def save(self, run_dir: Path) -> None:
+        """Write what workers read, and the report."""
+        save_state(self.tensors, run_dir / INITIAL)
+        if self.match:
+            write_json(run_dir / REPORT, self.match.to_json())
+
+
+class InitialWeights:
+    """What a run's folder has of the weights that it starts from, and which tensors of the network they are."""
+
+    def __init__(self, path: Path, network: StateNames, *, allow_shape: bool) -> None:
+        """Raises InputError for a file that does not match the network; see `Match.of`."""
+        self._path = path
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+        self.match = Match.of(shapes, network, where=path, allow_shape=allow_shape)
+
+    @torch.no_grad()
+    def load_into(self, module: nn.Module) -> None:
+        """Copy the weights and buffers of a stage, or of the whole network."""
+        with safe_open(self._path, framework="pt") as file:
+            for name, tensor in _named_tensors(module):
+                if name in self.match.source:
+                    tensor.copy_(file.get_tensor(self.match.source[name]))
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
