@@ -15,7 +15,7 @@ from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..engines import ENGINES
 from ..errors import InputError
-from ..networks.losses import LOSSES
+from ..networks.losses import LOSSES, METRICS
 from ..records.workload_facts import WorkloadFacts, workload_facts
 from ..util.io.fields import json_object
 from ..util.io.functions import is_function
@@ -147,6 +147,13 @@ class DataConfig(Settings):
     )
     validate: bool = setting(True, Flag(), "validation after each epoch", option="no_validation")
     validation_split: str = setting("test", Text("'test'"), "validated split", unit="NAME")
+    metrics: tuple[str, ...] = setting(
+        (),
+        Several(Choice(METRICS, "path/metrics.py:function", is_function), "('f1', 'auc')"),
+        "metrics of the validation in addition to those of the loss: F1, mean IoU, ROC AUC, confusion matrix, mean "
+        "average precision of boxes",
+        unit="NAME[,NAME]",
+    )
     bleu_sentences: int = setting(64, WholeNumber(0), "translated sentences per checkpoint, for BLEU")
     cache: str | None = setting(
         None, Text("a folder, or 'off'"), "folder of prepared samples; off: none", unit="DIR", words="the user's cache"
@@ -159,8 +166,9 @@ class DataConfig(Settings):
                 object.__setattr__(self, name, fspath(expanded(value)))
         if self.num_points is None:  # as records wrote it
             object.__setattr__(self, "num_points", ALL)
-        if isinstance(self.features, list):
-            object.__setattr__(self, "features", tuple(self.features))
+        for name in ("features", "metrics"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
         super().__post_init__()
         for name, kind in (("batch_voxels", COUNT), ("batch_seconds", TIME), ("batch_bytes", SIZE)):
             if isinstance(value := getattr(self, name), str):
@@ -216,6 +224,26 @@ class OptimizerConfig(Settings):
     clip_norm: float | None = setting(
         None, Number(0, 1e30, above=True), "maximum gradient norm; synchronous schedules only", unit="NORM", words="off"
     )
+    accumulation: int | None = setting(
+        None,
+        WholeNumber(1, 2**20),
+        "gradient accumulation: minibatches per weight update; of an asynchronous schedule rounds of the replicas",
+        words="the plan's",
+    )
+    ema: float | None = setting(
+        None,
+        Number(0, 1, above=True),
+        "decay of the exponential moving average of weights, such as 0.999: validated, and used by predict",
+        unit="DECAY",
+        words="off",
+    )
+    early_stopping: int | None = setting(
+        None,
+        WholeNumber(1),
+        "end of the run after so many validations without a better score (see best; default score: loss)",
+        unit="EPOCHS",
+        words="off",
+    )
 
     @property
     def rate(self) -> LearningRate:
@@ -267,11 +295,24 @@ class NumericsConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class CheckpointConfig(Settings):
-    """Configure when checkpoints are written, and how many are kept."""
+    """Configure when checkpoints are written, how many are kept, and what is called after an epoch."""
 
     checkpoint_every: int = setting(1, WholeNumber(0), "epochs between checkpoints; 0: no checkpoints", unit="EPOCHS")
     keep_checkpoints: int = setting(2, WholeNumber(1), "number of newest checkpoints to keep")
     asynchronous_checkpoints: bool = setting(False, Flag(), "checkpoints written from a copy during the next epoch")
+    best: str | None = setting(
+        None,
+        Text("'mean_iou'"),
+        "score of the validation whose best checkpoint is kept beside the newest ones, such as accuracy or mean_iou",
+        unit="NAME",
+        words="none kept",
+    )
+    on_epoch: str | None = setting(
+        None,
+        Text("'path/file.py:function'"),
+        "function to call after each epoch with its scores and the weights (EpochEnd)",
+        unit="path/file.py:function",
+    )
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .metrics import Measures
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,13 @@ def weighed(mean: Tensor, weights: Sequence[float] | None, which: int = 0) -> Te
 
 
 class Tally:
-    """Outcomes of a validation, added up: over minibatches by `add`, over ranks by summing `values`, float64 [n]."""
+    """Outcomes of a validation, added up: over minibatches by `add`, over ranks by summing `values`, float64 [n].
 
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
+    `measures`: the metrics that are no means, if any are asked for.
+    """
+
+    def __init__(self, loss: Loss, measures: "Measures | None" = None) -> None:
+        self._loss, self.measures = loss, measures
         self._names: tuple[str, ...] = ()
         self.values = torch.zeros(4 + loss.num_details, dtype=torch.float64)
 
@@ -105,4 +111,5 @@ class Tally:
             scores["accuracy"] = mean_of(correct, counted)
         named = zip(self._names, self.values[4:].tolist(), strict=False)
         scores |= {"samples": int(samples), "counted": int(counted), **self._loss.report(self.values[4:], counted)}
-        return scores | {name: mean_of(total, counted) for name, total in named}
+        scores |= {name: mean_of(total, counted) for name, total in named}
+        return scores | (self.measures.report() if self.measures else {})

@@ -24,7 +24,7 @@ from .connections import Connections
 from .context import WorkerContext
 from .packet_exchange import PacketExchange
 from .stage_replica import StageReplica
-from .validation import validate
+from .validation import add_up, validate
 
 _NO_PLACE = -1  # of a shorter row of predictions: padding
 _HALVES = (torch.float16, torch.bfloat16)
@@ -113,8 +113,9 @@ def _evaluated(context: WorkerContext, replicas: Mapping[int, StageReplica], run
     process.barrier("start of the predictions")
     tally = validate(context, replicas, watcher=watch)
     context.exchange.finish()
-    for values, what in ((tally.values, "outcomes"), (watch.clock.table, "times"), (watch.busy, "times")):
-        process.sum(values, what=f"{what} of the predictions")
+    add_up(tally, context, what="outcomes of the predictions")
+    for values in (watch.clock.table, watch.busy):
+        process.sum(values, what="times of the predictions")
     last = plan.stages[-1].ranks
     watch.predictions.write(run_dir / PREDICTIONS, process, last, len(batches), workload.addresses)
     told, samples = tally.report(), sum(map(len, batches))

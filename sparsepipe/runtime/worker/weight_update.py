@@ -64,7 +64,7 @@ class WeightUpdate:
             if float(overflows) > 0:
                 for stepped, _ in ready:
                     stepped.weights.skip()
-                    stepped.average(averaged)
+                    stepped.average(averaged, stepped=False)
                 return start
         if self._clip_norm is not None:
             square = square_norm(together, replicas=replica.position.replication.num_replicas)

@@ -18,6 +18,8 @@ from ...engines import Engine
 from ...errors import InputError
 from ...networks.base import AnyNetwork
 from ...networks.losses import Loss, Segmentation, Tally
+from ...networks.losses.classes import PixelCrossEntropy
+from ...networks.losses.metrics import Measures
 from ...networks.losses.outputs import described, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
 from ...util.derived.digests import digest
@@ -28,6 +30,7 @@ from ..config import Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
+from ..training_state.moving_average import validated_weights
 from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
 from .resolved import resolve
@@ -114,13 +117,13 @@ class Learning:
         args = json_object(config.model_args, "model_args")
         module = build_module(config.model, args, self.task.training.facts, seed=config.seed)
         held = found.read(list(found.manifest["layers"]))
-        state = without_prefix(held, "weight:") | without_prefix(held, "buffer:")
+        state = validated_weights(held) | without_prefix(held, "buffer:")
         module.load_state_dict(state, strict=False)  # a parameter with two names is there by one
         vocabulary: Any = split  # it writes words out
         return bleu(module, split, vocabulary=vocabulary, most_sentences=count)
 
     def tally(self) -> Tally:
-        return Tally(self.loss)
+        return Tally(self.loss, Measures(self.config.metrics) if self.config.metrics else None)
 
     @property
     def loss(self) -> Loss:
@@ -221,7 +224,8 @@ class Learning:
             return self._all_labels[samples.split][list(indices)]
         batch = samples.batch(indices, epoch=epoch)
         if not isinstance(batch, data.PointBatch) or not batch.per_voxel:
-            return batch.target
+            loss = self.loss  # what it ignores, metrics ignore
+            return loss.known(batch.target) if isinstance(loss, PixelCrossEntropy) else batch.target
         return batch.labels[self._voxel_order(batch)]
 
     def _voxel_order(self, batch: data.PointBatch) -> Tensor:

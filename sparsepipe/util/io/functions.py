@@ -64,8 +64,36 @@ def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
 
     Raises InputError for a file that does not exist.
     """
-    named = {name: settings.get(name) for name in ("model", "data", "loss")}
+    named = {name: settings.get(name) for name in ("model", "data", "loss", "on_epoch")}
+    named |= {f"metrics.{place}": value for place, value in enumerate(settings.get("metrics") or ())}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
+
+
+def with_functions(settings: Mapping[str, Any], references: Mapping[str, str]) -> dict[str, Any]:
+    """Return those settings that name functions by other `references`, whose keys are as `functions_of` has them."""
+    changed: dict[str, Any] = {}
+    for key, reference in references.items():
+        name, _, place = key.partition(".")
+        if place:
+            several = changed.get(name, settings[name])
+            changed[name] = (*several[: int(place)], reference, *several[int(place) + 1 :])
+        else:
+            changed[name] = reference
+    return changed
+
+
+def reference_to(function: Callable[..., Any], *, setting: str) -> str:
+    """Return how settings name a function of a file: path/file.py:function. Raises InputError for one of no file."""
+    code = getattr(function, "__code__", None)
+    file, name = getattr(code, "co_filename", ""), getattr(function, "__qualname__", "")
+    if not file.endswith(".py") or not name.isidentifier() or not Path(file).is_file():
+        raise InputError(
+            "function.of_no_file",
+            f"{{{setting}}} is {name or function!r}, which other processes cannot import: write it at the top level of "
+            "a file (in a notebook by %%writefile), and import it from there",
+            setting=setting,
+        )
+    return f"{Path(file).resolve()}:{name}"
 
 
 @dataclass(frozen=True)
