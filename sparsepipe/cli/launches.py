@@ -19,7 +19,7 @@ from ..launching.slurm import sbatch_script, submit
 from ..records import RunRecord, load_warnings
 from ..records.sinks import Sink, open_sink
 from ..runtime import RunConfig
-from ..runtime.config import BUDGETS, CheckpointConfig, OptimizerConfig
+from ..runtime.config import BUDGETS, CheckpointConfig, EvaluationConfig, OptimizerConfig
 from ..util.host.background_load import BackgroundLoad
 from ..util.io.functions import short_name
 from ..util.io.paths import expanded
@@ -177,6 +177,7 @@ def check_forward_only(options: argparse.Namespace) -> None:
     names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
     names += ["balance", "order", *BUDGETS, "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
+    names += [field.name for field in fields(EvaluationConfig) if field.name != "metrics"]
     if given := [name for name in names if getattr(options, name) is not None]:
         raise InputError(
             "option.of_training", f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}"

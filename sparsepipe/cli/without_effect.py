@@ -132,6 +132,7 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     ),
     "last_minibatch": (_Case(_by_budget, "minibatches by a budget are all whole"),),
     "validation_split": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
+    "metrics": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "keep_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "asynchronous_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "on_lost_host": (

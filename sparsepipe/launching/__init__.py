@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..runtime import RunConfig
+from ..runtime.plan_fit import accumulating
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.host.addresses import is_here
 from ..util.io.keywords import check_keywords, keywords_of, knows_its_keywords
@@ -90,7 +91,7 @@ def launch(
     if stragglers is not None:
         run = replace(run, config=run.config.replace(stragglers=str(stragglers)))
     check_options(launcher, options)
-    chosen = _with_rule(plan, replication)
+    chosen = accumulating(_with_rule(plan, replication), run.config.accumulation)
     if options.get("forward_only") is not None and chosen.members:
         chosen, cluster = first_pipeline(chosen, cluster)
     return _launcher(launcher).launch(

@@ -17,8 +17,8 @@ from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.losses import LOSSES, METRICS
 from ..records.workload_facts import WorkloadFacts, workload_facts
-from ..util.io.fields import json_object
-from ..util.io.functions import is_function
+from ..util.io.fields import MOST_MINIBATCHES, json_object
+from ..util.io.functions import is_function, reference_to
 from ..util.io.paths import expanded
 from ..util.io.quantities import COUNT, SIZE, TIME
 from ..util.io.settings import (
@@ -44,6 +44,7 @@ BUDGETS = ("batch_voxels", "batch_seconds", "batch_bytes")
 BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
+_SCORES = {"miou": "mean_iou"}  # short names, which are taken too
 _WEEK = 7 * 24 * 3600.0
 
 
@@ -147,13 +148,6 @@ class DataConfig(Settings):
     )
     validate: bool = setting(True, Flag(), "validation after each epoch", option="no_validation")
     validation_split: str = setting("test", Text("'test'"), "validated split", unit="NAME")
-    metrics: tuple[str, ...] = setting(
-        (),
-        Several(Choice(METRICS, "path/metrics.py:function", is_function), "('f1', 'auc')"),
-        "metrics of the validation in addition to those of the loss: F1, mean IoU, ROC AUC, confusion matrix, mean "
-        "average precision of boxes",
-        unit="NAME[,NAME]",
-    )
     bleu_sentences: int = setting(64, WholeNumber(0), "translated sentences per checkpoint, for BLEU")
     cache: str | None = setting(
         None, Text("a folder, or 'off'"), "folder of prepared samples; off: none", unit="DIR", words="the user's cache"
@@ -166,9 +160,8 @@ class DataConfig(Settings):
                 object.__setattr__(self, name, fspath(expanded(value)))
         if self.num_points is None:  # as records wrote it
             object.__setattr__(self, "num_points", ALL)
-        for name in ("features", "metrics"):
-            if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.features, list):
+            object.__setattr__(self, "features", tuple(self.features))
         super().__post_init__()
         for name, kind in (("batch_voxels", COUNT), ("batch_seconds", TIME), ("batch_bytes", SIZE)):
             if isinstance(value := getattr(self, name), str):
@@ -208,6 +201,12 @@ class OptimizerConfig(Settings):
     """
 
     epochs: int = setting(1, WholeNumber(1), "training epochs")
+    accumulation: int | None = setting(
+        None,
+        WholeNumber(1, MOST_MINIBATCHES),
+        "gradient accumulation: minibatches per weight update; of an asynchronous schedule rounds of the replicas",
+        words="the plan's",
+    )
     minibatches: int | None = setting(None, WholeNumber(1), "length of the run in minibatches, instead of epochs")
     optimizer: str = setting("sgd", Choice(OPTIMIZERS), "optimizer")
     learning_rate: float = setting(0.01, Number(0, 1e300), "learning rate after the warm-up", unit="F")
@@ -223,26 +222,6 @@ class OptimizerConfig(Settings):
     weight_decay: float = setting(0.0, Number(0, 1e30), "weight decay of the optimizer", unit="F")
     clip_norm: float | None = setting(
         None, Number(0, 1e30, above=True), "maximum gradient norm; synchronous schedules only", unit="NORM", words="off"
-    )
-    accumulation: int | None = setting(
-        None,
-        WholeNumber(1, 2**20),
-        "gradient accumulation: minibatches per weight update; of an asynchronous schedule rounds of the replicas",
-        words="the plan's",
-    )
-    ema: float | None = setting(
-        None,
-        Number(0, 1, above=True),
-        "decay of the exponential moving average of weights, such as 0.999: validated, and used by predict",
-        unit="DECAY",
-        words="off",
-    )
-    early_stopping: int | None = setting(
-        None,
-        WholeNumber(1),
-        "end of the run after so many validations without a better score (see best; default score: loss)",
-        unit="EPOCHS",
-        words="off",
     )
 
     @property
@@ -295,24 +274,64 @@ class NumericsConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class CheckpointConfig(Settings):
-    """Configure when checkpoints are written, how many are kept, and what is called after an epoch."""
+    """Configure when checkpoints are written, and how many are kept."""
 
     checkpoint_every: int = setting(1, WholeNumber(0), "epochs between checkpoints; 0: no checkpoints", unit="EPOCHS")
     keep_checkpoints: int = setting(2, WholeNumber(1), "number of newest checkpoints to keep")
     asynchronous_checkpoints: bool = setting(False, Flag(), "checkpoints written from a copy during the next epoch")
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationConfig(Settings):
+    """Configure the metrics of the validation, and what follows from them after each epoch."""
+
+    metrics: tuple[str, ...] = setting(
+        (),
+        Several(Choice(METRICS, "path/metrics.py:function", is_function), "('f1', 'auc')"),
+        "metrics of the validation in addition to those of the loss: F1, mean IoU, ROC AUC, confusion matrix, mean "
+        "average precision of boxes",
+        unit="NAME[,NAME]",
+        words="those of the loss",
+    )
+    ema: float | None = setting(
+        None,
+        Number(0, 1, above=True),
+        "decay of the exponential moving average of the weights, such as 0.999; validation and predict use the average",
+        unit="DECAY",
+        words="off",
+    )
     best: str | None = setting(
         None,
         Text("'mean_iou'"),
-        "score of the validation whose best checkpoint is kept beside the newest ones, such as accuracy or mean_iou",
+        "score of the validation whose best checkpoint is kept, such as accuracy or mean_iou",
         unit="NAME",
-        words="none kept",
+        words="not kept",
+    )
+    early_stopping: int | None = setting(
+        None,
+        WholeNumber(1),
+        "validations without a better score after which the run ends; the score is that of best, or the loss",
+        unit="EPOCHS",
+        words="off",
     )
     on_epoch: str | None = setting(
         None,
         Text("'path/file.py:function'"),
-        "function to call after each epoch with its scores and the weights (EpochEnd)",
+        "function to call after each epoch with its scores and the weights",
         unit="path/file.py:function",
+        words="none",
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.metrics, list):
+            object.__setattr__(self, "metrics", tuple(self.metrics))
+        if self.on_epoch is not None and not isinstance(self.on_epoch, str) and callable(self.on_epoch):
+            object.__setattr__(self, "on_epoch", reference_to(self.on_epoch, setting="on_epoch"))
+        renamed = tuple(_SCORES.get(name, name) if isinstance(name, str) else name for name in self.metrics)
+        object.__setattr__(self, "metrics", renamed)
+        if isinstance(self.best, str):
+            object.__setattr__(self, "best", _SCORES.get(self.best, self.best))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, repr=False)
@@ -362,14 +381,15 @@ PARTS: Mapping[str, type[Settings]] = {
     "optimizer": OptimizerConfig,
     "numerics": NumericsConfig,
     "checkpoints": CheckpointConfig,
+    "evaluation": EvaluationConfig,
     "processes": ProcessConfig,
 }
 
 
 # Python collects the fields of bases from the last to the first: model and data come first.
 @dataclass(frozen=True, repr=False)
-class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig, DataConfig):
-    """Configure a run: network, data, optimizer, numerics, checkpoints and processes.
+class RunConfig(ProcessConfig, EvaluationConfig, CheckpointConfig, NumericsConfig, OptimizerConfig, DataConfig):
+    """Configure a run: network, data, optimizer, numerics, checkpoints, evaluation and processes.
 
     With a synchronous schedule `batch_size` counts the samples of a microbatch, of which the plan's `num_microbatches`
     make a step. Runs of one pipeline without replicas are reproducible to the bit with the same `seed`, versions and
@@ -394,7 +414,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
 
     @property
     def parts(self) -> dict[str, Settings]:
-        """The five parts by name."""
+        """The six parts by name."""
         return {
             name: part(**{item.name: getattr(self, item.name) for item in fields(part)}) for name, part in PARTS.items()
         }
