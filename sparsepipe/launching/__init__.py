@@ -79,6 +79,7 @@ def launch(
     `forward_only=CHECKPOINT`, or the folder of a run: nothing is trained; the validation split goes through the stages
     forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], a row a sample,
     or a voxel where voxels have classes, in the data's order; `predictions` [rows], the class or word that is largest;
+    `outputs_NAME` [rows, …], each further output of the network: an entry of its dict, or of its tuple by its place;
     `sample` [rows], an index into `name` [samples]. Rows of voxels have `coordinates` [rows, 3] too, and `point_row`
     [points] has the row of each point of each file, −1 for one that was not used, sample after sample as
     `point_offsets` [samples + 1] says; see `data.to_points`. The middle of a voxel is at `origin` [samples, 3] +

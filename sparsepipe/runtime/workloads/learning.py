@@ -20,7 +20,7 @@ from ...networks.base import AnyNetwork
 from ...networks.losses import Loss, Segmentation, Tally
 from ...networks.losses.classes import PixelCrossEntropy
 from ...networks.losses.metrics import Measures
-from ...networks.losses.outputs import described, main_output
+from ...networks.losses.outputs import described, further_outputs, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
 from ...util.derived.digests import digest
 from ...util.io.fields import json_object
@@ -250,7 +250,9 @@ class Learning:
                 f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row "
                 "for each",
             )
-        return Rows(found, numbers)
+        found = found.movedim(1, -1) if isinstance(self.loss, PixelCrossEntropy) else found
+        others = {name: each.cpu() for name, each in further_outputs(output, count=len(numbers)).items()}
+        return Rows(found, numbers, others)
 
     def addresses(self) -> dict[str, Any]:
         """Return the names of the validation split's samples and, of voxels, their coordinates and their points."""
