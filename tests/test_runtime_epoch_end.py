@@ -16,6 +16,7 @@ from test_runtime_modules import settings as module_settings
 
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+from sparsepipe.runtime.stages.network_stage import keep_in_float32
 from sparsepipe.runtime.training_state.moving_average import MovingAverage
 from sparsepipe.runtime.worker.epoch_end import BestEpoch
 
@@ -166,6 +167,8 @@ def pictures(tmp_path_factory):
         validate=True,
         epochs=2,
         ema=0.5,
+        precision="bfloat16",
+        float32_layers=("*Norm*",),
     )
     step = {"schedule": "1f1b-flush", "num_microbatches": 2}
     jobs = [Job(f"t{len(ranks)}", module_plan(config, ranks, **step), config) for ranks in ([[0]], [[0], [1]])]
@@ -178,7 +181,7 @@ def pictures(tmp_path_factory):
 
 def test_images_are_judged_by_pixel_under_any_plan(pictures):
     """Losses, mean IoU and the other metrics are those of one process, and those of the recorded predictions."""
-    assert pictures["t1"].losses == pytest.approx(pictures["t2"].losses, rel=1e-5), "gradients come in another layout"
+    assert pictures["t1"].losses == pytest.approx(pictures["t2"].losses, rel=1e-2), "gradients come in another layout"
     arrays = [np.load(pictures[name].folder / PREDICTIONS) for name in ("p1", "p2", "p3")]
     for name in arrays[0].files:
         assert all(np.array_equal(arrays[0][name], other[name]) for other in arrays[1:]), name
@@ -191,3 +194,17 @@ def test_images_are_judged_by_pixel_under_any_plan(pictures):
     found, labels = arrays[0]["predictions"][known], truth[known]
     assert scores[0]["mean_iou"] == pytest.approx(oracle.jaccard_score(labels, found, average="macro"))
     assert scores[0]["f1"] == pytest.approx(oracle.f1_score(labels, found, average="macro"))
+
+
+def test_layers_of_a_type_compute_in_float32():
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    keep_in_float32(layers, ("*Norm*",), torch.device("cpu"))
+    seen = {}
+    for place, layer in enumerate(layers):
+        layer.register_forward_hook(lambda _, given, found, place=place: seen.update({place: (given[0], found)}))
+    with torch.autocast("cpu", torch.bfloat16):
+        layers(torch.randn(5, 4)).sum().backward()
+    given, found = seen[1]
+    assert (given.dtype, found.dtype, seen[2][1].dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+    assert torch.equal(found, torch.nn.functional.layer_norm(given.float(), (8,)))
+    assert all(weight.grad.dtype == torch.float32 for weight in layers.parameters())

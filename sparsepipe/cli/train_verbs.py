@@ -153,7 +153,7 @@ _PREDICTING = (
     *("model", "data", "model_args", "data_args", "loss", "loss_args", "voxel_size", "batch_size"),
     *("num_points", "task", "features", "validation_split", "metrics", "cache"),
 )
-_COMPUTING = ("engine", "seed", "precision", "compression")
+_COMPUTING = ("engine", "seed", "precision", "float32_layers", "compression")
 _RUNNING = ("device", "threads", "shared_memory", "encrypt", "timeout_seconds")
 
 

@@ -114,6 +114,9 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
             "it is of --precision float16; give that, with a plan that flushes",
         ),
     ),
+    "float32_layers": (
+        _Case(lambda run: run.config.precision == "float32", "--precision is float32: all layers compute in it"),
+    ),
     "synchronised_batch_norm": (
         _Case(lambda run: run.has_no_replicas, "no stage of the plan has replicas"),
         _Case(lambda run: run.has_no_batch_norm, "the network has no batch norm"),

@@ -251,7 +251,16 @@ class NumericsConfig(Settings):
         words="native where it has machine code",
     )
     seed: int = setting(0, WholeNumber(0, 2**64), "random seed of weights, samples and order")
-    precision: str = setting("float32", Choice(PRECISIONS), "compute precision (autocast); weights stay in float32")
+    precision: str = setting(
+        "float32", Choice(PRECISIONS), "compute precision (autocast); weights, losses and statistics stay in float32"
+    )
+    float32_layers: tuple[str, ...] = setting(
+        (),
+        Several(Text("'*Norm*'"), "('*Norm*', 'Softmax')"),
+        "types of layers that compute in float32 under another precision: patterns of their classes, such as *Norm*",
+        unit="TYPE[,TYPE]",
+        words="none",
+    )
     loss_scale: float = setting(
         2.0**16,
         Number(1, 2.0**64),
@@ -265,6 +274,11 @@ class NumericsConfig(Settings):
         "encoding of activations at stage boundaries; zeros and lossless are exact",
         words="lossless through sockets",
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.float32_layers, list):
+            object.__setattr__(self, "float32_layers", tuple(self.float32_layers))
+        super().__post_init__()
 
     @property
     def workload(self) -> WorkloadFacts:
