@@ -13,7 +13,7 @@ from ..runtime import RunConfig
 from ..runtime.plan_fit import accumulating
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.host.addresses import is_here
-from ..util.io.keywords import check_keywords, keywords_of, knows_its_keywords
+from ..util.io.quantities import check_keywords, keywords_of, knows_its_keywords
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
