@@ -14,11 +14,13 @@ from ...util.io.functions import UserFunction, is_function
 from ...util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .base import Loss, Outcome, Tally
+    from .base import Loss, Outcome
     from .classes import CrossEntropy, Segmentation
+    from .metrics import Tally
 
 _HOMES = {
-    **dict.fromkeys(("Loss", "Outcome", "Tally"), "base"),
+    **dict.fromkeys(("Loss", "Outcome"), "base"),
+    "Tally": "metrics",
     **dict.fromkeys(("CrossEntropy", "Segmentation"), "classes"),
 }
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...data.labels import IGNORED
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.functions import UserFunction, is_function
-from .base import mean_of
+from .base import Loss, Outcome, mean_of
 from .classes import as_rows, class_ious
 from .outputs import described, main_output
 
@@ -119,6 +119,45 @@ class Measures:
     def _joined(self, name: str) -> Tensor:
         kept = self._rows[name]
         return torch.cat([kept[minibatch] for minibatch in sorted(kept)])
+
+
+class Tally:
+    """Outcomes of a validation, added up: over minibatches by `add`, over ranks by summing `values`, float64 [n].
+
+    `measures`: the metrics that are no means, if any are asked for.
+    """
+
+    def __init__(self, loss: Loss, measures: Measures | None = None) -> None:
+        self._loss, self.measures = loss, measures
+        self._names: tuple[str, ...] = ()
+        self.values = torch.zeros(4 + loss.num_details, dtype=torch.float64)
+
+    @property
+    def counts_correct(self) -> bool:
+        """Return whether there is an accuracy to report."""
+        return self._loss.counts_correct
+
+    def add(self, outcome: Outcome) -> None:
+        counts = [(outcome.loss or 0.0) * outcome.counted, outcome.samples, outcome.counted, outcome.correct]
+        self.values[:4] += torch.tensor(counts, dtype=torch.float64)
+        if outcome.details is not None:
+            self.values[4:] += outcome.details
+            self._names = outcome.names
+
+    def report(self) -> dict[str, float | None]:
+        """Return the mean loss, the accuracy if the loss counts one, over how many samples and items ("counted") they
+        are, and what the loss adds. Means are None if nothing counted.
+
+        Details that outcomes have named are means over what was counted.
+        """
+        loss, samples, counted, correct = self.values[:4].tolist()
+        scores = {"loss": mean_of(loss, counted)}
+        if self._loss.counts_correct:
+            scores["accuracy"] = mean_of(correct, counted)
+        named = zip(self._names, self.values[4:].tolist(), strict=False)
+        scores |= {"samples": int(samples), "counted": int(counted), **self._loss.report(self.values[4:], counted)}
+        scores |= {name: mean_of(total, counted) for name, total in named}
+        return scores | (self.measures.report() if self.measures else {})
 
 
 class ConfusionMetric:
