@@ -8,6 +8,7 @@ import pytest
 import torch
 from coded import raises
 from own_networks import masked_pictures
+from pipeline_jobs import pipelines_of, run_pipelines
 from runtime_jobs import NORMED, Job, plan_of, run_jobs, same_training, settings, shapes
 from sklearn import metrics as oracle
 from test_runtime_modules import OWN
@@ -108,6 +109,7 @@ def test_averages_validate_and_the_best_checkpoint_stays(runs):
         "value": best["validation"]["auc"],
         "epoch": best["epoch"],
         "minibatches": best["minibatches"],
+        "checkpoint": f"minibatch-{best['minibatches']:08d}",
     }
     kept = {path.name for path in (one.folder / "checkpoints").glob("minibatch-*")}
     assert kept == {f"minibatch-{count:08d}" for count in (best["minibatches"], 15)}
@@ -208,3 +210,29 @@ def test_layers_of_a_type_compute_in_float32():
     assert (given.dtype, found.dtype, seen[2][1].dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
     assert torch.equal(found, torch.nn.functional.layer_norm(given.float(), (8,)))
     assert all(weight.grad.dtype == torch.float32 for weight in layers.parameters())
+
+
+def test_pipeline_replicas_keep_the_best_epoch_and_end_early(tmp_path):
+    """With a learning rate of 0 the second epoch is no better, whichever pipeline closes it."""
+    own = tmp_path / "own.py"
+    own.write_text(CALLBACK)
+    config = settings(
+        shapes(tmp_path),
+        model=NORMED,
+        validate=True,
+        epochs=5,
+        learning_rate=0.0,
+        ema=0.9,
+        best="accuracy",
+        early_stopping=1,
+        on_epoch=f"{own}:on_epoch",
+    )
+    plan = pipelines_of(NORMED, [[0]], [[1]], rule="local-sgd")
+    result = run_pipelines(tmp_path / "run", plan, config)
+    rows, summary = result.rows("epoch"), result.rows("summary")[-1]
+    assert 2 <= len(rows) < 5 and summary["stopped_early"], rows
+    assert rows[0]["best"] == summary["best"] and summary["best"]["epoch"] == 0
+    kept = {path.name for path in (result.folder / "checkpoints").glob("minibatch-*")}
+    assert summary["best"]["checkpoint"] in kept
+    called = [row["numbers"]["epoch"] for k in (0, 1) for row in result.of(k).rows("callback")]
+    assert sorted(called) == list(range(len(called))) and len(called) >= 2

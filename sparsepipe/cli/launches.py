@@ -67,7 +67,16 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     if nothing_left:
         recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
         told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
-    return f"{one_line(summary['run_dir'])}: {', '.join(filter(None, [told, learned]))}" + _of_inference(summary)
+    parts = filter(None, [told, learned, _best_text(summary)])
+    return f"{one_line(summary['run_dir'])}: {', '.join(parts)}" + _of_inference(summary)
+
+
+def _best_text(summary: Mapping[str, Any]) -> str:
+    """The best epoch of a run that compares them; empty for others."""
+    if not isinstance(best := summary.get("best"), Mapping):
+        return ""
+    early = " (ended early)" if summary.get("stopped_early") else ""
+    return f"best {best['metric']} {best['value']:.4g} after epoch {best['epoch'] + 1}{early}"
 
 
 def _of_inference(summary: Mapping[str, Any]) -> str:

@@ -108,7 +108,7 @@ _COMMON: Mapping[str, Check] = {
     "sent_bytes": number,
     "train": _SCORES,
     "validation": maybe(_SCORES),
-    "best": fields({"metric": text, "value": measured, "epoch": _count, "minibatches": _count}),
+    "best": fields({"metric": text, "value": measured, "epoch": _count, "minibatches": _count, "checkpoint": text}),
     "stopped_early": flag,
     "table": each(each(number)),  # the confusion matrix of an epoch, label by row
     "numbers": fields({}, others=measured),  # that a function on_epoch returned

@@ -23,6 +23,7 @@ from ..config import RunConfig
 from ..processes.process import Process
 from ..reporting.recorder import Recorder
 from ..training_state.checkpoint import without_prefix
+from ..training_state.checkpoint_folders import folder_of
 from ..training_state.moving_average import validated_weights
 from ..transport.state_transfer import StateTransfer
 from .context import WorkerContext
@@ -42,7 +43,7 @@ class Best:
 
     def row(self) -> dict[str, Any]:
         """Return it as records have it."""
-        return asdict(self)
+        return asdict(self) | {"checkpoint": folder_of(Path(), self.minibatches).name}
 
 
 class BestEpoch:

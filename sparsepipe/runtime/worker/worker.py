@@ -224,12 +224,16 @@ class Worker:
         if not is_kept and ((is_best and self.config.best) or (best.is_over and self.config.checkpoint_every)):
             self._checkpoint(done, last=True)
         self.checkpoints.prove()
-        self._tell("epoch", epoch, done, row)
+        self._tell_epoch(epoch, done, row)
         if self.config.on_epoch:
             weights = gather_weights(self.context, self.replicas.values())
             if self.context.writes_metrics:
                 end = EpochEnd(epoch, done, row["train"], row["validation"], is_best, weights, self.run_dir)
                 call_on_epoch(self.config.on_epoch, end, self.recorder)
+
+    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+        """Tell of an epoch that is closed."""
+        self._tell("epoch", epoch, done, row)
 
     def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
         """Write a row of an epoch: "trained" before its checkpoint, "epoch" once it is validated, too."""
