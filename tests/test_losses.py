@@ -161,3 +161,39 @@ def test_only_classes_without_weight_are_no_item() -> None:
     output = torch.randn(2, 4, requires_grad=True)
     loss, outcome = Segmentation(4, class_weights=WEIGHTS)(output, torch.tensor([2, 2]), samples=1, detailed=True)
     assert loss.item() == 0.0 and outcome.counted == 0
+
+
+@pytest.mark.parametrize("name", ["classes", "voxels", "pixels"])
+def test_smoothed_labels_are_torchs(name: str) -> None:
+    rows, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, IGNORED, 1])
+    smoothed = {"label_smoothing": 0.2, "class_weights": [1.0, 2.0, 0.5, 1.0]}
+    if name == "pixels":
+        rows, labels = rows.T.reshape(1, 4, 2, 3), labels.view(1, 2, 3)
+    loss, _ = open_loss(name, facts={"num_classes": 4}, args=smoothed)(rows, labels, samples=1)
+    weight = torch.tensor(smoothed["class_weights"])
+    assert float(loss) == pytest.approx(
+        float(torch.nn.functional.cross_entropy(rows, labels, weight, label_smoothing=0.2))
+    )
+    with raises("loss.label_smoothing_malformed"):
+        open_loss(name, facts={"num_classes": 4}, args={"label_smoothing": 1})
+
+
+def test_pixels_without_a_class_count_for_nothing_and_weigh_nothing() -> None:
+    """Two minibatches, shared out: loss and mean IoU are those of all pixels that count."""
+    loss = open_loss("pixels", facts={"num_classes": 3}, args={"ignored": 255})
+    images = torch.randn(2, 3, 4, 5)
+    target = torch.randint(0, 3, (2, 4, 5))
+    target[0, :3], target[1, 0, 0] = 255, IGNORED
+    assert loss.items is not None and [loss.items(one) for one in target[:, None]] == [(5.0,), (19.0,)]
+    tally = Tally(loss)
+    for image, labels in zip(images[:, None], target[:, None], strict=True):
+        tally.add(loss({"out": image, "aux": image}, labels, samples=1, detailed=True)[1])
+    known = target.masked_fill(target == 255, IGNORED)
+    told = tally.report()
+    assert told["loss"] == pytest.approx(1.4 * float(torch.nn.functional.cross_entropy(images, known)), rel=1e-6)
+    confusion = torch.zeros(3, 3, dtype=torch.int64)
+    for label, found in zip(known.flatten().tolist(), images.argmax(1).flatten().tolist(), strict=True):
+        if label != IGNORED:
+            confusion[label, found] += 1
+    union = confusion.sum(0) + confusion.sum(1) - confusion.diagonal()
+    assert told["mean_iou"] == pytest.approx(float((confusion.diagonal() / union).mean()))

@@ -74,7 +74,7 @@ def test_settings_are_read_as_they_were_written() -> None:
                 "setting.not_a_choice",
                 "loss",
                 "xyzzy",
-                "expected one of classes, voxels, tokens, masked-words, output, or one's",
+                "expected one of classes, voxels, pixels, tokens, masked-words, output, or one's",
             ),
         ),
         ({"loss": 3}, ("setting.not_a_choice", "loss", "3", "classes")),
@@ -84,7 +84,7 @@ def test_settings_are_read_as_they_were_written() -> None:
             ("setting.not_a_choice", "augmentation", "net.py:f", "expected one of shapes"),
         ),
         ({"learning_rte": 1}, ("setting.unknown", "learning_rte", "did you mean 'learning_rate'?")),
-        ({"xyzzy": 1}, ("setting.unknown", "xyzzy", "expected some of allow_shape, asynchronous_checkpoints")),
+        ({"xyzzy": 1}, ("setting.unknown", "xyzzy", "expected some of accumulation, asynchronous_checkpoints")),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, error: tuple[str, ...]) -> None:
@@ -164,6 +164,7 @@ def test_settings_are_printed_by_part_and_without_defaults() -> None:
         "weights      as by default",
         "numerics     as by default",
         "checkpoints  as by default",
+        "evaluation   as by default",
         "processes    device 'cuda:1'",
     ]
     assert repr(config) == "RunConfig(model='minkvgg11bn', data='x', epochs=3, device='cuda:1')"

@@ -20,7 +20,7 @@ from ..records import RunRecord, load_warnings
 from ..records.rates import MINIBATCHES, SAMPLES
 from ..records.sinks import Sink, open_sink
 from ..runtime import RunConfig
-from ..runtime.config import BUDGETS, CheckpointConfig, OptimizerConfig
+from ..runtime.config import BUDGETS, CheckpointConfig, EvaluationConfig, OptimizerConfig
 from ..util.host.background_load import BackgroundLoad
 from ..util.io.files import expanded
 from ..util.io.functions import short_name
@@ -67,7 +67,16 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     if nothing_left:
         recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
         told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
-    return f"{one_line(summary['run_dir'])}: {', '.join(filter(None, [told, learned]))}" + _of_inference(summary)
+    parts = filter(None, [told, learned, _best_text(summary)])
+    return f"{one_line(summary['run_dir'])}: {', '.join(parts)}" + _of_inference(summary)
+
+
+def _best_text(summary: Mapping[str, Any]) -> str:
+    """The best epoch of a run that compares them; empty for others."""
+    if not isinstance(best := summary.get("best"), Mapping):
+        return ""
+    early = " (ended early)" if summary.get("stopped_early") else ""
+    return f"best {best['metric']} {best['value']:.4g} after epoch {best['epoch'] + 1}{early}"
 
 
 def _of_inference(summary: Mapping[str, Any]) -> str:
@@ -245,6 +254,7 @@ def check_forward_only(options: argparse.Namespace) -> None:
     names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation", "sampler"]
     names += ["balance", "order", *BUDGETS, "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
+    names += [field.name for field in fields(EvaluationConfig) if field.name != "metrics"]
     if given := [name for name in names if getattr(options, name) is not None]:
         raise InputError(
             "option.of_training", f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}"

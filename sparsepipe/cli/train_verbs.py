@@ -23,6 +23,7 @@ from ..records.record_files import HOSTS
 from ..records.run_record import check_free
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES, PARTS
+from ..runtime.plan_fit import accumulating
 from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
 from ..util.io.files import expanded, write_atomic
@@ -149,9 +150,9 @@ def _summary(group: type) -> str:
 
 _PREDICTING = (
     *("model", "data", "model_args", "data_args", "loss", "loss_args", "voxel_size", "batch_size"),
-    *("num_points", "task", "features", "collate", "crop", "views", "validation_split", "cache"),
+    *("num_points", "task", "features", "collate", "crop", "views", "validation_split", "metrics", "cache"),
 )
-_COMPUTING = ("engine", "seed", "precision", "compression")
+_COMPUTING = ("engine", "seed", "precision", "float32_layers", "compression")
 _RUNNING = ("device", "threads", "shared_memory", "encrypt", "timeout_seconds", "num_workers")
 
 
@@ -286,7 +287,7 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace, facts: Pla
     config = settings_of(options, before=dict(record.config) if record else None)
     resolved = resolve(config)
     chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(resolved))
-    chosen = _as_driver_says(driver, chosen)
+    chosen = accumulating(_as_driver_says(driver, chosen), config.accumulation)
     warn(f"plan: {text}" for text in chosen.warnings)
     warn(without_effect(typed, resolved, chosen))
     if not options.dry_run:

@@ -114,6 +114,9 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
             "it is of --precision float16; give that, with a plan that flushes",
         ),
     ),
+    "float32_layers": (
+        _Case(lambda run: run.config.precision == "float32", "--precision is float32: all layers compute in it"),
+    ),
     "synchronised_batch_norm": (
         _Case(lambda run: run.has_no_replicas, "no stage of the plan has replicas"),
         _Case(lambda run: run.has_no_batch_norm, "the network has no batch norm"),
@@ -135,6 +138,7 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     ),
     "last_minibatch": (_Case(_by_budget, "minibatches by a budget are all whole"),),
     "validation_split": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
+    "metrics": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "keep_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "asynchronous_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "on_lost_host": (

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..runtime import RunConfig
+from ..runtime.plan_fit import accumulating
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.host.addresses import is_here
 from ..util.io.quantities import check_keywords, keywords_of, knows_its_keywords
@@ -78,6 +79,7 @@ def launch(
     `forward_only=CHECKPOINT`, or the folder of a run: nothing is trained; the validation split goes through the stages
     forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], a row a sample,
     or a voxel where voxels have classes, in the data's order; `predictions` [rows], the class or word that is largest;
+    `outputs_NAME` [rows, …], each further output of the network: an entry of its dict, or of its tuple by its place;
     `sample` [rows], an index into `name` [samples]. Rows of voxels have `coordinates` [rows, 3] too, and `point_row`
     [points] has the row of each point of each file, −1 for one that was not used, sample after sample as
     `point_offsets` [samples + 1] says; see `data.to_points`. The middle of a voxel is at `origin` [samples, 3] +
@@ -90,7 +92,7 @@ def launch(
     if stragglers is not None:
         run = replace(run, config=run.config.replace(stragglers=str(stragglers)))
     check_options(launcher, options)
-    chosen = _with_rule(plan, replication)
+    chosen = accumulating(_with_rule(plan, replication), run.config.accumulation)
     if options.get("forward_only") is not None and chosen.members:
         chosen, cluster = first_pipeline(chosen, cluster)
     return _launcher(launcher).launch(

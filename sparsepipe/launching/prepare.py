@@ -31,7 +31,7 @@ from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import ResolvedRun
 from ..util.io.files import expanded, write_atomic, write_json
-from ..util.io.functions import functions_of, is_function, short_name
+from ..util.io.functions import functions_of, is_function, short_name, with_functions
 from ..util.io.told import tell
 from ..values.cluster import Cluster
 from ..values.plan import Plan
@@ -272,7 +272,7 @@ def _for_workers(run: ResolvedRun, processes: int, *, elsewhere: bool) -> Resolv
     for function in functions.values() if elsewhere else ():
         function.files_for_hosts()
     absolute = {name: str(function.absolute()) for name, function in functions.items()}
-    return replace(run, config=config.replace(**absolute))
+    return replace(run, config=config.replace(**with_functions(vars(config), absolute)))
 
 
 def _check_pipeline(

@@ -1,6 +1,7 @@
 """Launch a run that changes its plan by itself: `launching.launch`, and a thread that follows the job."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def launch(
     tell: Callable[[str], None] = lambda text: None,
     predict: Callable[[int], LayerFactors | None] | None = None,
     predictor: Predictor | None = None,
+    on_epoch: Callable[[Any], Any] | None = None,
     **given: Any,
 ) -> Job:
     """Launch the worker processes of a plan and return the job immediately.
@@ -62,6 +64,8 @@ def launch(
             "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum". Default: that of the plan.
         stragglers: Injected stragglers, separated by semicolons, times in seconds: "jitter:p=0.1,seconds=0.05",
             "slow:rank=1,factor=4", "stop:rank=1,at=50,seconds=20", "trace:FILE", "kill:rank=2,at=80" (`at`: minibatch).
+        on_epoch: Function of a file. A worker calls it after each epoch with an `EpochEnd`: its scores and the weights.
+            The numbers that it returns are recorded; an exception in it ends the run.
         campaign: Name of the experiment (a set of comparable runs).
         port: TCP port of the loopback interface for the rendezvous, 1 to 65535; only with "local" and one pipeline.
             Default: a file instead.
@@ -94,6 +98,8 @@ def launch(
     if not isinstance(config, RunConfig | ResolvedRun):
         raise InputError("config.not_a_config", f"config {shown(config)} given, expected a RunConfig(model, data, …)")
     run = resolve(config)
+    if on_epoch is not None:
+        run = replace(run, config=run.config.replace(on_epoch=on_epoch))
     if replan is not None:
         if given.get("detach"):
             raise InputError(

@@ -110,6 +110,10 @@ _COMMON: Mapping[str, Check] = {
     "sent_bytes": number,
     "train": _SCORES,
     "validation": maybe(_SCORES),
+    "best": fields({"metric": text, "value": measured, "epoch": _count, "minibatches": _count, "checkpoint": text}),
+    "stopped_early": flag,
+    "table": each(each(number)),  # the confusion matrix of an epoch, label by row
+    "numbers": fields({}, others=measured),  # that a function on_epoch returned
     "validated_pipelines": each(_count),  # whose weights were validated: of several, the mean of theirs
     "stages": each(_STAGE),
     # Of a change of the plan, and of a summary all of them.

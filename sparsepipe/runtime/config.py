@@ -20,11 +20,11 @@ from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..data.samplers import SAMPLERS
 from ..engines import ENGINES
 from ..errors import InputError
-from ..networks.losses import LOSSES
+from ..networks.losses import LOSSES, METRICS
 from ..records.workload_facts import WorkloadFacts, workload_facts
-from ..util.io.fields import json_object, shown
+from ..util.io.fields import MOST_MINIBATCHES, json_object, shown
 from ..util.io.files import expanded
-from ..util.io.functions import is_function
+from ..util.io.functions import is_function, reference_to
 from ..util.io.quantities import COUNT, SIZE, TIME, expected
 from ..util.io.settings import (
     Amount,
@@ -61,6 +61,7 @@ BUDGETS = ("batch_voxels", "batch_seconds", "batch_bytes")
 BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
+_SCORES = {"miou": "mean_iou"}  # short names, which are taken too
 _WEEK = 7 * 24 * 3600.0
 
 
@@ -263,6 +264,12 @@ class OptimizerConfig(Settings):
     """
 
     epochs: int = setting(1, WholeNumber(1), "number of training epochs")
+    accumulation: int | None = setting(
+        None,
+        WholeNumber(1, MOST_MINIBATCHES),
+        "gradient accumulation: minibatches per weight update; of an asynchronous schedule rounds of the replicas",
+        words="the plan's",
+    )
     minibatches: int | None = setting(None, WholeNumber(1), "number of training minibatches, instead of epochs")
     optimizer: str = setting(
         "sgd",
@@ -467,7 +474,16 @@ class NumericsConfig(Settings):
         words="native where it has machine code",
     )
     seed: int = setting(0, WholeNumber(0, 2**64), "random seed of initial weights, sampling and order")
-    precision: str = setting("float32", Choice(PRECISIONS), "compute precision (autocast); weights stay in float32")
+    precision: str = setting(
+        "float32", Choice(PRECISIONS), "compute precision (autocast); weights, losses and statistics stay in float32"
+    )
+    float32_layers: tuple[str, ...] = setting(
+        (),
+        Several(Text("'*Norm*'"), "('*Norm*', 'Softmax')"),
+        "types of layers that compute in float32 under another precision: patterns of their classes, such as *Norm*",
+        unit="TYPE[,TYPE]",
+        words="none",
+    )
     loss_scale: float = setting(
         2.0**16,
         Number(1, 2.0**64),
@@ -481,6 +497,11 @@ class NumericsConfig(Settings):
         "encoding of activations at stage boundaries (zeros and lossless are exact)",
         words="lossless between hosts",
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.float32_layers, list):
+            object.__setattr__(self, "float32_layers", tuple(self.float32_layers))
+        super().__post_init__()
 
     @property
     def workload(self) -> WorkloadFacts:
@@ -497,6 +518,59 @@ class CheckpointConfig(Settings):
     asynchronous_checkpoints: bool = setting(
         False, Flag(), "checkpoints written in the background, during the next epoch"
     )
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationConfig(Settings):
+    """Configure the metrics of the validation, and what follows from them after each epoch."""
+
+    metrics: tuple[str, ...] = setting(
+        (),
+        Several(Choice(METRICS, "path/metrics.py:function", is_function), "('f1', 'auc')"),
+        "metrics of the validation in addition to those of the loss: F1, mean IoU, ROC AUC, confusion matrix, mean "
+        "average precision of boxes",
+        unit="NAME[,NAME]",
+        words="those of the loss",
+    )
+    ema: float | None = setting(
+        None,
+        Number(0, 1, above=True),
+        "decay of the exponential moving average of the weights, such as 0.999; validation and predict use the average",
+        unit="DECAY",
+        words="off",
+    )
+    best: str | None = setting(
+        None,
+        Text("'mean_iou'"),
+        "score of the validation whose best checkpoint is kept, such as accuracy or mean_iou",
+        unit="NAME",
+        words="not kept",
+    )
+    early_stopping: int | None = setting(
+        None,
+        WholeNumber(1),
+        "validations without a better score after which the run ends; the score is that of best, or the loss",
+        unit="EPOCHS",
+        words="off",
+    )
+    on_epoch: str | None = setting(
+        None,
+        Text("'path/file.py:function'"),
+        "function to call after each epoch with its scores and the weights",
+        unit="path/file.py:function",
+        words="none",
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.metrics, list):
+            object.__setattr__(self, "metrics", tuple(self.metrics))
+        if self.on_epoch is not None and not isinstance(self.on_epoch, str) and callable(self.on_epoch):
+            object.__setattr__(self, "on_epoch", reference_to(self.on_epoch, setting="on_epoch"))
+        renamed = tuple(_SCORES.get(name, name) if isinstance(name, str) else name for name in self.metrics)
+        object.__setattr__(self, "metrics", renamed)
+        if isinstance(self.best, str):
+            object.__setattr__(self, "best", _SCORES.get(self.best, self.best))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, repr=False)
@@ -554,14 +628,17 @@ PARTS: Mapping[str, type[Settings]] = {
     "weights": WeightsConfig,
     "numerics": NumericsConfig,
     "checkpoints": CheckpointConfig,
+    "evaluation": EvaluationConfig,
     "processes": ProcessConfig,
 }
 
 
 # Python collects the fields of bases from the last to the first: model and data come first.
 @dataclass(frozen=True, repr=False)
-class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, WeightsConfig, OptimizerConfig, DataConfig):
-    """Configure a run: network, data, optimizer, weights, numerics, checkpoints and processes.
+class RunConfig(
+    ProcessConfig, EvaluationConfig, CheckpointConfig, NumericsConfig, WeightsConfig, OptimizerConfig, DataConfig
+):
+    """Configure a run: network, data, optimizer, weights, numerics, checkpoints, evaluation and processes.
 
     `batch_size` is the number of samples per minibatch; a step of a synchronous schedule has `num_microbatches`
     minibatches. Runs of one pipeline without replicas are bit-identical if `seed`, `threads` and versions are the same.

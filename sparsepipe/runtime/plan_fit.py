@@ -1,6 +1,7 @@
 """Whether a plan goes with the settings of a run: asked before processes start, and before a job switches to it."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InputError
@@ -31,6 +32,14 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
             setting={"precision": config.precision},
             weights=plan.weights,
         )
+    if not config.validate and config.workload.trains:
+        for name in ("best", "early_stopping"):
+            if getattr(config, name) is not None:
+                raise InputError(
+                    "setting.score_without_validation",
+                    f"{{{name}}} goes by a score of the validation: leave out {{validate}} false, or {{{name}}}",
+                    setting=dict.fromkeys((name, "validate")),
+                )
     count = num_processes or len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
         raise InputError(
@@ -40,6 +49,21 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     check_runs(compile(plan, num_minibatches))
     if config.synchronised_batch_norm:
         _check_synchronised(plan, num_minibatches)
+
+
+def accumulating(plan: Plan, count: int | None) -> Plan:
+    """Return a plan whose weight updates are of `count` minibatches: of rounds if each stage updates by itself.
+
+    `count` None: as the plan has it. What was expected of a step of another length is left out.
+    """
+    if count is None:
+        return plan
+    if plan.members:
+        changed = tuple(accumulating(member, count) for member in plan.members)
+        return plan if changed == plan.members else plan.with_pipelines(changed)
+    if not plan.updates_by_step:
+        return plan if plan.accumulation == count else replace(plan, accumulation=count, estimate=None)
+    return plan if plan.num_microbatches == count else replace(plan, num_microbatches=count, estimate=None)
 
 
 def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:

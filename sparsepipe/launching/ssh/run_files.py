@@ -28,7 +28,7 @@ from ...runtime.training_state.checkpoint_folders import (
 from ...runtime.wire.frames import Frame
 from ...runtime.wire.messages import COORDINATOR
 from ...util.io.files import read_json, sha256
-from ...util.io.functions import functions_of
+from ...util.io.functions import functions_of, with_functions
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from .brought_data import files_of, name_of
@@ -200,7 +200,8 @@ class RunFiles:
                 folder = f"code/{function.sha256()[:16]}"
                 for inner, path in files.items():
                     self._send_file(connection, path, f"{folder}/{inner}")
-                config[name] = f"{connection.folder}/{folder}/{next(iter(files))}:{function.name}"
+                place = f"{connection.folder}/{folder}/{next(iter(files))}:{function.name}"
+                config |= with_functions(config, {name: place})
         return json.dumps(config, indent=2).encode()
 
     # --- from the hosts ----------------------------------------------------------------------------------------------

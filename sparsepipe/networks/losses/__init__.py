@@ -14,24 +14,30 @@ from ...util.io.functions import UserFunction, is_function
 from ...util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .base import Loss, Outcome, Tally
+    from .base import Loss, Outcome
     from .classes import CrossEntropy, Segmentation
+    from .metrics import Tally
 
 _HOMES = {
-    **dict.fromkeys(("Loss", "Outcome", "Tally"), "base"),
+    **dict.fromkeys(("Loss", "Outcome"), "base"),
+    "Tally": "metrics",
     **dict.fromkeys(("CrossEntropy", "Segmentation"), "classes"),
 }
 
-__all__ = ["LOSSES", "CrossEntropy", "Loss", "Outcome", "Segmentation", "Tally", "open_loss"]
+__all__ = ["LOSSES", "METRICS", "CrossEntropy", "Loss", "Outcome", "Segmentation", "Tally", "open_loss"]
 
 # name -> (file, builder), called with settings of the user's and the facts of the data that its parameters are named as
 LOSSES: Mapping[str, tuple[str, str]] = {
     "classes": ("classes", "CrossEntropy"),
     "voxels": ("classes", "Segmentation"),
+    "pixels": ("classes", "PixelCrossEntropy"),
     "tokens": ("masked_words", "TokenCrossEntropy"),
     "masked-words": ("masked_words", "MaskedWords"),
     "output": ("of_output", "OutputLoss"),
 }
+
+# Of a validation, besides what its loss reports: classes of metrics.py
+METRICS = ("f1", "mean_iou", "auc", "confusion", "map")
 
 
 def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> "Loss":

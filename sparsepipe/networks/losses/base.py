@@ -1,10 +1,9 @@
-"""What every loss offers: a scalar to train on, what to report of a minibatch, and how reports add up."""
+"""What every loss offers: a scalar to train on, and what to report of a minibatch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -71,38 +70,3 @@ def mean_of(total: float, count: float) -> float | None:
 def weighed(mean: Tensor, weights: Sequence[float] | None, which: int = 0) -> Tensor:
     """Return a mean of the loss times its weight, if there are weights."""
     return mean if weights is None else mean * weights[which]
-
-
-class Tally:
-    """Outcomes of a validation, added up: over minibatches by `add`, over ranks by summing `values`, float64 [n]."""
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-        self._names: tuple[str, ...] = ()
-        self.values = torch.zeros(4 + loss.num_details, dtype=torch.float64)
-
-    @property
-    def counts_correct(self) -> bool:
-        """Return whether there is an accuracy to report."""
-        return self._loss.counts_correct
-
-    def add(self, outcome: Outcome) -> None:
-        counts = [(outcome.loss or 0.0) * outcome.counted, outcome.samples, outcome.counted, outcome.correct]
-        self.values[:4] += torch.tensor(counts, dtype=torch.float64)
-        if outcome.details is not None:
-            self.values[4:] += outcome.details
-            self._names = outcome.names
-
-    def report(self) -> dict[str, float | None]:
-        """Return the mean loss, the accuracy if the loss counts one, over how many samples and items ("counted") they
-        are, and what the loss adds. Means are None if nothing counted.
-
-        Details that outcomes have named are means over what was counted.
-        """
-        loss, samples, counted, correct = self.values[:4].tolist()
-        scores = {"loss": mean_of(loss, counted)}
-        if self._loss.counts_correct:
-            scores["accuracy"] = mean_of(correct, counted)
-        named = zip(self._names, self.values[4:].tolist(), strict=False)
-        scores |= {"samples": int(samples), "counted": int(counted), **self._loss.report(self.values[4:], counted)}
-        return scores | {name: mean_of(total, counted) for name, total in named}

@@ -1,8 +1,9 @@
 """The cross entropy of classes, of samples, voxels or pixels, with accuracy, top-5 accuracy and mean IoU.
 
 `class_weights`, one number for each class, weigh the items of a class as torch's cross_entropy does: the mean is over
-the items' weights, in a step of several minibatches and in a validation too. Images are taken as torch takes them:
-`output` [B, classes, H, W], `target` [B, H, W]; each pixel is an item.
+the items' weights, in a step of several minibatches and in a validation too. `label_smoothing` is the share of a label
+that is spread over all classes (Szegedy et al. 2016, section 7). Images are taken as torch takes them: `output`
+[B, classes, H, W], `target` [B, H, W]; each pixel is an item.
 """
 
 import math
@@ -38,6 +39,7 @@ class CrossEntropy:
     num_classes: int
     auxiliary: float = 0.4
     class_weights: Sequence[float] | None = None
+    label_smoothing: float = 0.0
     counts_correct = True
 
     @property
@@ -50,6 +52,7 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         _check_classes(self.num_classes, self.class_weights)
+        _check_smoothing(self.label_smoothing)
         if not isinstance(self.auxiliary, int | float) or not 0 <= self.auxiliary < math.inf:
             raise InputError(
                 "loss.auxiliary_malformed", f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on"
@@ -60,30 +63,80 @@ class CrossEntropy:
     ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each class."""
         whole = main_output(output)
-        main, labels = _as_rows(whole, target)
+        main, labels = as_rows(whole, target)
         _check_width(main, self.num_classes)
-        loss, outcome = mean_cross_entropy(main, labels, samples=samples, class_weights=self.class_weights)
+        means = partial(
+            mean_cross_entropy,
+            samples=samples,
+            class_weights=self.class_weights,
+            label_smoothing=self.label_smoothing,
+        )
+        loss, outcome = means(main, labels)
         for head in auxiliary_outputs(output):
             if head.shape != whole.shape:
                 raise InputError(
                     "loss.heads_differ",
                     f"a head of the network gives {described(head)}, the first one {described(whole)}",
                 )
-            rows = _as_rows(head, target)[0]
-            other, _ = mean_cross_entropy(rows, labels, samples=samples, class_weights=self.class_weights)
+            other, _ = means(as_rows(head, target)[0], labels)
             loss = loss + self.auxiliary * other
             outcome = replace(outcome, loss=float(loss.detach()) if outcome.counted else None)
         mean, loss = loss, weighed(loss, weights)
         if not detailed:
             return loss, outcome
-        rows = main.detach().float()
+        details = [self._details(main.detach().float(), labels), _sums(mean, labels, self.class_weights)]
+        return loss, replace(outcome, details=torch.cat(details))
+
+    def _details(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Return how many of `rows` [N, classes] have their label among the first, float64 [1]."""
         first = rows.topk(min(_TOP, rows.shape[1]), dim=1).indices
-        found = (first == labels.to(rows.device)[:, None]).any(dim=1).sum().to("cpu", torch.float64)[None]
-        return loss, replace(outcome, details=torch.cat([found, _sums(mean, labels, self.class_weights)]))
+        return (first == labels.to(rows.device)[:, None]).any(dim=1).sum().to("cpu", torch.float64)[None]
 
     def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
         top = {"top5_accuracy": mean_of(float(details[0]), counted)} if self.num_classes > _TOP else {}
         return top | _weighed_loss(details[1:])
+
+
+@dataclass(frozen=True)
+class PixelCrossEntropy(CrossEntropy):
+    """Of pixels' classes: `output` float [B, classes, H, W], `target` int64 [B, H, W]. Details: the confusion.
+
+    Pixels that are labelled `ignored` count for nothing, such as 255 in many data sets; nor do those labelled -100. The
+    minibatches of a step weigh by the pixels that count.
+    """
+
+    ignored: int = IGNORED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.ignored, int):
+            raise InputError("loss.ignored_malformed", f"loss pixels: ignored {self.ignored!r}, expected a label")
+
+    @property
+    def num_details(self) -> int:
+        return self.num_classes**2 + (0 if self.class_weights is None else 2)
+
+    @property
+    def items(self) -> Callable[[Any], tuple[float, ...]]:
+        counts = num_known if self.class_weights is None else partial(_weight, self.class_weights)
+        return lambda target: counts(self.known(target))
+
+    def known(self, target: Any) -> Any:
+        """Return a target with IGNORED in the place of the label that is ignored."""
+        return target.masked_fill(target == self.ignored, IGNORED) if isinstance(target, Tensor) else target
+
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
+        """Raises InputError unless there is a score of each class for each pixel of the target."""
+        return super().__call__(output, self.known(target), samples=samples, detailed=detailed, weights=weights)
+
+    def _details(self, rows: Tensor, labels: Tensor) -> Tensor:
+        _check_width(rows, self.num_classes, exactly=True)
+        return confusion_counts(rows, labels, self.num_classes)
+
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
+        return _iou_report(details, self.num_classes)
 
 
 @dataclass(frozen=True)
@@ -92,6 +145,7 @@ class Segmentation:
 
     num_classes: int
     class_weights: Sequence[float] | None = None
+    label_smoothing: float = 0.0
     counts_correct = True
 
     @property
@@ -100,6 +154,7 @@ class Segmentation:
 
     def __post_init__(self) -> None:
         _check_classes(self.num_classes, self.class_weights)
+        _check_smoothing(self.label_smoothing)
 
     @property
     def num_details(self) -> int:
@@ -109,26 +164,37 @@ class Segmentation:
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
     ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each class."""
-        rows, labels = _as_rows(main_output(output), target)
+        rows, labels = as_rows(main_output(output), target)
         _check_width(rows, self.num_classes, exactly=True)
-        mean, outcome = mean_cross_entropy(rows, labels, samples=samples, class_weights=self.class_weights)
+        mean, outcome = mean_cross_entropy(
+            rows, labels, samples=samples, class_weights=self.class_weights, label_smoothing=self.label_smoothing
+        )
         loss = weighed(mean, weights)
         if not detailed:
             return loss, outcome
-        found, labels = rows.detach().float().argmax(dim=1), labels.to(rows.device)
-        known = labels != IGNORED
-        pairs = labels[known] * self.num_classes + found[known]
-        confusion = torch.bincount(pairs, minlength=self.num_classes**2).to("cpu", torch.float64)
+        confusion = confusion_counts(rows.detach().float(), labels, self.num_classes)
         return loss, replace(outcome, details=torch.cat([confusion, _sums(mean, labels, self.class_weights)]))
 
     def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
         """ "iou_classes": over how many classes the mean is."""
-        confusion, sums = details[: self.num_classes**2], details[self.num_classes**2 :]
-        iou = class_ious(confusion.view(self.num_classes, self.num_classes))
-        return {"mean_iou": mean_of(float(iou.sum()), len(iou)), "iou_classes": len(iou), **_weighed_loss(sums)}
+        return _iou_report(details, self.num_classes)
 
 
-def _as_rows(output: Tensor, target: Any) -> tuple[Tensor, Any]:
+def confusion_counts(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return the confusion of `rows` [N, classes] with labels [N], label by row: float64 [num_classes ** 2]."""
+    found, labels = rows.argmax(dim=1), labels.to(rows.device)
+    known = labels != IGNORED
+    pairs = labels[known] * num_classes + found[known]
+    return torch.bincount(pairs, minlength=num_classes**2).to("cpu", torch.float64)
+
+
+def _iou_report(details: Tensor, num_classes: int) -> dict[str, float | None]:
+    confusion, sums = details[: num_classes**2], details[num_classes**2 :]
+    iou = class_ious(confusion.view(num_classes, num_classes))
+    return {"mean_iou": mean_of(float(iou.sum()), len(iou)), "iou_classes": len(iou), **_weighed_loss(sums)}
+
+
+def as_rows(output: Tensor, target: Any) -> tuple[Tensor, Any]:
     """Return images [B, classes, ...] with targets [B, ...] as rows [N, classes] with targets [N]; others as is."""
     if isinstance(target, Tensor) and output.dim() > 2 and output.shape[:1] + output.shape[2:] == target.shape:
         return output.movedim(1, -1).flatten(0, -2), target.flatten()
@@ -156,7 +222,12 @@ def _weighed_loss(sums: Tensor) -> dict[str, float]:
 
 
 def mean_cross_entropy(
-    output: Tensor, target: Tensor, *, samples: int, class_weights: Sequence[float] | None = None
+    output: Tensor,
+    target: Tensor,
+    *,
+    samples: int,
+    class_weights: Sequence[float] | None = None,
+    label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Outcome]:
     """Return the mean cross entropy of `output` [N, classes] over the targets [N] that count, and what to report.
 
@@ -176,7 +247,9 @@ def mean_cross_entropy(
     if class_weights is not None:
         weight = functional.pad(rows.new_tensor(class_weights), (0, rows.shape[1] - len(class_weights)))
         counted = counted if _weight(class_weights, labels)[0] else 0
-    loss = functional.cross_entropy(rows, labels, weight, ignore_index=IGNORED) if counted else rows.sum() * 0.0
+    loss = rows.sum() * 0.0
+    if counted:
+        loss = functional.cross_entropy(rows, labels, weight, ignore_index=IGNORED, label_smoothing=label_smoothing)
     correct = int((rows.detach().argmax(dim=1) == labels).sum()) if counted else 0
     return loss, Outcome(float(loss.detach()) if counted else None, samples, counted, correct)
 
@@ -193,6 +266,14 @@ def _check_classes(num_classes: int, class_weights: Any) -> None:
             "loss.class_weights_malformed",
             f"class_weights {class_weights!r}, expected a number from 0 on for each of "
             f"{number_of(num_classes, 'class')}",
+        )
+
+
+def _check_smoothing(label_smoothing: Any) -> None:
+    if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
+        raise InputError(
+            "loss.label_smoothing_malformed",
+            f"label_smoothing {label_smoothing!r}, expected 0 or more, and below 1",
         )
 
 

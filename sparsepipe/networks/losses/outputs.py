@@ -48,6 +48,19 @@ def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:
     return tuple(value for value in found if isinstance(value, Tensor))
 
 
+def further_outputs(output: Any, *, count: int) -> dict[str, Tensor]:
+    """Return what a network gives besides its main output, by name: tensors of `count` rows of a dict or a tuple.
+
+    Entries of a tuple are named by their places, from 1.
+    """
+    if not isinstance(output, Mapping | tuple | list) or not output:
+        return {}
+    main = main_output(output)
+    named = output.items() if isinstance(output, Mapping) else enumerate(output)
+    tensors = {str(name): value for name, value in named if isinstance(value, Tensor) and value is not main}
+    return {name: tensor for name, tensor in tensors.items() if tensor.dim() and len(tensor) == count}
+
+
 def check_rows(output: Tensor, target: Any) -> None:
     """Raise InputError unless `output` [..., classes] has a row for each of `target`, int64 [...]."""
     if not isinstance(target, Tensor) or target.dtype != torch.int64:

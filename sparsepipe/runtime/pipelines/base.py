@@ -145,7 +145,8 @@ class Coordinator(Protocol):
         """Say that an epoch is checkpointed and validated, with its row for the run's metrics. One rank.
 
         The row gets what all pipelines measured of the epoch, and is written once no one trains on it any more.
-        With the run, at CLOSE_RUN, its last epoch is closed: of one that has minibatches left there is no row.
+        With the run, at CLOSE_RUN, its last epoch is closed: of one that has minibatches left there is no row. If the
+        row "ends" the run, by its scores, no more minibatches are handed out.
         """
         ...
 
@@ -162,8 +163,8 @@ class Coordinator(Protocol):
     def progress(self) -> Mapping[str, Any]:
         """Return what a run that resumes here has still to do, for a checkpoint's manifest.
 
-        `{"done": minibatches done, "left": {epoch: [minibatches that are not]}, "closed": whether the run is}`: epochs
-        that are not named and come after those are whole.
+        `{"done": minibatches done, "left": {epoch: [minibatches that are not]}, "closed": whether the run is,
+        "scored": [{"epoch", "minibatches", "validation"}]}`: epochs that are not named and come after those are whole.
         """
         ...
 

@@ -36,7 +36,7 @@ from ..reporting.recorder import Lines
 from ..wire.handshake import new_secret
 from ..wire.messages import COORDINATOR
 from .messages import read_given
-from .resuming import epochs_closed, keep_rows, recorded_pace, recorded_replans, sums_of_epochs
+from .resuming import epochs_closed, keep_rows, recorded_pace, recorded_replans, recorded_scores, sums_of_epochs
 from .state import Request, RunOfPipelines, RunState
 from .tallies import MERGES, METRICS, MINIBATCHES, Changes, Sums
 
@@ -176,6 +176,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         closed = epochs_closed(run_dir, run.progress)
         replans = tuple(recorded_replans(run_dir))
         run = replace(run, closed=closed, sums=sums_of_epochs(run_dir, closed), pace=pace, replans=replans)
+        run = replace(run, scored=tuple(recorded_scores(run_dir)))
     for name in _FILES:
         cut_torn_row(run_dir / name)
     head = {
@@ -189,6 +190,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         "sums": {str(epoch): asdict(sums) for epoch, sums in run.sums.items()},
         "pace": run.pace,
         "replans": list(run.replans),
+        "scored": list(run.scored),
         "began": began(run_dir) if (run_dir / "logs").is_dir() else time.time() - last_recorded(run_dir),
         "rows": {name: _num_rows(run_dir / name) for name in _FILES},
     }
@@ -220,6 +222,7 @@ def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
         sums=sums,
         pace=head.get("pace", 0.0),
         replans=tuple(head.get("replans", ())),
+        scored=tuple(head.get("scored", ())),
     )
 
 

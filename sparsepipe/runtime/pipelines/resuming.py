@@ -55,6 +55,13 @@ def recorded_replans(run_dir: Path) -> list[dict[str, Any]]:
     return [dict(row) for row in read_metrics(path, REPLAN)] if path.exists() else []
 
 
+def recorded_scores(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the epochs that the record has kept and that were validated, with their scores."""
+    path = run_dir / METRICS
+    rows = read_metrics(path, "epoch") if path.exists() else []
+    return [{name: row[name] for name in ("epoch", "minibatches", "validation")} for row in rows if row["validation"]]
+
+
 def keep_nothing(run_dir: Path) -> None:
     """Take all minibatches from the metrics of a run that continues without a checkpoint: each is trained again."""
     path = run_dir / METRICS

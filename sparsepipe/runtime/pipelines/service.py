@@ -179,7 +179,8 @@ class Service:
         work = self._state.work
         if work and not work.stopped and commands.requested(self._run_dir) == commands.STOP:
             self._do({"call": "stop"})
-        if work and work.stopped and work.run_closed and not self._said_stopped:
+        asked = commands.requested(self._run_dir) == commands.STOP  # else it ended early by itself
+        if work and work.stopped and work.run_closed and asked and not self._said_stopped:
             commands.take(self._run_dir, commands.STOP, work.queue.num_done)
             self._said_stopped = True
         self._journal.flush()

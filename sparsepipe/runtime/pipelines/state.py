@@ -55,6 +55,7 @@ class RunOfPipelines:
     sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
     pace: float = 0.0  # samples per second that it was recorded with; 0 where no record says
     replans: tuple[Mapping[str, Any], ...] = ()  # rows of changes of pipelines' plans in it
+    scored: tuple[Mapping[str, Any], ...] = ()  # epochs in it that were validated, with their scores
 
 
 class RunState:
@@ -71,6 +72,7 @@ class RunState:
         self._data: str | None = None  # the digest that the first rank gave
         self._summed_up = False  # a pipeline has closed the run, and told of it
         self._replans: list[Mapping[str, Any]] = [*run.replans]  # rows of changes of pipelines' plans
+        self._scored: list[Mapping[str, Any]] = [*run.scored]  # epochs with the scores of their validation
         self._started = False  # minibatches are handed out
         self._ready_since: float | None = None  # when the first pipeline asked for some
 
@@ -272,10 +274,16 @@ class RunState:
         self._work.measure(member, request.given["task"], request.given["row"])
 
     def _closed(self, member: Member, request: Request) -> None:
-        self._work.close_epoch(member, request.given["epoch"], request.given["row"])
+        epoch, row = request.given["epoch"], dict(request.given["row"])
+        if row.get("validation") and all(scored["epoch"] != epoch for scored in self._scored):
+            scores = {name: row[name] for name in ("minibatches", "validation")}
+            self._scored.append({"epoch": epoch, **scores})
+        if row.pop("ends", False):
+            self._work.stop()
+        self._work.close_epoch(member, epoch, row)
 
     def _progress(self, member: Member, request: Request) -> dict[str, Any]:
-        return {**self._work.queue.progress(), "closed": self._summed_up}
+        return {**self._work.queue.progress(), "closed": self._summed_up, "scored": list(self._scored)}
 
     @property
     def _work(self) -> Work:

@@ -151,6 +151,8 @@ _DONE_BY = {
     "overflow": lambda row: row["minibatch"] + 1,
     "trained": lambda row: row["minibatches"],
     "epoch": lambda row: row["minibatches"],
+    "confusion": lambda row: row["minibatches"],
+    "callback": lambda row: row["minibatches"],
     "resume": lambda row: row["minibatches"],
     "replan": lambda row: row["minibatch"],
 }

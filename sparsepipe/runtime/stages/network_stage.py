@@ -10,12 +10,14 @@ matrix products and convolutions, and an engine's that says so (`splits_gradient
 their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, if they are a by-product.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
@@ -191,6 +193,8 @@ class NetworkStage:
         self.module = build(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._loss = per_voxel, loss or CrossEntropy(network.num_classes)
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
+        if self.half is not None and config.float32_layers:
+            keep_in_float32(self.module, config.float32_layers, device)
         self._forwards_compression, self._backwards_compression = (config.compression or each for each in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self._splits = plan.rules.splits_backward
@@ -420,6 +424,21 @@ class NetworkStage:
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
             with other_weights(self.module, weights):
                 return self.module(alive, **options)
+
+
+def keep_in_float32(module: nn.Module, types: Sequence[str], device: torch.device) -> None:
+    """Have the layers whose class matches one of `types`, such as "*Norm*", compute in float32 under autocast."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def in_float32(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        with torch.autocast(device.type, enabled=False):
+            return forward(*map(wide, given), **{name: wide(value) for name, value in named.items()})
+
+    for part in module.modules():
+        if any(fnmatchcase(type(part).__name__, pattern) for pattern in types):
+            part.forward = partial(in_float32, part.forward)
 
 
 def _packet_of(received: Packet | PacketAndSamples) -> Packet:

@@ -275,8 +275,10 @@ def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str
     write_json(path.with_suffix(".json"), files, make_folder=False)
 
 
-def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], **facts: Any) -> Path:
-    """Make the checkpoint whole, once all shards exist, and remove all but the newest `keep`. One rank calls it.
+def finish(
+    run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], best: int | None = None, **facts: Any
+) -> Path:
+    """Make the checkpoint whole, once all shards exist, and remove others as `prune` does. One rank calls it.
 
     `layers` names the shard of every layer, those without tensors included.
     """
@@ -288,15 +290,19 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
     write_manifest(partial, {"minibatches": minibatches, **facts, "layers": dict(layers), "files": files})
     folder = folder_of(run_dir, minibatches)
     put_in_place(partial, folder)  # a run that resumed comes by here a second time
-    prune(run_dir, keep)
+    prune(run_dir, keep, best=best)
     return folder
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest `keep`. One rank calls it, while none is being written."""
+def prune(run_dir: Path, keep: int, *, best: int | None = None) -> None:
+    """Remove all checkpoints but the newest `keep` and the one after `best` minibatches.
+
+    One rank calls it, while none is being written.
+    """
     place = run_dir / FOLDER
     for old in sorted(place.glob(WHOLE), key=lambda path: _position(path.name))[:-keep]:
-        remove(old)
+        if best is None or old != folder_of(run_dir, best):
+            remove(old)
     for old in place.glob(PARTIAL + ASIDE):
         remove(old)
     for left in place.glob(PARTIAL + GONE):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...util.io.files import write_atomic
 from ...values.plan import Plan
@@ -24,7 +25,7 @@ from .connections import Connections
 from .context import WorkerContext
 from .packet_exchange import PacketExchange
 from .stage_replica import StageReplica
-from .validation import validate
+from .validation import add_up, validate
 
 _NO_PLACE = -1  # of a shorter row of predictions: padding
 _HALVES = (torch.float16, torch.bfloat16)
@@ -113,8 +114,9 @@ def _evaluated(context: WorkerContext, replicas: Mapping[int, StageReplica], run
     process.barrier("start of the predictions")
     tally = validate(context, replicas, watcher=watch)
     context.exchange.finish()
-    for values, what in ((tally.values, "outcomes"), (watch.clock.table, "times"), (watch.busy, "times")):
-        process.sum(values, what=f"{what} of the predictions")
+    add_up(tally, context, what="outcomes of the predictions")
+    for values in (watch.clock.table, watch.busy):
+        process.sum(values, what="times of the predictions")
     last = plan.stages[-1].ranks
     watch.predictions.write(run_dir / PREDICTIONS, process, last, len(batches), workload.addresses)
     told, samples = tally.report(), sum(map(len, batches))
@@ -147,9 +149,9 @@ class Predictions:
 
     def add(self, minibatch: int, rows: Rows) -> None:
         """Take the rows of a minibatch: their numbers, of sequences only which is largest at each place."""
-        outputs = rows.outputs.detach().cpu()
-        outputs = outputs.float() if outputs.dtype in _HALVES else outputs  # which NumPy has one of
+        outputs = _as_numpy_has_it(rows.outputs)
         found = {"sample": rows.samples.cpu().numpy()}
+        found |= {f"outputs_{name}": _as_numpy_has_it(other).numpy() for name, other in rows.others.items()}
         if outputs.dim() <= 2:
             found["outputs"] = outputs.numpy()
         if outputs.dim() > 1 and outputs.shape[-1] > 1:
@@ -203,8 +205,13 @@ class Predictions:
 
     def _take(self, named: Mapping[str, np.ndarray]) -> None:
         for key, values in named.items():
-            minibatch, name = key.split("/")
+            minibatch, name = key.split("/", 1)
             self._rows.setdefault(int(minibatch), {})[name] = values
+
+
+def _as_numpy_has_it(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype in _HALVES else tensor  # of which NumPy has one
 
 
 def _part(path: Path, rank: int) -> Path:

@@ -37,6 +37,7 @@ from ..wire.encryption import Encryption
 from ..workloads.base import Workload
 from .connections import Connections
 from .control import Horizon
+from .epoch_end import BestEpoch
 from .epoch_parts import EpochPart, Units
 from .feed import SharedFeed
 from .replanning import Moment, Pause
@@ -45,7 +46,11 @@ from .straggler import Straggler
 from .worker import Worker
 
 _LOOK_SECONDS = 0.1  # between two looks for another pipeline
-_TOLD_OF_EPOCHS = ("train", "samples_per_second")  # where none of the minibatches are known that were done of one
+_TOLD_OF_EPOCHS = (
+    "train",
+    "best",
+    "samples_per_second",
+)  # where none of the minibatches are known that were done of one
 
 
 class NoWeightsLeft(RuntimeError):
@@ -349,19 +354,23 @@ class PipelineWorker(Worker):
         """Checkpoint an epoch where that is due, and validate, for all pipelines."""
         epoch, every = task.epoch, self.config.checkpoint_every
         done = self._take_progress()
-        if every and (epoch + 1) % every == 0:
+        is_kept = bool(every and (epoch + 1) % every == 0)
+        if is_kept:
             if self.config.validate:
                 self.checkpoints.unproven = done
             self._checkpoint(done, last=False)
-        validation = self._validate(epoch, done) if self.config.validate else None
-        self.checkpoints.prove()
-        self._tell_closed(epoch, done, validation)
+        self._judge(epoch, done, self._row_of(epoch), is_kept=is_kept)
 
-    def _tell_closed(self, epoch: int, done: int, validation: Mapping[str, float | None] | None) -> None:
+    def _row_of(self, epoch: int) -> dict[str, Any]:
+        """What this pipeline knows of an epoch, or of its latest one."""
+        return {"train": {}, **(self.of_epoch.get(epoch) or (self.epochs.rows[-1] if self.epochs.rows else {}))}
+
+    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+        """Tell the coordinator of an epoch that is closed, for all pipelines."""
         if self.context.writes_metrics:
-            row = self.of_epoch.get(epoch) or (self.epochs.rows[-1] if self.epochs.rows else {})
             told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
-            self.coordinator.closed(epoch, {"minibatches": done, **told, "validation": validation})
+            told |= {"ends": True} if self.checkpoints.best.is_over else {}
+            self.coordinator.closed(epoch, {"minibatches": done, **told, "validation": row["validation"]})
 
     def _finish(self, task: Task) -> None:
         for replica in self.replicas.values():
@@ -375,15 +384,20 @@ class PipelineWorker(Worker):
         self._check_finite(epoch, done)
         if self.config.checkpoint_every:
             self._checkpoint(done, last=True)
-        validation = self._validate(epoch, done) if self.config.validate else None
-        self.checkpoints.prove()
-        self._tell_closed(epoch, done, validation)
+        row, best = self._row_of(epoch), self.checkpoints.best
+        if best.is_over:  # the last epoch was compared when it ended the run
+            row["validation"] = self._validate(epoch, done)
+            self.checkpoints.prove()
+            self._tell_epoch(epoch, done, row)
+        else:
+            self._judge(epoch, done, row, is_kept=bool(self.config.checkpoint_every))
         if self.context.writes_metrics:
             of_plan = self.epochs.of_plan(len(self.plan.stages))
             own = run_summary(self.context, self.run_dir, done, epochs=self.epochs.rows, of_plan=of_plan)
             own.pop("replans", None)  # the coordinator knows those of all
-            row = {**own, "run_dir": self._record_of_all(), "validation": validation or {}}
-            self.coordinator.tell("summary", {**row, "stages": self._among_all(own["stages"])})
+            own |= {"run_dir": self._record_of_all(), "validation": row["validation"] or {}}
+            own |= {"best": best.best.row(), "stopped_early": best.is_over} if best.best else {}
+            self.coordinator.tell("summary", {**own, "stages": self._among_all(own["stages"])})
 
     def _record_of_all(self) -> str:
         """What the folder of the whole run is called, if this pipeline's has another name, there."""
@@ -396,6 +410,10 @@ class PipelineWorker(Worker):
         if self.rank == 0:
             self.progress = self.coordinator.progress()
             done[0] = self.progress["done"]
+        best = self.checkpoints.best = BestEpoch(self.config)
+        if self.progress:
+            best.resume(self.progress["scored"])
+        best.share(self.process, source=0)
         return int(self.process.sum(done, what="closing an epoch"))
 
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,16 +12,21 @@ from ..processes.process import Process
 from ..training_state import checkpoint
 from ..training_state.async_checkpoint import Snapshots
 from ..training_state.checkpoint_folders import folder_of
+from .epoch_end import BestEpoch
 
 
 class RunCheckpoints:
-    """Checkpoints in `folder`. `unproven`: minibatches of the one whose weights are not validated yet."""
+    """Checkpoints in `folder`.
+
+    `unproven`: minibatches of the one whose weights are not validated yet. `best`: knows which one stays for its score.
+    """
 
     def __init__(self, folder: Path, process: Process, config: RunConfig, *, before: "RunCheckpoints | None") -> None:
         """`before`: those of the worker whose place another takes; they continue as they are."""
         self.folder, self.process, self.config = folder, process, config
         self.snapshots: Snapshots = before.snapshots if before else Snapshots(folder, timeout=config.timeout_seconds)
         self.unproven: int | None = None
+        self.best: BestEpoch = before.best if before else BestEpoch(config)
 
     @property
     def keep(self) -> int:
@@ -32,7 +37,7 @@ class RunCheckpoints:
         """Wait for the last one, and make room for one after `done` minibatches. All ranks come here."""
         self.snapshots.wait()
         if self.process.rank == 0:
-            checkpoint.prune(self.folder, self.config.keep_checkpoints)
+            self._prune()
         if self.process.leads_host:
             checkpoint.begin(self.folder, done)
         self.process.barrier("start of a checkpoint")
@@ -58,7 +63,10 @@ class RunCheckpoints:
         """Let the checkpoint before an epoch's go, once the epoch's weights are known to be of use."""
         self.unproven = None
         if self.process.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
-            checkpoint.prune(self.folder, self.config.keep_checkpoints)
+            self._prune()
+
+    def _prune(self) -> None:
+        checkpoint.prune(self.folder, self.config.keep_checkpoints, best=self.best.minibatches)
 
     def load_after(self, done: int) -> checkpoint.Checkpoint | None:
         """Return the checkpoint after so many minibatches, once it is whole; None if there is none."""

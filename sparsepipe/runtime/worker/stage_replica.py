@@ -12,15 +12,16 @@ from ..pipelines.base import Averager
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state import checkpoint
+from ..training_state.moving_average import AVERAGE, UPDATES, MovingAverage, validated_weights
 from ..training_state.parameter_groups import open_optimizer
-from ..training_state.weights import Weights
+from ..training_state.weights import Version, Weights
 from ..workloads.base import Workload
 from .epoch_parts import Averaged
 
 # Kinds of tensors that are none of an optimizer's.
 _OF_NETWORKS = ("weight:", "buffer:")
 _OF_AVERAGES = ("outer:", "outer_velocity:", "outer_version:", "pushed:")  # between pipelines
-_NOT_OF_OPTIMIZERS = (*_OF_NETWORKS, *_OF_AVERAGES)
+_NOT_OF_OPTIMIZERS = (*_OF_NETWORKS, *_OF_AVERAGES, AVERAGE, UPDATES)
 
 
 class WeightsNotFinite(RuntimeError):
@@ -35,6 +36,7 @@ class StageReplica:
     position: Position
     runner: StageRunner
     weights: Weights
+    moving_average: MovingAverage | None = None  # of the weights, where one is asked for
     averager: Averager | None = None  # with other pipelines, where there are any
     kept: dict[str, Tensor] = field(default_factory=dict)  # by it, while layers change hands; of a first replica
 
@@ -44,7 +46,8 @@ class StageReplica:
         runner = workload.runner(plan, position)
         parameters = runner.parameters()
         weights = Weights(parameters, open_optimizer(config, parameters))
-        return cls(plan.stages[position.stage], position, runner, weights)
+        average = MovingAverage(weights.newest.tensors, config.ema) if config.ema is not None else None
+        return cls(plan.stages[position.stage], position, runner, weights, average)
 
     @property
     def stage(self) -> int:
@@ -55,10 +58,17 @@ class StageReplica:
         """Return whether this replica writes the stage's part of a checkpoint."""
         return self.position.rank == self.own.ranks[0]
 
-    def average(self, averaged: Averaged | None) -> None:
-        """Average the newest weights with other pipelines, if that is due."""
+    @property
+    def validated(self) -> Version:
+        """The weights that are validated: their moving averages, if there are any, or the newest."""
+        return self.moving_average.version if self.moving_average else self.weights.newest
+
+    def average(self, averaged: Averaged | None, *, stepped: bool = True) -> None:
+        """Average the newest weights: with other pipelines if that is due, over time if they `stepped`."""
         if averaged and self.averager:
             self.averager.after_step(averaged.update, samples=averaged.samples)
+        if stepped and self.moving_average:
+            self.moving_average.update(self.weights.newest.tensors)
 
     def average_statistics(self) -> None:
         """Bring the replicas' running statistics together."""
@@ -68,6 +78,7 @@ class StageReplica:
     def tensors(self) -> dict[str, Tensor]:
         """What this stage keeps, as checkpoints name it."""
         state = self.weights.optimizer.state(self.weights.names)
+        state |= self.moving_average.state() if self.moving_average else {}
         return checkpoint.as_tensor_map(self.weights.newest.tensors, state, self._beside_weights())
 
     def for_checkpoint(self) -> dict[str, Tensor]:
@@ -95,9 +106,13 @@ class StageReplica:
         self.load_tensors(self._read(found))
 
     def load_weights(self, found: checkpoint.Checkpoint) -> None:
-        """Take this stage's layers from a checkpoint without what an optimizer keeps of them: for inference."""
+        """Take this stage's layers from a checkpoint without what an optimizer keeps of them: for inference.
+
+        Of weights that have moving averages, these.
+        """
         tensors = self._read(found)
-        self.load_tensors({key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)})
+        kept = {key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)}
+        self.load_tensors(kept | {f"weight:{name}": tensor for name, tensor in validated_weights(tensors).items()})
 
     def _read(self, found: checkpoint.Checkpoint) -> dict[str, Tensor]:
         tensors = self._as_trained_here(found.read(self.own.layers))
@@ -136,6 +151,8 @@ class StageReplica:
             self.weights.load(weights)
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(_NOT_OF_OPTIMIZERS)}
         self.weights.optimizer.load(self.weights.names, state, adopt=adopt)
+        if self.moving_average:
+            self.moving_average.load(tensors, self.weights.newest.tensors)
         buffers = checkpoint.without_prefix(tensors, "buffer:")
         with torch.no_grad():
             for name, buffer in self._beside_weights().items():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -45,17 +46,28 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
         received = inputs[action.stage].take(action)
         targets = inputs[action.stage].take_targets(action) if runner.is_last else None
         start = recorder.begin("evaluate", m)
-        size, outputs = runner.evaluate(received, replica.weights.newest, m)
+        size, outputs = runner.evaluate(received, replica.validated, m)
         if watcher:
             watcher.computed(runner, m, start, outputs)
         if targets is not None:
             with torch.no_grad():
                 _, outcome = runner.loss(outputs, targets.labels, samples=len(batches[m]), detailed=True)
             tally.add(outcome)
+            if tally.measures:
+                tally.measures.add(m, runner.result(outputs), targets.labels)
         recorder.span("evaluate", str(action), start, recorder.now(), minibatch=m)
         if not runner.is_last:
             context.exchange.send(runner.pack_outputs(outputs, m, size).packet, action)
     return tally
+
+
+def add_up(tally: Tally, context: WorkerContext, *, what: str) -> None:
+    """Bring together what all ranks found, on every rank. Raises DeadlinePassed or PeerLost."""
+    process = context.process
+    process.sum(tally.values, what=what)
+    if tally.measures:
+        add_up = partial(process.sum, what=what)
+        tally.measures.gather(rank=process.rank, world_size=process.world_size, add_up=add_up)
 
 
 def scores(context: WorkerContext, load: Callable[[], Checkpoint | None]) -> dict[str, float | None]:

@@ -74,7 +74,7 @@ class WeightUpdate:
             if float(overflows) > 0:
                 for stepped, _ in ready:
                     stepped.weights.skip()
-                    stepped.average(averaged)
+                    stepped.average(averaged, stepped=False)
                 return start
         if self._clip_norm is not None:
             count = replica.position.replication.num_replicas if self._clips_together else 1

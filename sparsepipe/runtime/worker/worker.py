@@ -29,6 +29,7 @@ from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .context import WorkerContext
 from .control import Control, Horizon
+from .epoch_end import EpochEnd, call_on_epoch, gather_weights
 from .epoch_executor import EpochExecutor, EpochSoFar, TrainedEpochs, epoch_row, summed
 from .epoch_parts import EpochPart, Programs, RunLength, Units
 from .feed import Feed, GivenFeed
@@ -39,10 +40,10 @@ from .run_checkpoints import RunCheckpoints
 from .run_summary import run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
-from .validation import scores, validate
+from .validation import add_up, scores, validate
 from .weight_update import WeightUpdate
 
-TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
+TOLD_OF_EPOCHS = ("train", "validation", "best", "samples_per_second", "sent_bytes", "stages", "load")
 
 # Actions of a later epoch, to ask how much is held, which takes up to 0.5 ms: a minibatch has three. No number of which
 # cycles of forward, backward and update are whole, so that each comes to its turn.
@@ -152,7 +153,9 @@ class Worker:
         if resume_from:
             if self.context.writes_metrics:
                 self.epochs.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
+                self.checkpoints.best.resume(self.epochs.earlier)
             self._share_losses()
+            self.checkpoints.best.share(self.process, source=self.plan.stages[-1].ranks[0])
             self._validate_late(done)
         return done
 
@@ -170,7 +173,7 @@ class Worker:
 
         Returns how many are done then, and who continues where the plan changes before the end.
         """
-        while done < self.workload.total_minibatches:
+        while done < self.workload.total_minibatches and not self.checkpoints.best.is_over:
             part = next(self.programs.length.parts(done))
             self.context.exchange.sent_bytes = 0
             self.recorder.restart()
@@ -202,7 +205,7 @@ class Worker:
 
     def end(self, done: int) -> None:
         """Sum up, when all is trained or the run was asked to stop."""
-        if done < self.workload.total_minibatches and self.rank == 0:
+        if done < self.workload.total_minibatches and self.rank == 0 and not self.checkpoints.best.is_over:
             self.control.carried_out(STOP, done)
         self.control.close()
         self._summarise(done)
@@ -211,14 +214,35 @@ class Worker:
         """Checkpoint an epoch, or what the run has of its last, where one is due or the run `stops`, and validate."""
         last = done >= self.workload.total_minibatches
         every = self.config.checkpoint_every
-        if stops or (every and (last or (epoch + 1) % every == 0)):
+        is_kept = stops or bool(every and (last or (epoch + 1) % every == 0))
+        if is_kept:
             if self.config.validate:
                 self.checkpoints.unproven = done
                 self._tell("trained", epoch, done, row)
             self._checkpoint(done, last=last or stops)
-        row["validation"] = self._validate(epoch, done) if self.config.validate else None
-        self.checkpoints.prove()
+        self._judge(epoch, done, row, is_kept=is_kept)
         self.epochs.rows.append(row)
+
+    def _judge(self, epoch: int, done: int, row: dict[str, Any], *, is_kept: bool) -> None:
+        """Validate an epoch, tell of it, and do what depends on its scores. `is_kept`: it has a checkpoint."""
+        best, is_best = self.checkpoints.best, False
+        row["validation"] = None
+        if self.config.validate:
+            row["validation"] = self._validate(epoch, done)
+            is_best = best.compare(epoch, done, row["validation"])
+            row |= {"best": best.best.row()} if best.best else {}
+        if not is_kept and ((is_best and self.config.best) or (best.is_over and self.config.checkpoint_every)):
+            self._checkpoint(done, last=True)
+        self.checkpoints.prove()
+        self._tell_epoch(epoch, done, row)
+        if self.config.on_epoch:
+            weights = gather_weights(self.context, self.replicas.values())
+            if self.context.writes_metrics:
+                end = EpochEnd(epoch, done, row["train"], row["validation"], is_best, weights, self.run_dir)
+                call_on_epoch(self.config.on_epoch, end, self.recorder)
+
+    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+        """Tell of an epoch that is closed."""
         self._tell("epoch", epoch, done, row)
 
     def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
@@ -240,11 +264,9 @@ class Worker:
         if epoch < 0:
             return
         self.checkpoints.unproven = done
-        validation = self._validate(epoch, done) if self.config.validate else None
-        self.checkpoints.prove()
+        whole = {"train": {}} if row is None else dict(row)
+        self._judge(epoch, done, whole, is_kept=True)
         if row is not None:
-            whole = {**row, "validation": validation}
-            self._tell("epoch", epoch, done, whole)
             self.epochs.earlier.append(whole)
 
     def _given(self, part: EpochPart) -> Feed:
@@ -316,7 +338,7 @@ class Worker:
             with self._meeting(epoch):
                 self.context.exchange.finish()
                 meet(self.context, torch.zeros(1), look=self._look)
-                self.process.sum(tally.values, what=f"validation of epoch {epoch}")
+                add_up(tally, self.context, what=f"validation of epoch {epoch}")
         except InputError as error:
             self.checkpoints.snapshots.wait()
             kept = f"; epoch {epoch} is kept, resume the run then" if self.checkpoints.unproven is not None else ""
@@ -325,6 +347,9 @@ class Worker:
             self.checkpoints.snapshots.wait()
             raise
         found = tally.report()
+        if self.context.writes_metrics and tally.measures:
+            for name, table in tally.measures.tables().items():
+                self.recorder.metric(name, epoch=epoch, minibatches=done, table=table)
         if (loss := found["loss"]) is not None and not math.isfinite(loss):
             what = f"the validation loss after epoch {epoch} is {loss}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
@@ -447,6 +472,7 @@ class Worker:
         config = self.config
         return {
             "keep": self.checkpoints.keep,
+            "best": self.checkpoints.best.minibatches,
             "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
             "model": self.workload.model,
             "optimizer": config.optimizer,
@@ -492,4 +518,6 @@ class Worker:
             raise InputError("run.no_epoch", f"{path}: has no epoch of this plan yet")
         epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
-        return run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)
+        found = run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)
+        best = self.checkpoints.best
+        return found | ({"best": best.best.row(), "stopped_early": best.is_over} if best.best else {})

@@ -46,6 +46,9 @@ def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
 
 
 def _check_learning(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None) -> None:
+    for name, function in run.functions.items():
+        if name not in ("model", "data", "loss"):  # these are opened by whoever needs them
+            function.load()
     if run.is_table:
         plan.check(layer_graph(run))
         return

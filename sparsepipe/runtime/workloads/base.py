@@ -1,6 +1,6 @@
 """What every workload offers the worker: minibatches, who runs a stage on them, and what its loss reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -28,8 +28,9 @@ class Samples(Protocol):
 class Rows(NamedTuple):
     """The network's output for a minibatch, in the order of the data."""
 
-    outputs: Tensor  # [rows, …]: a row a sample, or a voxel
+    outputs: Tensor  # [rows, …]: a row a sample, or a voxel; classes last
     samples: Tensor  # int64 [rows]: the sample that each is of
+    others: Mapping[str, Tensor] = {}  # further outputs of the network by name, [rows, …] each
 
 
 class Workload(Protocol):

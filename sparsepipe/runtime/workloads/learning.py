@@ -21,7 +21,9 @@ from ...errors import InputError
 from ...networks.base import AnyNetwork
 from ...networks.freezing import matching
 from ...networks.losses import Loss, Segmentation, Tally
-from ...networks.losses.outputs import described, main_output
+from ...networks.losses.classes import PixelCrossEntropy
+from ...networks.losses.metrics import Measures
+from ...networks.losses.outputs import described, further_outputs, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
 from ...util.derived.digests import digest
 from ...util.io.fields import json_object
@@ -34,6 +36,7 @@ from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from ..training_state.checkpoint_folders import INITIAL
 from ..training_state.initial_weights import InitialWeights, Match, StateNames
+from ..training_state.moving_average import validated_weights
 from ..training_state.parameter_groups import open_optimizer
 from .base import Rows
 from .opening import Dataset, LearningTask, open_task
@@ -146,13 +149,13 @@ class Learning:
         args = json_object(config.model_args, "model_args")
         module = build_module(config.model, args, self.task.training.facts, seed=config.seed)
         held = found.read(list(found.manifest["layers"]))
-        state = without_prefix(held, "weight:") | without_prefix(held, "buffer:")
+        state = validated_weights(held) | without_prefix(held, "buffer:")
         module.load_state_dict(state, strict=False)  # a parameter with two names is there by one
         vocabulary: Any = split  # it writes words out
         return bleu(module, split, vocabulary=vocabulary, most_sentences=count)
 
     def tally(self) -> Tally:
-        return Tally(self.loss)
+        return Tally(self.loss, Measures(self.config.metrics) if self.config.metrics else None)
 
     @property
     def loss(self) -> Loss:
@@ -295,7 +298,8 @@ class Learning:
             return self._all_labels[samples.split][list(indices)]
         batch = samples.batch(indices, epoch=epoch)
         if not isinstance(batch, data.PointBatch) or not batch.per_voxel:
-            return batch.target
+            loss = self.loss  # what it ignores, metrics ignore
+            return loss.known(batch.target) if isinstance(loss, PixelCrossEntropy) else batch.target
         return batch.labels[self._voxel_order(batch)]
 
     def _voxel_order(self, batch: data.PointBatch) -> Tensor:
@@ -322,7 +326,9 @@ class Learning:
                 f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row "
                 "for each",
             )
-        return Rows(found, numbers)
+        found = found.movedim(1, -1) if isinstance(self.loss, PixelCrossEntropy) else found
+        others = {name: each.cpu() for name, each in further_outputs(output, count=len(numbers)).items()}
+        return Rows(found, numbers, others)
 
     def addresses(self) -> dict[str, Any]:
         """Return the names of the validation split's samples and, of voxels, their coordinates and their points."""

@@ -168,7 +168,7 @@ class ResolvedRun:
 
     @cached_property
     def functions(self) -> Mapping[str, UserFunction]:
-        """The user's own functions, by the settings that name them: model, data, loss."""
+        """The user's own functions by the settings that name them; those of metrics are metrics.0, metrics.1."""
         return functions_of(vars(self.config))
 
     @cached_property

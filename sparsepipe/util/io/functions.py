@@ -44,7 +44,8 @@ _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE
 _OUR_PACKAGE = Path(__file__).resolve().parents[2]
 _MOST_FILES = 2_000  # that a function is read of
 _MOST_BYTES = 64_000_000  # of code that a host is sent
-_NAMING = ("model", "data", "loss", "collate", "sampler", "optimizer", "learning_rate_schedule")  # settings that may name a function
+# Settings that may name a function.
+_NAMING = ("model", "data", "loss", "collate", "sampler", "optimizer", "learning_rate_schedule", "on_epoch")
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
 
@@ -66,7 +67,35 @@ def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
     Raises InputError for a file that does not exist.
     """
     named = {name: settings.get(name) for name in _NAMING}
+    named |= {f"metrics.{place}": value for place, value in enumerate(settings.get("metrics") or ())}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
+
+
+def with_functions(settings: Mapping[str, Any], references: Mapping[str, str]) -> dict[str, Any]:
+    """Return those settings that name functions by other `references`, whose keys are as `functions_of` has them."""
+    changed: dict[str, Any] = {}
+    for key, reference in references.items():
+        name, _, place = key.partition(".")
+        if place:
+            several = changed.get(name, settings[name])
+            changed[name] = (*several[: int(place)], reference, *several[int(place) + 1 :])
+        else:
+            changed[name] = reference
+    return changed
+
+
+def reference_to(function: Callable[..., Any], *, setting: str) -> str:
+    """Return how settings name a function of a file: path/file.py:function. Raises InputError for one of no file."""
+    code = getattr(function, "__code__", None)
+    file, name = getattr(code, "co_filename", ""), getattr(function, "__qualname__", "")
+    if not file.endswith(".py") or not name.isidentifier() or not Path(file).is_file():
+        raise InputError(
+            "function.of_no_file",
+            f"{{{setting}}} is {name or function!r}, which other processes cannot import: write it at the top level of "
+            "a file (in a notebook by %%writefile), and import it from there",
+            setting=setting,
+        )
+    return f"{Path(file).resolve()}:{name}"
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class Several:
     """A tuple, such as `example`, of values of one kind."""
 
     code: ClassVar[str] = "setting.not_names"
-    kind: Choice | WholeNumber | Number | Text
+    kind: Kind
     example: str
 
     def fault(self, value: object) -> str:
