@@ -21,7 +21,7 @@ sys.path.insert(0, str(REPOSITORY))
 from sparsepipe.study import NOTEBOOKS, catalogue  # noqa: E402
 from sparsepipe.study.executed import Executed  # noqa: E402
 from sparsepipe.util.io.files import read_json  # noqa: E402
-from sparsepipe.views.plots.nothing import NOT_HERE  # noqa: E402
+from sparsepipe.views.plots.marks import NOT_HERE  # noqa: E402
 
 BEGIN, END = "<!-- gallery: scripts/gallery.py writes what stands between -->", "<!-- end of the gallery -->"
 WIDEST, QUALITY = 560, 72  # pixels; of WebP: some 12 kB a picture

@@ -22,7 +22,7 @@ from sparsepipe import LayerCost, Profile  # noqa: E402
 from sparsepipe.data.shapes import make_shapes  # noqa: E402
 from sparsepipe.engines import engine  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
-from sparsepipe.util.host.python_path import python_command, python_environment  # noqa: E402
+from sparsepipe.util.host.imports import python_command, python_environment  # noqa: E402
 from sparsepipe.values.profile import CODED_FIELDS  # noqa: E402
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from sparsepipe.util.host.left_out import ADDRESSES, left_out
+from sparsepipe.util.host.imports import ADDRESSES, left_out
 
 with left_out(ADDRESSES):
     import nbformat  # noqa: F401 - brings jsonschema, which else takes a second more

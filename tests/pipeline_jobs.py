@@ -14,7 +14,7 @@ from sparsepipe.launching.prepare import prepare
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.pipelines.resuming import RESUME
 from sparsepipe.runtime.workloads.resolved import resolve
-from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.host.imports import python_command, python_environment
 from sparsepipe.util.io.files import read_rows
 from sparsepipe.values.replication import Arithmetic, parse_rule, rule_to_json
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.processes.process import Process
-from sparsepipe.runtime.replication.between_pipelines.held import Held
+from sparsepipe.runtime.replication.between_pipelines.outer_step import Held
 from sparsepipe.runtime.stages.base import Output
 from sparsepipe.runtime.worker.connections import Connections
 from sparsepipe.runtime.worker.stage_replica import StageReplica

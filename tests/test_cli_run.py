@@ -16,7 +16,7 @@ from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage, partition
 from sparsepipe.cli.arguments import OPTIONS
-from sparsepipe.cli.run_text import run_lines
+from sparsepipe.cli.launches import run_lines
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.launching import LAUNCHERS, SLURM

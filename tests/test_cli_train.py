@@ -11,7 +11,7 @@ from coded import raises
 from command_line import sparsepipe
 
 from sparsepipe import Cluster, CostSample, LayerCost, Plan, Profile, RunRecord, Stage, partition
-from sparsepipe.cli.plan_facts import PlanFacts
+from sparsepipe.cli.plan_file_verbs import PlanFacts
 from sparsepipe.cli.run_file import read_changes, read_run_file, run_file_text
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES

@@ -22,7 +22,7 @@ from processes import ENOUGH, until
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.launching.probes import check_cluster, measure_cluster
 from sparsepipe.launching.probes.check import HostFacts, _wrong, unlike_networks
-from sparsepipe.launching.probes.hosts import Probe, probes
+from sparsepipe.launching.probes.hosts import Probe, probes, with_unmeasured
 from sparsepipe.launching.probes.measure import (
     MeasuredLink,
     measure_network_time,
@@ -31,7 +31,6 @@ from sparsepipe.launching.probes.measure import (
     unlike_devices,
     with_network_time,
 )
-from sparsepipe.launching.probes.unmeasured import with_unmeasured
 from sparsepipe.launching.ssh.hosted_run import runs_folder
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import OPENING_BYTES, call, new_secret

@@ -10,8 +10,7 @@ from PIL import Image
 
 from sparsepipe import RunConfig, data
 from sparsepipe.util.derived.seeds import derived_seed, sample_seed
-from sparsepipe.util.io.files import write_atomic
-from sparsepipe.util.io.paths import name_text
+from sparsepipe.util.io.files import name_text, write_atomic
 
 ODD = os.fsdecode(b"st\xfchle")  # Latin-1
 TEXT = "st\\xfchle"

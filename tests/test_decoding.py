@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import ExampleBatch
 from sparsepipe.networks.losses.bleu import greedy_decode
-from sparsepipe.networks.losses.tokens import TokenCrossEntropy
+from sparsepipe.networks.losses.masked_words import TokenCrossEntropy
 from sparsepipe.networks.texts.gnmt import gnmt
 
 PADDING, BEGIN, END = 0, 1, 2

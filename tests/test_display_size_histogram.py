@@ -1,6 +1,6 @@
 import pytest
 
-from sparsepipe.util.text.size_histogram import sizes_spread, spread_text
+from sparsepipe.util.text.sizes import sizes_spread, spread_text
 
 
 def test_sizes_are_told_by_quantiles_and_bars():

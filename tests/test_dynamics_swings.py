@@ -10,7 +10,7 @@ from dynamics_worlds import cpus, followed, network
 from sparsepipe import partition
 from sparsepipe.monitoring import Factors, Watch
 from sparsepipe.monitoring.decision import decide
-from sparsepipe.monitoring.series import Swings
+from sparsepipe.monitoring.drift import Swings
 
 CLUSTER, NETWORK = cpus(2), network(24)
 HALVES = partition(NETWORK, CLUSTER)

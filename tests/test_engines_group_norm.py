@@ -11,9 +11,9 @@ from runtime_jobs import run_ranks
 from torch import nn
 
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.engines.batch_norm import GroupBatchNorm
 from sparsepipe.errors import InputError
 from sparsepipe.networks import INPUT, Network, Row
+from sparsepipe.networks.batch_norm import GroupBatchNorm
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.replication.batch_norm import StatisticsGroup
 

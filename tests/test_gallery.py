@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from sparsepipe.study import NOTEBOOKS, catalogue
-from sparsepipe.views.plots.nothing import nothing_to_draw
+from sparsepipe.views.plots.marks import nothing_to_draw
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GALLERY = REPOSITORY / "figures" / "gallery"

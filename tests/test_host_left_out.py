@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sparsepipe.util.host.left_out import left_out
+from sparsepipe.util.host.imports import left_out
 
 
 def test_a_module_is_missing_within_and_there_after() -> None:

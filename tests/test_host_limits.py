@@ -10,8 +10,7 @@ import pytest
 
 from sparsepipe.errors import InputError
 from sparsepipe.runtime.failures import PeerLost, described, translated
-from sparsepipe.util.host.limits import limit_in, limit_met
-from sparsepipe.util.host.memory import _of_container
+from sparsepipe.util.host.limits import _of_container, limit_in, limit_met
 from sparsepipe.util.host.memory_kills import MemoryKills
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runtime_jobs import PLAIN, REPOSITORY, plan_of, shapes
 
-from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.host.imports import python_command, python_environment
 
 HOSTILE = ("queue", "json", "torch", "numpy", "threading", "sparsepipe", "sitecustomize")
 
@@ -30,7 +30,7 @@ def _starts_python(path: Path) -> list[str]:
 
 
 # They tell of the interpreter and start none: a word of this path to others, and a probe's answer.
-TELLS = ("sparsepipe/util/host/python_path.py", "sparsepipe/launching/probes/probe.py")
+TELLS = ("sparsepipe/util/host/imports.py", "sparsepipe/launching/probes/probe.py")
 
 
 def test_every_python_process_is_started_without_the_current_folder_on_its_path() -> None:

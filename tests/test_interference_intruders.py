@@ -18,7 +18,7 @@ from sparsepipe.monitoring.interference.intruding import run_intruders
 from sparsepipe.monitoring.interference.kinds import KINDS
 from sparsepipe.monitoring.interference.places import CPU
 from sparsepipe.util.host.background_load import cpu_seconds, processors_of
-from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.host.imports import python_command, python_environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processors are told apart on Linux")
 CORE = min(processors_of(), default=0)

@@ -20,7 +20,7 @@ from sparsepipe.monitoring.interference.measuring import intruder_sets
 from sparsepipe.monitoring.interference.predictor import Predictor, learn
 from sparsepipe.monitoring.interference.victims import KindSeconds, kind_of
 from sparsepipe.util.host.background_load import processors_of
-from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.host.imports import python_command, python_environment
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn grows the forests")
 ALONE = {"convolution": KindSeconds(0.01, 3, 4e6), "relu": KindSeconds(0.001, 3, 0.0)}

@@ -15,9 +15,8 @@ from sparsepipe.data.sources import data_folders
 from sparsepipe.records import Origin
 from sparsepipe.records.formats.clusters import load_cluster
 from sparsepipe.util.host.ssh import ssh_command
-from sparsepipe.util.io.files import read_json, read_rows, sha256, write_atomic, write_json, write_rows
+from sparsepipe.util.io.files import expanded, read_json, read_rows, sha256, write_atomic, write_json, write_rows
 from sparsepipe.util.io.functions import UserFunction
-from sparsepipe.util.io.paths import expanded
 
 MODEL = "minkvgg11bn-narrow"
 

@@ -19,7 +19,7 @@ from sparsepipe.launching.pipelines_parent import rejoined
 from sparsepipe.launching.resuming import RESUME, go_on_from_checkpoint
 from sparsepipe.planning.simulator import simulate_pipelines
 from sparsepipe.records import RunRecord
-from sparsepipe.util.host.python_path import python_environment
+from sparsepipe.util.host.imports import python_environment
 from sparsepipe.util.io.files import read_json, read_rows, write_json, write_rows
 from sparsepipe.values.stragglers import Stragglers
 

@@ -25,7 +25,7 @@ from sparsepipe.data.shapes import make_shapes
 from sparsepipe.launching import attach, launch
 from sparsepipe.launching.ray.bundles import bundle, check_room, hosts_of, labels, pinned
 from sparsepipe.launching.ray.connected import TOKEN, prove, session_folder, start_here
-from sparsepipe.launching.ray.device_types import devices_of, read_types, write_types
+from sparsepipe.launching.ray.launch_ray import devices_of, read_types, write_types
 from sparsepipe.records import RunRecord
 from sparsepipe.util.io.files import cut_torn_row, read_rows
 

@@ -21,7 +21,7 @@ from sparsepipe.launching.replan import request_replan
 from sparsepipe.launching.supervisor import COMMANDS
 from sparsepipe.networks import network
 from sparsepipe.records import RunRecord
-from sparsepipe.records.processes import num_processes
+from sparsepipe.records.run_progress import num_processes
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.training_state.checkpoint import latest
 from sparsepipe.values.plan import Estimate, Plan, StageEstimate

@@ -10,7 +10,7 @@ import pytest
 
 from sparsepipe.launching.ssh.connection import Connection
 from sparsepipe.launching.ssh.placement import HostedRanks
-from sparsepipe.util.host.python_path import python_environment
+from sparsepipe.util.host.imports import python_environment
 from sparsepipe.values.cluster import DeviceType, Node
 
 

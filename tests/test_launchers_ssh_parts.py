@@ -10,7 +10,7 @@ import pytest
 from coded import raises
 
 from sparsepipe.errors import InputError
-from sparsepipe.launching.going_on import tell_going_on, went_on
+from sparsepipe.launching.run_state import tell_going_on, went_on
 from sparsepipe.launching.ssh.controller import controlled
 from sparsepipe.launching.ssh.facts import check_alike, facts_here, interface_of
 from sparsepipe.launching.ssh.hosted_run import Shards

@@ -12,11 +12,10 @@ from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerG
 from sparsepipe.planning import Problem, partition
 from sparsepipe.planning.by_hand import by_hand, with_groups
 from sparsepipe.planning.device_groups import device_classes
-from sparsepipe.planning.estimate import estimate
+from sparsepipe.planning.estimate import estimate, forward_estimate
 from sparsepipe.planning.exact import network_time, search_space
 from sparsepipe.planning.exact.min_latency import least_latency
 from sparsepipe.planning.forecast import forecast
-from sparsepipe.planning.forward_estimate import forward_estimate
 from sparsepipe.planning.simulator.simulation import durations
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.replay import Replay, SleptStage

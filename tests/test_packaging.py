@@ -219,7 +219,7 @@ def test_an_editable_install_is_imported_in_every_folder(tmp_path):
         site.addsitedir(sys.argv[1])
         sys.path += sys.argv[2:]
         import sparsepipe
-        from sparsepipe.util.host.python_path import python_environment
+        from sparsepipe.util.host.imports import python_environment
         print(sparsepipe.Profile.__module__, sparsepipe.__file__, flush=True)
         child = [sys.executable, "-P", "-c", "import sparsepipe; print(sparsepipe.__file__)"]
         subprocess.run(child, env=python_environment(), check=True)

@@ -13,7 +13,7 @@ from sparsepipe import Cluster, Link, Plan, Stage, partition
 from sparsepipe.cli.command import main
 from sparsepipe.data import ORDERS, compose
 from sparsepipe.planning import Problem, estimate
-from sparsepipe.planning.exact.deeper_warmup import deepened
+from sparsepipe.planning.exact.improvement import deepened
 from sparsepipe.planning.orders import (
     distance_from_random,
     lognormal_sizes,

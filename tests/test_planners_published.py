@@ -31,7 +31,7 @@ from sparsepipe.planning.exact.optimal import Optimal
 from sparsepipe.planning.published.pipedream import PipeDream
 from sparsepipe.planning.published.sparsepipe import SparsePipe, exchange_gpu
 from sparsepipe.values.profile import CostSample
-from sparsepipe.views.plots.gaps import Gap
+from sparsepipe.views.plots.plans import Gap
 from sparsepipe.views.plots.points import SPARSEPIPE_2020
 from sparsepipe.views.plots.table import plan_names
 

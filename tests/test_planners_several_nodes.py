@@ -10,7 +10,7 @@ from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerG
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cuts import Cuts
 from sparsepipe.planning.device_groups import device_classes
-from sparsepipe.planning.exact import moved_layers, optimal, relaxed_bound, search_space, walk_bound
+from sparsepipe.planning.exact import improvement, optimal, relaxed_bound, search_space, walk_bound
 from sparsepipe.planning.exact.cut_profile_bound import CutProfile
 from sparsepipe.planning.exact.graph_search import StageEnds
 from sparsepipe.planning.exact.lagrangian_bound import placed_bound
@@ -128,7 +128,7 @@ def test_what_moves_add_is_what_stages_and_boundaries_take(seed):
     with mock.patch.object(search_space, "_swapped_moves", return_value=None):
         (space,) = spaces(problem, Rules())
     path = max(Optimal()._minimise(problem, space)[0], key=lambda found: len(found.path)).path
-    stages = moved_layers._Stages.of(problem, space, path)
+    stages = improvement._Stages.of(problem, space, path)
     for _ in range(30):
         layer, step = rng.choice(problem.layers), rng.choice((-1, 1))
         if not stages.may_move(layer, step):
@@ -149,7 +149,7 @@ def test_what_moves_add_is_what_stages_and_boundaries_take(seed):
             *(space.model.boundary(a[0], b[0], a[2]) for a, b in itertools.pairwise(now)),
         ]
         assert stages.parts == pytest.approx(
-            [moved_layers._part(one / stages.scale) for one in seconds], rel=1e-6, abs=1e-12
+            [improvement._part(one / stages.scale) for one in seconds], rel=1e-6, abs=1e-12
         )
 
 

@@ -30,8 +30,8 @@ from sparsepipe.records import Origin, RunRecord
 from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.values.plan import Estimate, StageEstimate
 from sparsepipe.views.plots import theme
+from sparsepipe.views.plots.layer_costs import time_by_size_table
 from sparsepipe.views.plots.table import distinct, is_synthetic, noted, noted_of, strategy
-from sparsepipe.views.plots.time_by_size import time_by_size_table
 
 PLOTS = Path(theme.__file__).parent
 NUM_LAYERS = 6

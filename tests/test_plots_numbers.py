@@ -20,8 +20,8 @@ from sparsepipe.util.text.numbers import (
 from sparsepipe.views.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted
 from sparsepipe.views.plots.chromium import drawn
 from sparsepipe.views.plots.layer_graph import overlap
+from sparsepipe.views.plots.marks import width_of
 from sparsepipe.views.plots.points import STRATEGIES, Point
-from sparsepipe.views.plots.text_room import width_of
 
 # Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.
 SEEN = """() => {

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
 from sparsepipe.values.costs import LayerTable
 from sparsepipe.values.profile.size_laws import ATTENTION, BYTES, SECONDS, SizeLaws
-from sparsepipe.views.plots.time_by_size import time_by_size_table
+from sparsepipe.views.plots.layer_costs import time_by_size_table
 
 KEPT = sorted((Path(__file__).parent.parent / "data_manifests" / "profiles").glob("*.json"))
 SPANS = np.geomspace(1 / 8, 8, 25)

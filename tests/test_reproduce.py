@@ -25,8 +25,8 @@ from sparsepipe.records import Origin, RunRecord
 from sparsepipe.records.campaigns import new_campaign
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.study import NOTEBOOKS, catalogue, driver, reproduce, workplace
-from sparsepipe.study.averaging import averaging_link
 from sparsepipe.study.cached_runs import campaign_of, kept_campaign, print_epoch
+from sparsepipe.study.contention import averaging_link
 from sparsepipe.study.notebook_job import NotebookJob, NotebookKernels, Outcome
 from sparsepipe.study.workplace import Workplace
 from sparsepipe.util.derived.digests import digest

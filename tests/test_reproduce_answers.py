@@ -12,7 +12,7 @@ from sparsepipe.planning.forecast import minibatches_of_a_step, steady_rate
 from sparsepipe.planning.simulator import simulate
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.study import emulation
-from sparsepipe.study.answers import (
+from sparsepipe.study.cached_runs import (
     explain_prediction,
     explain_throughput,
     explain_waiting,

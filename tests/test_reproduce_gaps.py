@@ -5,7 +5,7 @@ from coded import raises
 
 from sparsepipe import Cluster, Link, partition
 from sparsepipe.planning import comparable
-from sparsepipe.study.profiles import published_profiles
+from sparsepipe.study.machines import published_profiles
 from sparsepipe.views.plots import Gap, gaps, gaps_table
 
 

@@ -14,7 +14,7 @@ from processes import ENOUGH
 from runtime_jobs import rank_process
 
 from sparsepipe.runtime import commands
-from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.host.imports import python_command, python_environment
 from sparsepipe.util.io.files import read_rows, write_json
 from sparsepipe.values.plan import Plan, Stage
 from sparsepipe.values.replication import RULES, rule_to_json

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sparsepipe.runtime.reporting import load
-from sparsepipe.runtime.reporting.load import shared_load, worst_load
+from sparsepipe.runtime.reporting import memory
+from sparsepipe.runtime.reporting.memory import shared_load, worst_load
 from sparsepipe.util.host.background_load import BackgroundLoad, Usage
 
 
@@ -25,8 +25,8 @@ class Gathered:
 
 def test_ranks_of_a_host_are_no_other_load_to_each_other(monkeypatch):
     """Two processors busy for 9 of 10 s each: 6 s are rank 0's, 8 s are rank 1's beside it; rank 2 is elsewhere."""
-    monkeypatch.setattr(load, "_host", lambda: 5.0)
-    monkeypatch.setattr(load, "num_processors", lambda: 2)
+    monkeypatch.setattr(memory, "_host", lambda: 5.0)
+    monkeypatch.setattr(memory, "num_processors", lambda: 2)
     monkeypatch.setattr("sparsepipe.util.host.background_load.num_processors", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     told = torch.tensor([[0, 0, 0], [5, 8, 2], [6, 9, 1]], dtype=torch.float64)

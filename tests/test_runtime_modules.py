@@ -16,7 +16,7 @@ from runtime_jobs import Job, run_jobs, same_training
 from test_runtime_laws import CLOSE, Oracle, _optimizer
 from torch.func import functional_call
 
-from sparsepipe.cli.run_text import summary_text
+from sparsepipe.cli.launches import summary_text
 from sparsepipe.data.examples import open_examples
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError

@@ -31,10 +31,9 @@ from sparsepipe.runtime.pipelines.journal import complete_record
 from sparsepipe.runtime.pipelines.messages import encoded
 from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows, recorded_pace
 from sparsepipe.runtime.pipelines.state import Request, RunOfPipelines, RunState
-from sparsepipe.runtime.wire.address import COORDINATOR, ListenerAddress
 from sparsepipe.runtime.wire.frames import MOST_BYTES, lengths
 from sparsepipe.runtime.wire.handshake import NAME_BYTES, PROOF_BYTES, opening
-from sparsepipe.runtime.wire.messages import Requests
+from sparsepipe.runtime.wire.messages import COORDINATOR, ListenerAddress, Requests
 from sparsepipe.util.io.files import read_rows, write_atomic, write_rows
 
 TIMEOUT = 60.0

@@ -13,9 +13,9 @@ from coded import raises
 
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
-from sparsepipe.runtime.wire.address import STORE, ListenerAddress
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import OPENING_BYTES, opening, reply
+from sparsepipe.runtime.wire.messages import STORE, ListenerAddress
 
 SECRET = b"0123456789abcdef"
 

@@ -29,7 +29,7 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.reporting.metrics import pace_of
-from sparsepipe.runtime.wire.address import ListenerAddress
+from sparsepipe.runtime.wire.messages import ListenerAddress
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import LinksOfHost, LinksOverHosts, Replay
 from sparsepipe.util.io.files import read_rows

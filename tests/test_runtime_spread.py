@@ -10,14 +10,12 @@ import torch
 from processes import ENOUGH, until
 
 from sparsepipe.runtime.failures import PeerLost
-from sparsepipe.runtime.processes.announcement import Announcement
-from sparsepipe.runtime.processes.ballot import Answer
+from sparsepipe.runtime.processes.announcement import Announcement, SpreadAnnouncement
+from sparsepipe.runtime.processes.ballot import Answer, SpreadBallot
 from sparsepipe.runtime.processes.process import Process
-from sparsepipe.runtime.processes.spread_announcement import SpreadAnnouncement
-from sparsepipe.runtime.processes.spread_ballot import SpreadBallot
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
-from sparsepipe.runtime.wire.address import ListenerAddress
+from sparsepipe.runtime.wire.messages import ListenerAddress
 
 SECRET = b"0123456789abcdef"
 HOSTS = ((0, 2), (1,), (3, 4))

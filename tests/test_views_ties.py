@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.views.ties import EXACT, TIE, from_to, in_bold, ties, ties_text
+from sparsepipe.views.ties import EXACT, TIE, from_to, in_bold, ties
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,6 @@ from sparsepipe.views.ties import EXACT, TIE, from_to, in_bold, ties, ties_text
 )
 def test_ties_are_within_a_share_of_the_best(values, most, least):
     assert ties(values) == most and ties(values, least=True) == least
-
-
-def test_a_tie_is_told_as_one():
-    assert ties_text(["a"], "trains most", "train most") == "**a** trains most"
-    told = ties_text(["a", "<b>", "c"], "trains most", "train most")
-    assert told == "**a**, **&lt;b&gt;** and **c** train most, within 2% of each other"
-    assert ties_text(["a", "b"], "sends", "send", within=EXACT) == "**a** and **b** send", "tables show them as alike"
-    assert ties_text([], "trains most", "train most") == "nobody trains most", "no validation in any run"
 
 
 def test_numbers_that_are_told_exactly_tie_where_tables_show_the_same():

@@ -27,7 +27,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from sparsepipe.cli.command import parser  # noqa: E402
 from sparsepipe.study import NOTEBOOKS, PAGE, catalogue  # noqa: E402
-from sparsepipe.util.host.python_path import python_command, python_environment  # noqa: E402
+from sparsepipe.util.host.imports import python_command, python_environment  # noqa: E402
 
 PAGES = ("figures/README.md", "data_manifests/README.md", "CHANGELOG.md")
 MODULES = {  # of the page of Python names

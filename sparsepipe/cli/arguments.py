@@ -13,7 +13,7 @@ from ..planning.simulator import SimulationSettings
 from ..planning.sweeps import RATIOS
 from ..runtime.config import DEVICES, ProfileConfig
 from ..util.io.fields import MOST_MINIBATCHES
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.io.settings import Setting, rows
 from . import emulate_verb, interference_verbs, plan_file_verbs, run_file, train_verbs
 from .options import (

@@ -18,14 +18,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, RunFailed, in_python, missing_extra, one_line, visible
+from ..util.host.imports import check_current_folder
 from ..util.host.limits import limit_met
-from ..util.host.python_path import check_current_folder
 from . import (
-    cluster_verbs,
-    data_verbs,
     emulate_verb,
     interference_verbs,
-    model_verbs,
+    inventory_verbs,
     plan_file_verbs,
     plan_verbs,
     run_file,
@@ -167,10 +165,8 @@ def _paper(options: argparse.Namespace) -> "Paper | None":
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
-    **cluster_verbs.VERBS,
-    **data_verbs.VERBS,
+    **inventory_verbs.VERBS,
     **interference_verbs.VERBS,
-    **model_verbs.VERBS,
     **plan_verbs.VERBS,
     **sweep_verb.VERBS,
     **run_file.VERBS,

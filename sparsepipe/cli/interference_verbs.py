@@ -11,7 +11,7 @@ from ..monitoring.interference.measurements import Measurement
 from ..runtime.config import DEVICES
 from ..util.host.background_load import RUN_QUEUE_WAIT
 from ..util.io.fields import MOST
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.io.settings import Number
 from ..util.text.counting import number_of
 from .options import Parser, count, flags, number, positive, several, whole

@@ -18,7 +18,7 @@ from ..records.formats.clusters import IN_SLURM
 from ..records.sinks import SINKS
 from ..runtime.config import RunConfig
 from ..util.io.fields import MOST, MOST_LIKE_DEVICES, shown
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.io.quantities import BANDWIDTH, SIZE, Quantity
 from ..util.io.settings import (
     MANY,

@@ -12,7 +12,7 @@ from textwrap import TextWrapper
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..util.io.keywords import meant
+from ..util.io.quantities import meant
 from ..views.glossary import definitions
 from . import emulate_verb, plan_file_verbs, trace_verbs, train_verbs
 from .arguments import GROUPS, OPTIONS

@@ -39,8 +39,7 @@ from ..util.io.files import write_json
 from ..util.io.settings import rows
 from ..util.text.counting import number_of
 from ..util.text.numbers import as_measured, duration, duration_or_none, gap_text, rate_text, scaled_bytes
-from ..util.text.size_histogram import spread_text
-from ..util.text.sizes import Certainty
+from ..util.text.sizes import Certainty, spread_text
 from ..values.cluster import Cluster
 from ..values.plan import Estimate, Plan
 from ..values.profile import Profile
@@ -52,7 +51,7 @@ from .arguments import of_planners
 from .options import given
 from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
 from .output import Answer, progress_line, warn
-from .plan_facts import machines_of
+from .plan_file_verbs import machines_of
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import OF_MODULES, no_effect, of_other_data

@@ -5,7 +5,7 @@ from math import prod
 
 from ..data.manifests import shipped
 from ..errors import InputError
-from ..launching.probes.unmeasured import with_unmeasured
+from ..launching.probes.hosts import with_unmeasured
 from ..records.formats.clusters import load_cluster, tells_links, tells_types
 from ..records.formats.dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..records.formats.dynpipe import is_layer_list, load_layer_lists

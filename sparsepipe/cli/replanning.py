@@ -17,8 +17,8 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.stragglers import Stragglers
+from .launches import column_name
 from .output import Answer, cell, table
-from .run_text import column_name
 
 
 def simulate_replanned(

@@ -25,13 +25,12 @@ from ..errors import InputError, one_line
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, PARTS
 from ..util.io.fields import shown
-from ..util.io.files import read_text, write_atomic
-from ..util.io.keywords import expected
-from ..util.io.paths import expanded
+from ..util.io.files import expanded, read_text, write_atomic
+from ..util.io.quantities import expected
 from ..util.io.settings import JsonObject, rows
 from .options import Parser, flags, with_values
 from .output import Answer
-from .plan_facts import PlanFacts
+from .plan_file_verbs import PlanFacts
 
 NAME = "run.toml"
 LAUNCH = "launch"

@@ -10,11 +10,10 @@ from typing import Any
 
 from ..errors import DamagedRecord, InputError, one_line, visible
 from ..launching import attach
-from ..launching.going_on import went_on
 from ..launching.lock import is_held
 from ..launching.replan import check_running, replanned, request_replan
 from ..launching.run_folders import delete_runs
-from ..launching.run_state import is_alive, state_of
+from ..launching.run_state import is_alive, state_of, went_on
 from ..records import RunRecord
 from ..records.formats.clusters import load_cluster
 from ..records.formats.plan_files import load_plan
@@ -28,11 +27,21 @@ from ..values.cluster import Cluster
 from ..values.profile import Profile
 from ..views.values import left_out
 from .follow_run import drift_answer
-from .launches import RUNS, followed, follower_of, open_sinks, run_folder
+from .launches import (
+    RUNS,
+    column_name,
+    followed,
+    follower_of,
+    latency_text,
+    minibatches_text,
+    open_sinks,
+    run_cell,
+    run_folder,
+    run_lines,
+)
 from .options import known_cluster
 from .output import Answer, cell, column_cells, print_answer, progress_line, table
 from .profile_and_cluster import check_machines, profile_and_cluster
-from .run_text import column_name, latency_text, minibatches_text, run_cell, run_lines
 
 
 def runs_list(options: argparse.Namespace) -> Answer:

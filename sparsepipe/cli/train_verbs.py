@@ -25,8 +25,7 @@ from ..runtime import RunConfig
 from ..runtime.config import DEVICES, PARTS
 from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
-from ..util.io.files import write_atomic
-from ..util.io.paths import expanded
+from ..util.io.files import expanded, write_atomic
 from ..util.io.settings import rows
 from ..util.text.counting import number_of
 from ..values.cluster import Cluster
@@ -65,7 +64,7 @@ from .options import (
     with_values,
 )
 from .output import Answer, progress_line, warn
-from .plan_facts import PlanFacts
+from .plan_file_verbs import PlanFacts
 from .profile_and_cluster import profile_and_cluster
 from .run_file import NAME, completed, is_run_file, read_changes, read_run_file, run_file_text, set_option
 from .without_effect import without_effect

@@ -14,8 +14,8 @@ from ..networks import network
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS
 from ..runtime.workloads.resolved import ResolvedRun
+from ..util.io.files import expanded
 from ..util.io.functions import is_function
-from ..util.io.paths import expanded
 from ..values.plan import Plan
 
 CLOUDS, IMAGES, TRANSLATION, TEXT = LEARNED

@@ -16,8 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from ..util.io.files import open_lock, read_whole, sealed, sha256, unsealed, write_atomic
-from ..util.io.paths import expanded
+from ..util.io.files import expanded, open_lock, read_whole, sealed, sha256, unsealed, write_atomic
 from .digest import unreadable
 from .sources import user_cache
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..util.io.files import folder_beside, write_atomic, write_json
-from ..util.io.paths import expanded
+from ..util.io.files import expanded, folder_beside, write_atomic, write_json
 from .layouts import MARKER
 
 _FACTOR = 4  # grid steps between two pixels

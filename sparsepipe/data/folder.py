@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import InputError
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from .formats.base import format_of
 from .layouts import FALLBACK, LAYOUTS, SPLITS, DataFolder, LeftOut, SampleFile, folders, hdf5, read_marker
 

@@ -10,8 +10,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from ..errors import InputError
 from ..util.io.fields import shown
-from ..util.io.keywords import meant
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
+from ..util.io.quantities import meant
 from ..util.io.yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")

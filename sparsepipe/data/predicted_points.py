@@ -7,7 +7,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ..errors import InputError
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
 from .dataset import VoxelDataset

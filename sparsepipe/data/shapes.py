@@ -11,8 +11,7 @@ from numpy.random import Generator, default_rng
 from ..errors import InputError
 from ..util.derived.seeds import sample_seed
 from ..util.io.fields import given_integer
-from ..util.io.files import folder_beside, read_json, write_json
-from ..util.io.paths import expanded
+from ..util.io.files import expanded, folder_beside, read_json, write_json
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from .manifests import Manifest, get_learned
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .batch_norm import GroupBatchNorm
+from ..networks.batch_norm import GroupBatchNorm
 
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": torch.relu,

@@ -12,10 +12,10 @@ from ..data.batch import PointBatch
 from ..data.reach import check_within, reach, within_reach
 from ..errors import InputError
 from ..networks.base import LayerRow
+from ..networks.batch_norm import GroupBatchNorm
 from ..networks.rows import Row
-from ..util.host.removed_names import restore_removed_names
+from ..util.host.imports import restore_removed_names
 from .base import CoordinateSet, Feature, Parts
-from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .input_checks import checked

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..networks.base import LayerRow
+from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from ..networks.rows import INPUT, Network, Row
 from ..networks.running import run_layers
 from ..util.derived.seeds import derived_seed
 from .base import Engine
-from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
 
 SEEDED_KINDS = frozenset(
     {"dropout", "drop_path", "serialised_attention"}

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..runtime import RunConfig
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.host.addresses import is_here
-from ..util.io.keywords import check_keywords, keywords_of, knows_its_keywords
+from ..util.io.quantities import check_keywords, keywords_of, knows_its_keywords
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

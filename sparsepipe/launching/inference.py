@@ -6,8 +6,8 @@ from ..data.order import SHUFFLE
 from ..errors import InputError
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS
+from ..util.io.files import expanded
 from ..util.io.functions import short_name
-from ..util.io.paths import expanded
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 

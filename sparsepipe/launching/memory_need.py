@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..runtime import RunConfig
 from ..runtime.forward_only import ForwardOnly
-from ..runtime.plan_memory import bytes_by_place, check_memory, needed_bytes
+from ..runtime.plan_fit import bytes_by_place, check_memory, needed_bytes
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

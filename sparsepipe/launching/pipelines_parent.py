@@ -16,11 +16,11 @@ from ..errors import DamagedRecord
 from ..records import RunRecord
 from ..records.plans import begin_plan, followed_plans, newest_plan
 from ..runtime import commands
-from ..runtime.pipelines.changes import MINIBATCHES
+from ..runtime.pipelines.tallies import MINIBATCHES
 from ..util.io.files import read_rows
 from ..util.text.counting import number_of
 from ..values.plan import Plan
-from .going_on import went_on
+from .run_state import went_on
 from .supervisor import GOING_ON, STATUS, kill_worker, read_status, tell_begun, tell_status
 
 # In the status of a run that has lost hosts: which ones it waits for, to go on, and the attempt that lost them.

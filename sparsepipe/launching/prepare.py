@@ -19,9 +19,9 @@ from ..data.sources import found
 from ..errors import InputError
 from ..records import Origin, RunRecord
 from ..records.plans import begin_plan
-from ..records.processes import forget_processes, num_processes
 from ..records.provenance import Provenance
 from ..records.record_files import CLOCK, read_fields
+from ..records.run_progress import forget_processes, num_processes
 from ..runtime import RunConfig, commands
 from ..runtime.config import Composition, without_profile
 from ..runtime.forward_only import write_forward_only
@@ -30,9 +30,8 @@ from ..runtime.plan_fit import check_fits
 from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import ResolvedRun
-from ..util.io.files import write_atomic, write_json
+from ..util.io.files import expanded, write_atomic, write_json
 from ..util.io.functions import functions_of, short_name
-from ..util.io.paths import expanded
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

@@ -8,14 +8,13 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..records import RunRecord
 from ..records.plans import newest_plan
-from ..records.processes import num_processes
+from ..records.run_progress import num_processes
 from ..runtime import RunConfig, commands, replan_request
-from ..runtime.plan_fit import check_fits, check_next_of_several
-from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
+from ..runtime.plan_fit import check_fits, check_memory, check_next_of_several, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import resolve
 from ..util.io.fields import shown
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..util.host.python_path import python_command
+from ..util.host.imports import python_command
 from ..util.io.fields import complaint
 from ..util.text.counting import number_of
 from ..values.cluster import Cluster

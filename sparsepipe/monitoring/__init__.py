@@ -1,10 +1,9 @@
 """What changes while a job runs: how slow each device and link is now, and what to do about it.
 
 factors.py        devices and links as they are now, compared with what their profile and cluster say
-drift.py          Watch: spans and sizes of a run in, alarms and factors out
+drift.py          Watch: spans and sizes of a run in, alarms and factors out; the ratios of one rank or link
 expected.py       what ranks and links should take for a minibatch of a size
 observations.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
-series.py         one rank's or link's ratios, how much they vary by themselves, and the alarms that they raise
 change_point.py   the test for lasting changes, with its sources
 alarms.py         the messages about them
 of_runs.py        the drift of a run, by its record: a watch for each pipeline, drift_of, and Follower while it goes
@@ -14,7 +13,6 @@ drift_file.py     what a follower writes of it to the record
 decision.py         whether another plan pays for the devices as they are now
 outcomes.py       how long minibatches really take; what changes gave compared with what they were to give, and how far
                   the next is to be believed
-words.py          "7.3% faster": the same words wherever shares are reported
 moves.py          what changes hands from one plan to another, and what that takes
 variants.py       never, epoch, measured, predicted, live: ways to answer, a row each
 replanner.py      the loop without a job: spans in, decisions out

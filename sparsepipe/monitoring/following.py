@@ -19,7 +19,7 @@ from ..launching.base import Job
 from ..launching.metrics_tail import Tail
 from ..launching.replan import replanned, request_of_pipeline
 from ..records import RunRecord
-from ..records.processes import num_processes
+from ..records.run_progress import num_processes
 from ..runtime import RunConfig
 from ..runtime.plan_fit import check_next_of_several
 from ..values.cluster import Cluster

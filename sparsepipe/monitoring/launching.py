@@ -12,7 +12,7 @@ from ..records import RunRecord
 from ..runtime import RunConfig
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.io.fields import shown
-from ..util.io.keywords import keywords_of
+from ..util.io.quantities import keywords_of
 from ..util.text.counting import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan

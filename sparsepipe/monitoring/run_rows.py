@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..launching.metrics_tail import Tail
-from ..runtime.pipelines.changes import MINIBATCHES
+from ..runtime.pipelines.tallies import MINIBATCHES
 from ..util.text.sizes import SIZE_UNITS
 from ..values.trace import Span, span_of
 from .observations import LeftOut, left_out_of

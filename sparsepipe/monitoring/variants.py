@@ -13,10 +13,9 @@ from ..util.io.fields import shown
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import LayerCost, Profile
-from .decision import CAUTION, Caution, Decision, decide, stay
+from .decision import CAUTION, Caution, Decision, decide, faster_or_slower, stay
 from .factors import Factors
 from .moves import Pace, cost_of, moves_between, transfer_seconds
-from .words import faster_or_slower
 
 LayerFactors = Sequence[float]  # for each layer of a profile's graph, times as long as alone
 

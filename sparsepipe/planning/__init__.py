@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import InputError
 from ..records.provenance import Provenance
 from ..util.io.fields import MOST_LIKE_DEVICES, given_integer
-from ..util.io.keywords import keywords_of, meant
+from ..util.io.quantities import keywords_of, meant
 from ..util.io.settings import Choice, Flag, Settings, WholeNumber, listed, setting
 from ..util.lazy_names import lazy_names
 from ..values.cluster import Cluster

@@ -13,8 +13,7 @@ from ..values.profile import Profile
 from ..values.schedule import compile_until_steady
 from ..values.schedule_rules import WEIGHT_POLICIES
 from .base import Problem
-from .estimate import estimate, stage_memory
-from .forward_estimate import forward_estimate
+from .estimate import estimate, forward_estimate, stage_memory
 from .scale import Scale
 
 

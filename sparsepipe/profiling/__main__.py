@@ -8,9 +8,8 @@ from ..runtime.config import RunConfig
 from ..runtime.workloads.resolved import resolve
 from ..util.host.contention import exit_with_parent, report_started
 from .devices import limited_to, usable
-from .layer_timer import update_step, whole_step
+from .layer_timer import Updates, update_step, whole_step
 from .of_model import opened
-from .updates import Updates
 
 
 def train_until_killed(config: RunConfig) -> None:

@@ -1,18 +1,66 @@
 """Train on one minibatch as a training step does, with a clock at every layer's forward and backward, or without."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..networks.base import AnyNetwork
 from ..networks.losses import CrossEntropy, Loss
 from ..networks.running import layer_by_layer
-from .updates import Updates
+from ..runtime.training_state.optimizer import SGD
+
+_ROWS = 4096  # of matrices: enough to have all units at work
+_STREAM_BYTES = 512_000_000  # more than any cache
+
+
+def products(device: torch.device) -> Callable[[], None]:
+    """Products of two float32 matrices."""
+    a, b = (torch.rand(_ROWS, _ROWS, device=device) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def step() -> None:
+        torch.mm(a, b, out=out)
+        torch.cuda.synchronize(device)
+
+    return step
+
+
+def copies(device: torch.device) -> Callable[[], None]:
+    """Copies from one array to another."""
+    source, target = (torch.ones(_STREAM_BYTES // 4, device=device) for _ in range(2))
+
+    def step() -> None:
+        target.copy_(source)
+        torch.cuda.synchronize(device)
+
+    return step
+
+
+_MOMENTUM = 0.9
+
+
+class Updates:
+    """Steps on all weights of a module that have gradients: they take their time and leave the weights as they are.
+
+    The optimizer is the runtime's own: torch.optim's classes bring torch's compiler, which takes seconds to import.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = tuple(module.parameters())
+        self._optimizer = SGD(momentum=_MOMENTUM, weight_decay=0.0)
+        self.begun = False  # once it has, there is what momentum is kept in
+
+    def step(self) -> None:
+        weights = [parameter for parameter in self._parameters if parameter.grad is not None]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        with torch.no_grad():
+            self._optimizer.step(weights, gradients, 0.0)
+        self.begun = True
 
 
 @dataclass(frozen=True)

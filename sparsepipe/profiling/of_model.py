@@ -30,9 +30,9 @@ from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.host.contention import contending_processes
 from ..util.host.openmp import check_threads
 from ..util.io.fields import given_integer
-from ..util.io.keywords import knows_its_keywords
+from ..util.io.quantities import knows_its_keywords
 from ..util.text.counting import number_of
-from ..util.text.size_histogram import sizes_spread
+from ..util.text.sizes import sizes_spread
 from ..values.profile import Profile, voxels_by_stride
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile

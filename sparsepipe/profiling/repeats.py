@@ -9,8 +9,7 @@ import torch
 
 from ..util.host.background_load import RUN_QUEUE_WAIT, thread_times, waited_share
 from ..values.profile import AGREEMENT
-from .layer_timer import LayerTimes, time_layers, update_step, whole_step
-from .updates import Updates
+from .layer_timer import LayerTimes, Updates, time_layers, update_step, whole_step
 
 _ENOUGH_SECONDS = 0.5  # what passes take together at least, if that is not more than the most of them
 _AGAIN_SECONDS = 2.0  # what is taken again at most, where that is more than the least of passes

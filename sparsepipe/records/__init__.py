@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
 from .plans import FollowedPlan

@@ -34,9 +34,8 @@ from ..util.host import cpu
 from ..util.host.background_load import BackgroundLoad
 from ..util.host.git import git
 from ..util.io.fields import shown
-from ..util.io.files import write_json
+from ..util.io.files import expanded, write_json
 from ..util.io.functions import short_name
-from ..util.io.paths import expanded
 from ..util.text.sizes import SIZE_UNITS
 from ..values.plan import Plan
 from ..values.stragglers import Stragglers

@@ -10,16 +10,16 @@ from typing import Any
 
 from ..data.augmentation import AUGMENTATIONS, OF_IMAGES
 from ..data.labels import TASKS
-from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
+from ..data.sampling import KEEP, LAST_MINIBATCH, MERGE
 from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.losses import LOSSES
 from ..records.workload_facts import WorkloadFacts, workload_facts
 from ..util.io.fields import json_object
+from ..util.io.files import expanded
 from ..util.io.functions import is_function
-from ..util.io.paths import expanded
 from ..util.io.quantities import COUNT, SIZE, TIME
 from ..util.io.settings import (
     Amount,

@@ -24,7 +24,7 @@ from ..util.host.forked import fork
 from ..util.io.files import write_json
 from ..values.plan import Plan, Stage
 from ..values.schedule import compile
-from .averaging import SECONDS, SIZES, TIMEOUT
+from .contention import SECONDS, SIZES, TIMEOUT
 
 _RANKS = (0, 1)
 _LAYERS = 8  # that the gradients are of

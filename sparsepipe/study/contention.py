@@ -1,6 +1,8 @@
 """A co-located workload that comes and goes at given minibatches of a job, the same ones for every variant."""
 
 import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,14 +12,17 @@ from pathlib import Path
 from ..errors import InputError
 from ..launching import Job
 from ..launching.metrics_tail import Tail
+from ..launching.probes.measure import loopback_link
 from ..monitoring.interference.intruding import intruding
 from ..monitoring.interference.kinds import check_kind, check_share
 from ..records import RunRecord
 from ..records.provenance import plan_digest
 from ..runtime.config import RunConfig
 from ..util.host.background_load import processors_of
+from ..util.host.imports import python_command, python_environment
 from ..util.io.fields import each, fields, integer, number, shown, text
 from ..util.io.files import read_json, write_json
+from ..values.cluster import Link
 from ..values.plan import Plan
 from .cached_runs import newest
 
@@ -159,3 +164,42 @@ def _keep_on(run_dir: Path, cores: Sequence[int]) -> None:
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with suppress(OSError):  # one that has just ended
                     os.sched_setaffinity(int(thread.name), {core})
+
+
+SIZES = (2**12, 2**24)  # bytes of gradients: the smaller tells the latency, the larger the bandwidth
+SECONDS = "seconds.json"  # the medians for both sizes, where the two processes leave them
+TIMEOUT = 120.0  # seconds for both processes to start, meet and measure
+
+
+def local_link() -> Link:
+    """Measure now the link between two processes of a local run: what planners may count on, whatever goes over it.
+
+    Its latency is that of a packet's header, its bandwidth the lower one of packets and of averaging.
+    Raises InputError if two processes cannot run.
+    """
+    packets, gradients = loopback_link(), averaging_link()
+    return Link(min(packets.bandwidth, gradients.bandwidth), packets.latency)
+
+
+def averaging_link() -> Link:
+    """Measure now the link by which `costs.averaging_time` says what averaging between two processes takes.
+
+    Raises InputError if two processes cannot run.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparsepipe-averaging-") as folder:
+        environment = python_environment(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        command = python_command("sparsepipe.study.averaging_ranks", folder)
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as both:  # they end where stdin closes
+            try:
+                code = both.wait(timeout=TIMEOUT)
+            except subprocess.TimeoutExpired:
+                raise InputError(
+                    "averaging.timeout", f"two processes that average did not end within {TIMEOUT:g} s; try again"
+                ) from None
+        if code:
+            raise InputError(
+                "averaging.failed", f"two processes that average ended with exit code {code}; see their output above"
+            )
+        small, large = read_json(Path(folder) / SECONDS)["seconds"]
+    latency = small / 2  # two messages of half the bytes
+    return Link(SIZES[1] / max(large - small, 1e-9), latency)

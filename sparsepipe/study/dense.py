@@ -13,7 +13,7 @@ from ..runtime.config import RunConfig
 from ..views.names import TIE
 from ..views.plots.table import ONE_PROCESS
 from ..views.ties import from_to
-from .most_frequent import most_frequent_share
+from .learning import most_frequent_share
 from .workplace import digest
 
 _DIGITS = "sparsepipe.study.digit_images:digits"

@@ -27,8 +27,7 @@ from ..util.io.yaml_files import read_yaml
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import Profile
 from ..views.plots.held_against import HeldAgainst
-from .machines import reference_folders
-from .outside import folder_of
+from .machines import folder_of, reference_folders
 
 SCANNED = "points of a scan"  # the kind of what is counted and not predicted
 _UNNAMED = "file's unit"  # of time: dnn-partitioning's graphs do not name it

@@ -1,15 +1,29 @@
 """Does it learn? Baselines to compare accuracies with, and real scans with synthetic labels."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from ..data import VoxelDataset, find, load
+from ..data import IGNORED, VoxelDataset, find, load
 from ..data.sources import data_folders
 from ..errors import InputError
 from ..runtime.config import RunConfig
-from .most_frequent import most_frequent_share
+
+
+def most_frequent_share(labels: Iterable[Tensor]) -> float:
+    """Return the share of all labels that are the most frequent one: naming it alone is right so often.
+
+    `labels`: tensors of whole numbers, of any shape; `IGNORED` ones do not count. Raises ValueError if none counts.
+    """
+    counts = Counter[int]()
+    for some in labels:
+        values, found = some[some != IGNORED].unique(return_counts=True)
+        counts.update(dict(zip(values.tolist(), found.tolist(), strict=True)))
+    return max(counts.values()) / counts.total()
+
 
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres

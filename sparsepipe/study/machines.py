@@ -7,9 +7,10 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from ..data.manifests import get_manifest
+from ..data.manifests import get_manifest, manifests_folder
 from ..data.sources import place_of
-from ..util.io.paths import expanded
+from ..errors import InputError
+from ..util.io.files import expanded
 from ..util.text.counting import counted
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import LayerCost, Profile
@@ -126,3 +127,31 @@ def _published_folder(family: str) -> Path | None:
 
 def _label(types: Sequence[str], counts: Sequence[int]) -> str:
     return counted(name for name, n in zip(types, counts, strict=True) for _ in range(n))
+
+
+def published_profiles(folder: str = "", only: Sequence[str] = ()) -> dict[str, Profile]:
+    """Return the profiles below a folder (graph.txt, or JSON) by name; without one those of data_manifests, aloud.
+
+    A graph.txt is called as the folder that it lies in. `only`: these names alone.
+    Raises InputError if none of them exists.
+    """
+    if not folder:
+        print("no folder of published profiles is named: those of data_manifests/profiles are planned")
+    profiles_folder = expanded(folder) if folder else manifests_folder().parent / "profiles"
+    paths = {path.parent.name: path for path in sorted(profiles_folder.rglob("graph.txt"))}
+    paths |= {path.stem: path for path in sorted(profiles_folder.rglob("*.json"))}
+    chosen = {name: path for name, path in paths.items() if not only or name in only}
+    if not chosen:
+        wanted = f"no profile of {', '.join(only)}" if only else "no graph.txt and no JSON below it"
+        raise InputError("profile.not_found", f"{profiles_folder}: {wanted}; it has {', '.join(paths) or 'none'}")
+    return {name: Profile.load(path) for name, path in chosen.items()}
+
+
+def folder_of(manifest: str, folder: str = "") -> Path | None:
+    """Return the folder given, else where data are looked for; that nothing is there is said in one line."""
+    if folder:
+        return expanded(folder)
+    path = place_of(get_manifest(manifest))
+    if path is None:
+        print(f"{manifest} is not here: sparsepipe data fetch {manifest}, or name its folder in SPARSEPIPE_DATA")
+    return path

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from ..monitoring.decision import faster_or_slower
 from ..monitoring.drift import Watch
 from ..monitoring.following import DECISIONS
 from ..monitoring.simulated import simulate_replans
 from ..monitoring.variants import variant as variant_of
-from ..monitoring.words import faster_or_slower
 from ..records import RunRecord
 from ..util.io.files import read_numbered_rows
 from ..util.text.counting import number_of

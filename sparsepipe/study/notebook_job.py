@@ -25,12 +25,10 @@ from urllib.parse import quote
 from ..data.sources import find
 from ..errors import InputError
 from ..records import NO_PICTURES, NOTEBOOK, PAPER
-from ..util.host.left_out import ADDRESSES, HADOOP, left_out
-from ..util.host.python_path import python_environment
-from ..util.io.files import read_json, write_atomic, write_json
+from ..util.host.imports import ADDRESSES, HADOOP, left_out, python_environment
+from ..util.io.files import expanded, read_json, write_atomic, write_json
 from ..util.io.functions import is_function
-from ..util.io.keywords import meant
-from ..util.io.paths import expanded
+from ..util.io.quantities import meant
 from . import catalogue
 from .report import REPORT, not_drawn
 

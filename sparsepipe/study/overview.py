@@ -18,7 +18,7 @@ from ..data.folder import open_folder
 from ..errors import InputError
 from ..records import RunRecord
 from ..util.io.fields import integer
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.text.counting import number_of
 from ..util.text.numbers import as_given, as_measured, voxel_size_text
 from ..values.profile import Profile

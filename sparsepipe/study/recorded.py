@@ -23,7 +23,7 @@ from ..values.stragglers import Stragglers, read_minibatch_times
 from ..values.stragglers.kinds import Stop
 from ..values.stragglers.minibatch_times import MinibatchTimes
 from ..views.plots.held_against import HeldAgainst
-from .outside import folder_of
+from .machines import folder_of
 
 PIPELINES = 4  # that share the most machines there ever are
 MINIBATCH_SECONDS = 300.0  # where machines come and go: a record is as long as some 100 to 300 minibatches

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..util.host.git import git
-from ..util.host.python_path import python_command
+from ..util.host.imports import python_command
 
 _ROOT = Path(__file__).parents[2]
 OPTIONS = (  # those of the filter that set-up configures

@@ -10,7 +10,7 @@ from ..data.manifests import manifests_folder, shipped
 from ..errors import InputError
 from ..networks import NETWORKS
 from ..records.formats.sparsepipe_servers import ServerFile
-from ..util.io.paths import expanded
+from ..util.io.files import expanded
 from ..util.text.numbers import voxel_size_text
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import Profile

@@ -19,8 +19,7 @@ from ..launching.run_folders import new_folder
 from ..records import RunRecord
 from ..records.provenance import Provenance, in_few_words
 from ..util.io.fields import MOST_DEVICES, integer
-from ..util.io.files import write_atomic
-from ..util.io.paths import expanded
+from ..util.io.files import expanded, write_atomic
 from ..values.cluster import Cluster, Link
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -28,7 +27,7 @@ from ..views.plots import NoPicture, Paper, export
 from ..views.plots.export import as_exported, described
 from ..views.plots.theme import resting_on
 from ..views.values import link_text
-from .averaging import local_link
+from .contention import local_link
 from .report import report
 
 

@@ -7,10 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from ..errors import InputError
 from ..util.io.fields import MOST, complaint, each, fields, flag, integer, real, shown, shown_key, text
-from ..util.io.files import open_regular, read_json
+from ..util.io.files import expanded, open_regular, read_json
 from ..util.io.job_operations import read_operations
-from ..util.io.paths import expanded
-from ..util.text.printed import Printed
+from ..util.text.numbers import Printed
 
 Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake

@@ -1,6 +1,6 @@
 """Which of several are best if some are as good: a sentence that names one of them would be drawn by lot."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .markup import markdown_text
@@ -34,14 +34,3 @@ def in_bold(names: Iterable[str]) -> str:
     """ "**a**, **b** and **c**", as Markdown: names are shown as they are; "nobody" of none."""
     *others, last = [f"**{markdown_text(name)}**" for name in names] or ["nobody"]
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def ties_text(names: Sequence[str], one: str, several: str, *, within: float = TIE) -> str:
-    """Return who does what as Markdown: `one` is said of one name, or of no one, and `several` of more.
-
-    How close several are, `within` which share, is written unless tables show no difference (EXACT).
-    """
-    if len(names) <= 1:
-        return f"{in_bold(names)} {one}"
-    close = f", within {within:.0%} of each other" if within > EXACT else ""
-    return f"{in_bold(names)} {several}{close}"

@@ -2,7 +2,7 @@
 
 from sparsepipe import Cluster, Plan, Profile, partition, profile_model
 from sparsepipe.runtime import RunConfig
-from sparsepipe.study.averaging import local_link
+from sparsepipe.study.contention import local_link
 
 
 def cut_in_two(config: RunConfig) -> tuple[Profile, Cluster, Plan]:

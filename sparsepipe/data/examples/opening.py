@@ -7,8 +7,8 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import given_integer
+from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
-from ...util.io.paths import expanded
 from ..cache import SampleCache, open_cache
 from .base import ExampleDataset
 from .files import check_options

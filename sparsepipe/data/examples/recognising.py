@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 
 from ...errors import InputError
+from ...util.io.files import expanded
 from ...util.io.functions import is_function
-from ...util.io.paths import expanded
 from ..layouts.litter import folders
 from ..manifests import CLOUDS, get_manifest
 from ..sources import find

@@ -5,18 +5,16 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError, missing_extra
-from ...util.io.paths import expanded
+from ...util.io.files import expanded
 from .base import Cloud, Mesh, Reader, is_packed, stem_of, suffix_of
 from .hdf5 import read_hdf5
 from .las import read_las
+from .meshes import read_obj, read_off, read_stl
 from .npz import read_npy, read_npz
-from .obj import read_obj
-from .off import read_off
 from .pcd import read_pcd
 from .ply import read_ply
 from .reading import AS_THEY_ARE, Reading
 from .scan import read_scan
-from .stl import read_stl
 from .tables import read_csv
 from .text import read_text_cloud
 

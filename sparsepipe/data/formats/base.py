@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ...util.host.memory import available_bytes
+from ...util.host.limits import available_bytes
 from ...util.io.files import open_regular
 from ..labels import IGNORED
 from .bounded import unpacked_gzip

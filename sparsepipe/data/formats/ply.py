@@ -11,9 +11,8 @@ import numpy as np
 
 from ...errors import InputError
 from .base import LABEL, POSITION, SAME, Cloud, Mesh, cloud_of, miscounted, parted, read_bytes, whole_number
-from .polygons import mesh_of, triangle_strips
+from .polygons import mesh_of, numbers_of, shown, triangle_strips
 from .reading import AS_THEY_ARE, Reading
-from .words import numbers_of, shown
 
 Take = Callable[[np.ndarray, str], np.ndarray]  # the numbers at these places, of this type
 

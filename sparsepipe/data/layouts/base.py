@@ -11,9 +11,8 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import shown
-from ...util.io.files import read_json
-from ...util.io.keywords import meant
-from ...util.io.paths import name_text
+from ...util.io.files import name_text, read_json
+from ...util.io.quantities import meant
 from ...util.text.counting import number_of
 from ..formats import READERS, Cloud, Mesh, Reading, suffix_of
 from ..formats.base import decoded, read_bytes

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
+from ...networks.batch_norm import GroupBatchNorm
 from ...networks.rows import Row, each_axis
-from ..batch_norm import GroupBatchNorm
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout, SeededDropPath
 from .attention import SerialisedAttention

@@ -20,7 +20,7 @@ import torch
 
 from ...data.sources import user_cache
 from ...util.host import cpu
-from ...util.host.python_path import python_command, python_environment
+from ...util.host.imports import python_command, python_environment
 from ...util.io.files import sealed, unsealed, write_atomic
 from ...util.io.told import tell
 

@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 
 from ...util.host.forked import show_command
-from ...util.host.python_path import python_command
+from ...util.host.imports import python_command
 from ..supervisor import ROOM
 
 

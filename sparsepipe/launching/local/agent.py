@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.processes import num_processes
+from ...records.run_progress import num_processes
 from ...runtime import commands
 from ...runtime.failures import described
 from ...runtime.processes.last_words import Listener
@@ -40,8 +40,8 @@ from ...runtime.processes.lifeline import Lifeline, watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.host.forked import Forked, fork
+from ...util.host.imports import python_command
 from ...util.host.memory_kills import MemoryKills
-from ...util.host.python_path import python_command
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..failure_cause import LOST, FailureCause, clear, find_cause

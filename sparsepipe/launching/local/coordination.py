@@ -19,9 +19,9 @@ from ...runtime.failures import DeadlinePassed
 from ...runtime.pipelines.client import connect
 from ...runtime.pipelines.journal import complete_record
 from ...runtime.pipelines.resuming import RESUME
-from ...runtime.wire.address import COORDINATOR, ListenerAddress
 from ...runtime.wire.encryption import Encryption
-from ...util.host.python_path import python_command
+from ...runtime.wire.messages import COORDINATOR, ListenerAddress
+from ...util.host.imports import python_command
 from ...values.plan import Plan
 from ...values.replication import Arithmetic, rule_to_json
 

@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.processes import num_processes
+from ...records.run_progress import num_processes
 from ...runtime.workloads.resolved import ResolvedRun
+from ...util.host.imports import check_current_folder, python_command
 from ...util.host.openmp import check_threads
-from ...util.host.python_path import check_current_folder, python_command
 from ...values.plan import Plan
 from ..base import Asked
 from ..followed_job import FollowedJob

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...util.host.forked import Forked, fork, show_command
-from ...util.host.python_path import python_command
+from ...util.host.imports import python_command
 from .. import supervisor
 
 READY = b"ready"

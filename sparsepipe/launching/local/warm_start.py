@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from ...util.host.python_path import python_command
+from ...util.host.imports import python_command
 from .. import supervisor
 from .template import MOST_BYTES, READY, REFUSED, STARTED, Request, answer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...runtime.__main__ import work
 from ...util.host.forked import Forked, fork
-from ...util.host.python_path import python_command
+from ...util.host.imports import python_command
 
 LOOPBACK = "127.0.0.1"
 _NEEDED = (  # by most runs, sooner or later

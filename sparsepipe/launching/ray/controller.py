@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...records import RunRecord
-from ...records.processes import num_processes
+from ...records.run_progress import num_processes
 from ...runtime.config import DEVICES
 from ...runtime.processes.lifeline import watch
 from ...values.cluster import Cluster
@@ -25,7 +25,7 @@ from ..failure_cause import FailureCause
 from ..ssh.controller import controlled, of_several, parser_of
 from ..ssh.restarting import Restarting
 from .connected import connected
-from .device_types import read_types
+from .launch_ray import read_types
 
 if TYPE_CHECKING:  # it brings Ray
     from .nodes import BundlesOfAll

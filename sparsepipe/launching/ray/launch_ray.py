@@ -1,6 +1,8 @@
 """Launch where Ray has room: a supervisor here, under it a driver of Ray, which has an agent on each host."""
 
+import json
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Unpack
@@ -9,8 +11,11 @@ from ...errors import InputError
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
 from ...runtime.workloads.resolved import ResolvedRun
+from ...util.host.imports import check_current_folder, python_command, python_environment
 from ...util.host.openmp import check_threads
-from ...util.host.python_path import check_current_folder, python_command, python_environment
+from ...util.io.fields import texts
+from ...util.io.files import read_json, write_atomic
+from ...values.cluster import Cluster, DeviceType
 from ...values.plan import Plan
 from ..base import Asked
 from ..followed_job import FollowedJob
@@ -18,7 +23,30 @@ from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
 from ..prepare import for_hosts, prepare
 from ..ssh.placement import all_ranks, check_ranks
-from .device_types import write_types
+
+_TYPES = Path("control") / "device_types.json"
+
+
+def write_types(run_dir: Path, ranks: Sequence[int], cluster: Cluster | None) -> None:
+    """Write the types of a job's ranks by `cluster`; none if they are identical, for any node will do."""
+    types = [cluster.devices[rank].type.name for rank in ranks] if cluster else []
+    write_atomic(run_dir / _TYPES, json.dumps(types if len(set(types)) > 1 else []) + "\n")
+
+
+def read_types(run_dir: Path, num_ranks: int) -> tuple[str | None, ...]:
+    """Return the type of each rank's device, None for any. Raises InputError if the file is damaged."""
+    found = texts(read_json(run_dir / _TYPES), str(_TYPES))
+    return tuple(found) if found else (None,) * num_ranks
+
+
+def devices_of(types: Sequence[str | None], known: Cluster) -> list[DeviceType]:
+    """Return the device of each rank, given its type, None if all are identical, and a cluster that has such
+    devices.
+    """
+    by_name = {device.type.name: device.type for device in known.devices}
+    alike = known.devices[0].type
+    return [alike if kind is None else by_name.get(kind, DeviceType(kind)) for kind in types]
+
 
 __all__ = ["attach", "launch"]
 

@@ -23,7 +23,7 @@ from ...values.plan import Plan
 from ..ssh.placement import HostedPipeline, HostedRanks, pipelines_on
 from ..ssh.restarting import OneOfSeveral, Taken
 from .bundles import check_room, hosts_of, labels, pinned
-from .device_types import devices_of
+from .launch_ray import devices_of
 from .placed_ranks import Group, PlacedRanks, Reserved, all_nodes, answers, nodes_of, reserved
 
 if TYPE_CHECKING:  # it brings planners, for which no launch waits

@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 from ...errors import InputError
 from ...records.record_files import CLOCK, read_fields
 from ...runtime.wire.frames import Frame, FrameReader, FrameWriter
-from ...util.host.python_path import python_on_host, this_python
+from ...util.host.imports import python_on_host, this_python
 from ...util.host.ssh import command_failure, ssh_command, ssh_failure
 from ...util.io.fields import Check, fields, flag, integer, maybe, shown, text
 from ...values.cluster import Node

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.processes import num_processes
 from ...records.record_files import HOSTS
+from ...records.run_progress import num_processes
 from ...runtime.processes.lifeline import watch
 from ...util.host.ssh import ssh_command
 from ...util.io.files import write_atomic

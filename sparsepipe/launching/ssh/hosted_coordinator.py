@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.processes.lifeline import watch
-from ...util.host.python_path import python_command, python_environment
+from ...util.host.imports import python_command, python_environment
 from ...values.plan import Plan
 from ..local.coordination import LOG_FILES, Coordination, GoneAttempts, address_of
 from ..supervisor import read_status

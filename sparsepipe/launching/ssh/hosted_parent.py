@@ -28,14 +28,14 @@ from ...records import RunRecord
 from ...runtime import commands
 from ...runtime.pipelines.resuming import RESUME
 from ...runtime.training_state.checkpoint_folders import remove_partial
-from ...runtime.wire.address import COORDINATOR, ListenerAddress
 from ...runtime.wire.encryption import CERTIFICATE, new_certificate
+from ...runtime.wire.messages import COORDINATOR, ListenerAddress
 from ...util.io.files import cut_torn_row, write_atomic
 from ...values.plan import Plan
-from ..going_on import tell_going_on
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
 from ..resuming import go_on_from_checkpoint
+from ..run_state import tell_going_on
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .hosted_coordinator import RECORD_FILES

@@ -18,9 +18,9 @@ from ...runtime.forward_only import PREDICTIONS
 from ...runtime.processes import rank_readings
 from ...runtime.processes.rank_watches import RankWatches
 from ...runtime.training_state.checkpoint_folders import FOLDER, MANIFEST, PARTIAL, WHOLE
-from ...runtime.wire.address import STORE, ListenerAddress
 from ...runtime.wire.frames import FrameWriter
-from ...util.host.python_path import python_command
+from ...runtime.wire.messages import STORE, ListenerAddress
+from ...util.host.imports import python_command
 from ...util.io.files import cut_torn_row, read_whole
 from .. import supervisor
 from ..failure_cause import KILLED

@@ -9,7 +9,7 @@ from ...records.record_files import HOSTS
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
 from ...runtime.workloads.resolved import ResolvedRun
-from ...util.host.python_path import check_current_folder, python_command, python_environment
+from ...util.host.imports import check_current_folder, python_command, python_environment
 from ...util.io.files import write_atomic
 from ...values.plan import Plan
 from ..base import Asked

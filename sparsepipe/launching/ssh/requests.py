@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ...errors import InputError
 from ...records import RunRecord
 from ...records.plans import begin_plan
-from ...records.processes import keep_processes
+from ...records.run_progress import keep_processes
 from ...runtime import commands, replan_request
 from ...values.plan import Plan
 from .connection import Connection

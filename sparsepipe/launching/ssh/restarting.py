@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ...errors import InputError
 from ...records import RunRecord
 from ...records.plans import begin_plan
-from ...records.processes import forget_processes, keep_processes
+from ...records.run_progress import forget_processes, keep_processes
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.io.files import cut_torn_row, write_atomic
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..failure_cause import KILLED, FailureCause, clear
-from ..going_on import tell_going_on, went_on
 from ..pipelines_parent import awaiting
+from ..run_state import tell_going_on, went_on
 from ..supervisor import tell_status
 from .connection import Reach
 from .placement import HostedPipeline, HostedRanks

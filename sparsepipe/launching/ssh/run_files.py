@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.processes import PROCESSES
+from ...records.run_progress import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from ...runtime.pipelines.resuming import RESUME
 from ...runtime.processes.rank_readings import PATTERN
@@ -24,8 +24,8 @@ from ...runtime.training_state.checkpoint_folders import (
     put_in_place,
     remove,
 )
-from ...runtime.wire.address import COORDINATOR
 from ...runtime.wire.frames import Frame
+from ...runtime.wire.messages import COORDINATOR
 from ...util.io.files import read_json, sha256
 from ...util.io.functions import functions_of
 from ...util.text.counting import number_of

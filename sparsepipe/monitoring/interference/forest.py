@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ...util.io.fields import shown
-from ...util.io.files import read_json, write_json
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_json, write_json
 from ...util.io.quantities import SIZE
 
 FORMAT = "sparsepipe-forest-1"

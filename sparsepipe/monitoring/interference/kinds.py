@@ -23,7 +23,7 @@ _TRAINED = "minkvgg11bn-narrow"
 def matrix_products(device: str = CPU) -> Step:
     """Products of two matrices: arithmetic units alone. On a CPU they stay in the caches."""
     if device != CPU:
-        from ...profiling.gpu_work import products
+        from ...profiling.layer_timer import products
 
         return products(torch_device(device))
     a, b = (np.random.default_rng(k).random((_MATRIX_ROWS, _MATRIX_ROWS), dtype=np.float32) for k in (0, 1))
@@ -34,7 +34,7 @@ def matrix_products(device: str = CPU) -> Step:
 def memory_streams(device: str = CPU) -> Step:
     """Copies between two arrays larger than caches: the memory's bandwidth."""
     if device != CPU:
-        from ...profiling.gpu_work import copies
+        from ...profiling.layer_timer import copies
 
         return copies(torch_device(device))
     source, target = (np.ones(_STREAM_BYTES // 8) for _ in range(2))
@@ -61,9 +61,8 @@ def sparse_convolutions(device: str = CPU) -> Step:
 def training(device: str = CPU) -> Step:
     """Training steps of a narrow MinkVGG11 on handwritten digits: forward, backward and update."""
     from ...engines.subnetwork import build
-    from ...profiling.layer_timer import update_step, whole_step
+    from ...profiling.layer_timer import Updates, update_step, whole_step
     from ...profiling.of_model import opened
-    from ...profiling.updates import Updates
     from ...runtime.config import RunConfig
     from ...runtime.workloads.resolved import resolve
 

@@ -1,12 +1,14 @@
 """Build a network that is a torch module: one of ours by name, or what a function of the user's own returns."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.functions import UserFunction, is_function
@@ -69,3 +71,32 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
         takes = ", ".join(map(str, parameters.values()))
         text = f"model {model}: {error}; it takes ({takes}): give them with {{model_args}}"
         raise InputError("model.arguments_refused", text, setting="model_args") from None
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Have torch.utils.checkpoint.checkpoint call its function and no more, under whatever name it was imported.
+
+    What it runs again in the backward would find other weights in place than the forward had: the optimizer's.
+    """
+    function: Any = getattr(checkpoint.checkpoint, "__wrapped__", checkpoint.checkpoint)
+    original = function.__code__
+    function.__code__ = _once.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = original
+
+
+def _once(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: Any = None,
+    context_fn: Any = None,
+    determinism_check: Any = None,
+    debug: Any = None,
+    early_stop: Any = None,
+    **kwargs: Any,
+) -> Any:
+    kwargs.pop("preserve_rng_state", None)
+    return function(*args, **kwargs)

@@ -23,7 +23,7 @@ from .copies import module_at
 from .in_place import out_of_place
 from .inputs import Inputs
 from .recording import OF_HOOKS, OF_TRANSFORMS, CannotBeTraced, Recording, is_leaf, names_of, observe
-from .sizes import Length
+from .rows import Length
 from .values import entries_that_cross, flattened, tensors_of
 
 

@@ -11,8 +11,7 @@ from ...errors import InputError
 from ...values.graph import Layer as GraphLayer
 from ...values.graph import LayerGraph
 from .inputs import Inputs
-from .rows import Program, Result, TracedRow
-from .sizes import Sizes
+from .rows import Program, Result, Sizes, TracedRow
 from .subnetwork import TracedSubnetwork
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import CodedError
 from .copies import module_at
-from .sizes import Length
+from .rows import Length
 from .statements import Statement, paths_called
 from .values import tensors_of
 

@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...util.derived.seeds import SHARED_GENERATORS, derived_seed
 from ..batch_norm import GroupBatchNorm
 from ..running import run_layers
-from .checkpoints import without_checkpoints
+from .building import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import filled, own_draws, run
 from .rows import Program, TracedRow

@@ -20,13 +20,12 @@ from torch._functorch import eager_transforms, vmap
 from torch.fx._symbolic_trace import _maybe_revert_all_patches
 from torch.utils import _pytree as pytree
 
-from .checkpoints import without_checkpoints
-from .decisions import decidable, same_answer
+from .building import without_checkpoints
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
 from .outlining import positions_now, positions_of
-from .proxies import ValueProxy, stand_in, stands_for_itself
+from .proxies import ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
     OF_TRANSFORMS,
     CannotBeTraced,

@@ -32,7 +32,7 @@ from .recording import (
     put_back,
     seed_all,
 )
-from .sizes import Sizes
+from .rows import Sizes
 from .statements import paths_called
 from .subnetwork import LayerFailed
 from .values import Structure, entries_that_cross, features, flattened, is_tensor, tensors_of, without_objects

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import InputError
 from ..base import direct_reads
-from .checkpoints import without_checkpoints
+from .building import without_checkpoints
 from .copies import module_at, other_weights
 from .network import TracedNetwork
 from .recording import names_of, own_draws, put_back, seed_all

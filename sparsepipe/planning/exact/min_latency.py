@@ -27,7 +27,7 @@ from ...values.costs import Array
 from ...values.plan import Plan
 from ..base import Problem
 from ..cuts import Index
-from ..forward_estimate import forward_estimate
+from ..estimate import forward_estimate
 from .chain_search import Path
 from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets

@@ -21,10 +21,10 @@ from .connected_stages import ConnectedStages
 from .connected_stages_bound import connected_stages_bound
 from .counted_search import counted_search
 from .cut_profile_bound import CutProfile
-from .deeper_warmup import deepened
 from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
+from .improvement import deepened, masks_nearby
 from .joined_nodes import JoinedNodes
 from .lagrangian_bound import lagrangian_bound, placed_bound
 from .like_node_search import paths_on_like_nodes
@@ -32,7 +32,6 @@ from .listed_cuts import ListedCuts
 from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
-from .moved_layers import masks_nearby
 from .network_time import least_period, space_near, whole_space
 from .order_search import order_of, paths_nearby
 from .placed_stages import Placements

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...util.text.printed import Printed
+from ...util.text.numbers import Printed
 from ...values.trace import Trace
 from .copies import Copies
 from .dependencies import Dependencies, Node
-from .lives import COMPUTE
-from .timing import Floats
+from .timing import COMPUTE, Floats
 
 _OF_DEVICES = ("stage", "replica", "pipeline", "rank")  # a replica of one plan, or one of several pipelines
 CATEGORIES = (*_OF_DEVICES, "operation")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...values.trace import Trace
 from .dependencies import Node
-from .lives import COMPUTE
+from .timing import COMPUTE
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ import numpy as np
 from ...errors import InputError
 from ...util.io.fields import shown
 from ...values.trace import Span, Trace
-from .lives import COMPUTE, last_lives
-from .timing import Floats, Timing
+from .timing import COMPUTE, Floats, Timing, last_lives
 
 _REPLAYED = (*COMPUTE, "update", "average", "send", "load", "wait")
 _WORK = (*COMPUTE, "update", "average", "evaluate")
@@ -56,7 +55,7 @@ def steps_of(trace: Trace) -> list[Step]:
 
     A schedule that flushes is empty after every step; an asynchronous one after every epoch, and where a long trace
     leaves minibatches out. What belongs to no minibatch (evaluation, checkpoints, the wait for an epoch to begin) lies
-    between the steps. Of minibatches that were trained again after a restart, the last time counts (lives.py). Raises
+    between the steps. Of minibatches that were trained again after a restart, the last time counts (timing.py). Raises
     InputError for a trace without forwards and backwards.
     """
     trace = last_lives(trace)

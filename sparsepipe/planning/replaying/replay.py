@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ...util.text.printed import Printed
+from ...util.text.numbers import Printed
 from ...values.trace import WORK, Span, Trace
 from .copies import Copies
 from .dependencies import Dependencies
-from .lives import COMPUTE
-from .timing import Floats
+from .timing import COMPUTE, Floats
 
 
 @dataclass(frozen=True)

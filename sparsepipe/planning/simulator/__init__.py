@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import MOST, MOST_MINIBATCHES, given_integer, given_number, number, shown
-from ...util.io.keywords import knows_its_keywords
+from ...util.io.quantities import knows_its_keywords
 from ...util.io.settings import Number, Settings, WholeNumber, setting
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster

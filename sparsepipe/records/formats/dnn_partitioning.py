@@ -18,8 +18,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import integer, number, shown
-from ...util.io.files import read_json
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_json
 from ...values.cluster import Cluster, DeviceType, Link, Node
 from ...values.graph import Layer, LayerGraph
 from ...values.profile import CostSample, LayerCost, Profile

@@ -19,15 +19,15 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import shown
+from ...util.io.files import expanded
 from ...util.io.functions import is_function
-from ...util.io.paths import expanded
 from ...util.io.yaml_files import read_yaml
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
-from .clusters.hosts import Host, Unsaid, cluster_of_hosts
 from .clusters.machines import hosts_of_machines
-from .driver_keys import MEANT, MODEL_TYPES, POINTS, POLICIES, WITHOUT_MEANING, checked_values
+from .clusters.slurm import Host, Unsaid, cluster_of_hosts
+from .pipedream_conf import MEANT, MODEL_TYPES, POINTS, POLICIES, WITHOUT_MEANING, checked_values
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import MOST_DEVICES, complaint, flag, integer, shown
-from ...util.io.files import read_text
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_text
 from ...util.io.yaml_files import read_yaml
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster, DeviceType, Link, Node

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...util.io.fields import MOST_DEVICES
-from ...util.io.files import read_text, write_atomic
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_text, write_atomic
 from ...values.cluster import Cluster, DeviceType, Link, Node
 from ...values.profile import Profile
 

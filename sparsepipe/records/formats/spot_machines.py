@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...util.io.fields import shown
-from ...util.io.files import read_text
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_text
 
 _EVENT, _READING = "2040000,remove,node19", "2021-12-11, 11:15:50, 54"
 _EVENTS = ("add", "remove")

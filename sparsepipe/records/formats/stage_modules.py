@@ -4,8 +4,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...networks.rows import INPUT, Network, Row
-from ...util.io.files import write_atomic
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, write_atomic
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.fields import complaint
+from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
-from ...util.io.paths import expanded
 from .base import Sink, scalars
 from .tensorboard import TensorBoard
 

@@ -33,13 +33,12 @@ from ...util.moved_modules import module_now
 from ...values.replication import rule_from_json, rule_to_json
 from ..reporting.clock import began, last_recorded
 from ..reporting.recorder import Lines
-from ..wire.address import COORDINATOR
 from ..wire.handshake import new_secret
-from .changes import MERGES, METRICS, MINIBATCHES, Changes
+from ..wire.messages import COORDINATOR
 from .messages import read_given
 from .resuming import epochs_closed, keep_rows, recorded_pace, recorded_replans, sums_of_epochs
 from .state import Request, RunOfPipelines, RunState
-from .tallies import Sums
+from .tallies import MERGES, METRICS, MINIBATCHES, Changes, Sums
 
 _FOLDERS = ("sparsepipe.runtime.pipelines.", "sparsepipe.values.replication.")
 _CONTAINERS: dict[str, type] = {one.__name__: one for one in (tuple, set, deque)}

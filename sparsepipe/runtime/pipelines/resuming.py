@@ -7,8 +7,7 @@ from typing import Any
 
 from ...records.record_files import read_metrics
 from ...util.io.files import cut_torn_row, read_rows, write_rows
-from .changes import MERGES, METRICS, MINIBATCHES, REPLAN
-from .tallies import Sums
+from .tallies import MERGES, METRICS, MINIBATCHES, REPLAN, Sums
 
 # Of the whole run: the checkpoint that it goes on from, for workers (pipeline_worker.py).
 RESUME = Path("logs", "resume.json")

@@ -24,8 +24,8 @@ from ...values.replication import rule_from_json
 from .. import commands
 from ..processes.lifeline import watch
 from ..processes.run_folder import RunFolder
-from ..wire.address import COORDINATOR, ListenerAddress
 from ..wire.encryption import Encryption, tls_of
+from ..wire.messages import COORDINATOR, ListenerAddress
 from ..wire.switchboard import Peer, Switchboard
 from .journal import Journal
 from .messages import GIVEN_UP, INPUT, REFUSED, check_caller, encoded, read_given, read_request

@@ -20,11 +20,10 @@ from ...errors import InputError
 from ...util.text.counting import number_of
 from ...values.replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
-from .changes import METRICS, MINIBATCHES, REPLAN, Changes
 from .member import Member, Phase
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
-from .tallies import Sums
+from .tallies import METRICS, MINIBATCHES, REPLAN, Changes, Sums
 from .work import WAIT, Wait, Work
 
 START_SECONDS = 30.0  # that pipelines which are ready wait for the others at most, before the first minibatch

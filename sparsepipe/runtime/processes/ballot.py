@@ -7,12 +7,16 @@ To look costs less than a microsecond, so a rank looks while it trains, and no o
 """
 
 import mmap
+import threading
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 
+from ..failures import translated
 from .mapped_file import mapped_file
+from .process import Process
+from .shared_log import SharedLog, Store
 
 _WORD = 8  # bytes, which are written and read as a whole
 
@@ -71,3 +75,31 @@ class Ballot:
         """Look no more; who made it blank removes the file, which others may still have mapped."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+class SpreadBallot(Ballot):
+    """A `Ballot` on each host. `name` distinguishes it from others of the same job.
+
+    What one rank says comes in its order; of what several say at once, each host may see another first.
+    """
+
+    def __init__(self, path: Path, process: Process, store: Store, *, name: str) -> None:
+        """`store`: a connection that no thread holds up which waits long."""
+        super().__init__(path, process.world_size, blank=process.leads_host)
+        self._process = process
+        self._log, self._order = SharedLog(store, name), threading.Lock()
+        if process.leads_host:
+            self._log.follow(self._take)
+
+    def _say(self, place: int, word: int) -> None:
+        """Raises DeadlinePassed or PeerLost if the store does not answer."""
+        process = self._process
+        message = f"rank {process.rank} waited for the store, where it answers"
+        with self._order, translated(message, peer=0):  # it is on rank 0's host
+            super()._say(place, word)
+            self._log.add(f"{process.rank} {place} {word}")
+
+    def _take(self, number: int, line: str, store: Store) -> None:
+        rank, place, word = map(int, line.split())
+        if rank not in self._process.ranks_here:  # of those it is here since they said it, and maybe more
+            super()._say(place, word)

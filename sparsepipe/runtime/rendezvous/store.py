@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from ..failures import PacketMismatch
 from ..pipelines.messages import encoded
-from ..wire.address import ListenerAddress
 from ..wire.encryption import Encryption, tls_of
-from ..wire.messages import Requests
+from ..wire.messages import ListenerAddress, Requests
 
 _LOOKS = 10  # at the clock of the store's host
 _TO_ANSWER = 30.0  # seconds for the way there and back, beyond those that a request may wait

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ...engines.batch_norm import Group
+from ...networks.batch_norm import Group
 
 
 class Replication(Protocol):

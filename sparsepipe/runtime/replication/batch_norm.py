@@ -13,7 +13,7 @@ from ..processes.process import Process
 
 @dataclass
 class StatisticsGroup:
-    """The replicas of a stage whose batch norms share statistics: the member of engines.batch_norm.Group for training.
+    """The replicas of a stage whose batch norms share statistics: the member of networks.batch_norm.Group for training.
 
     It counts the seconds that they wait for each other, which belong to no layer.
     """

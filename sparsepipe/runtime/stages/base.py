@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ...engines.batch_norm import Group
+from ...networks.batch_norm import Group
 from ...networks.losses import Outcome
 from ...values.replication.base import Merge
 from ..training_state.weights import Version

@@ -22,10 +22,10 @@ from torch.autograd.graph import GradientEdge
 from torch.fx.experimental import symbolic_shapes  # noqa: F401
 
 from ...engines import Engine, Feature, Parts
-from ...engines.batch_norm import Group
 from ...engines.subnetwork import build
 from ...networks import Network
 from ...networks.base import AnyNetwork, direct_reads
+from ...networks.batch_norm import Group
 from ...networks.losses import CrossEntropy, Loss, Outcome
 from ...networks.losses.of_users import UserLoss
 from ...networks.traced.copies import other_weights

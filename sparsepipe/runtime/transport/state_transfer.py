@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import InputError
-from ...util.host.memory import available_bytes
+from ...util.host.limits import available_bytes
 from ..processes.process import Process
 
 _ALIGNED = 64  # bytes: where a tensor begins, so that it can be seen as numbers of its type where it lies

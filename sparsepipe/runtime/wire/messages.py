@@ -1,19 +1,58 @@
 """Frames over a connection, with deadlines: what ranks say to each other, to a store and to a coordinator."""
 
+import json
 import math
 import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import InputError
+from ...util.io.fields import Check, fields, integer, text
+from ...util.io.files import read_json, write_atomic
 from ..failures import PacketMismatch, seconds_left
-from .address import ListenerAddress
 from .frames import LENGTHS_BYTES, MOST_BYTES, lengths, read_head, read_lengths
 from .handshake import call, fill
+
+COORDINATOR = Path("control") / "coordinator.json"  # in a run's folder
+STORE = Path("control") / "store.json"  # in that of a host
+_FIELDS: Mapping[str, Check] = {
+    "host": text,
+    "port": lambda value, what: integer(value, what, least=1, most=65535),
+    "secret": text,
+    "pipelines": lambda value, what: integer(value, what, least=1),
+}
+
+
+@dataclass(frozen=True)
+class ListenerAddress:
+    """What the file says."""
+
+    host: str
+    port: int
+    secret: bytes
+    num_pipelines: int = 1  # of the run
+
+    @classmethod
+    def read(cls, path: Path) -> "ListenerAddress":
+        """Read it. Raises InputError if it does not exist yet, lacks a field, or is damaged."""
+        told = fields(_FIELDS)(read_json(path, what="address"), str(path))
+        try:
+            return cls(told["host"], told["port"], bytes.fromhex(told["secret"]), told["pipelines"])
+        except ValueError:
+            raise InputError("address.secret_damaged", f"{path}: its secret is damaged") from None
+
+    def write(self, path: Path, *, make_folder: bool = False) -> None:
+        """Write it. Without `make_folder` its folder must be there."""
+        told = {"host": self.host, "port": self.port, "secret": self.secret.hex(), "pipelines": self.num_pipelines}
+        write_atomic(path, json.dumps(told) + "\n", make_folder=make_folder, private=True)
+
 
 Head = Mapping[str, Any]  # of a message, a JSON object
 

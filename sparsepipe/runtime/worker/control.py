@@ -19,9 +19,8 @@ from pathlib import Path
 from ...records.plans import followed_plans
 from ...values.schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
-from ..processes.announcement import Announcement
+from ..processes.announcement import Announcement, SpreadAnnouncement
 from ..processes.process import Process
-from ..processes.spread_announcement import SpreadAnnouncement
 from ..rendezvous.store import KeyedStore
 from .feed import Feed
 from .replanning import Replanning, State

@@ -15,15 +15,14 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from ...errors import InputError
 from ...util.host.addresses import is_loopback
 from ..failures import DeadlinePassed, seconds_left, translated
-from ..processes.devices import check_device
-from ..processes.gpu_file import tell_gpu
+from ..processes.devices import check_device, tell_gpu
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
 from ..transport import encrypted_group
-from ..wire.address import STORE, ListenerAddress
 from ..wire.encryption import Encryption
+from ..wire.messages import STORE, ListenerAddress
 from .gloo_listeners import gloo_connects
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits

@@ -5,7 +5,7 @@
                                                                                         ▐ 40, an empty pipeline ▌
     all                                            layers change hands ► agreed? ► rank 0 writes plan.json ► continue
 
-Over several hosts what they tell each other goes through the job's store (spread_ballot.py), and plan.json is of the
+Over several hosts what they tell each other goes through the job's store (ballot.py), and plan.json is of the
 host of rank 0: whoever launched the job makes it the run's.
 
 Until plan.json is written the old plan has all it needs, and continues where any rank cannot: the request is refused
@@ -28,15 +28,14 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...records.plans import begin_plan
-from ...records.processes import keep_processes
+from ...records.run_progress import keep_processes
 from ...util.derived.seeds import SHARED_GENERATORS
 from ...values.plan import Plan
 from .. import commands, replan_request
 from ..failures import DeadlinePassed, PeerLost, described
 from ..processes.announcement import Announcement
-from ..processes.ballot import Answer, Ballot
+from ..processes.ballot import Answer, Ballot, SpreadBallot
 from ..processes.process import Process
-from ..processes.spread_ballot import SpreadBallot
 from ..rendezvous.store import KeyedStore
 from .connections import Connections
 from .hand_over import HandOver

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...records.record_files import read_metrics
 from ..reporting import metrics
-from ..reporting.load import worst_load
+from ..reporting.memory import worst_load
 from .context import WorkerContext
 
 

@@ -19,11 +19,9 @@ from ...values.schedule import Op, compile_until_steady, round_length
 from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
-from ..plan_fit import check_fits
-from ..plan_memory import bytes_by_place, check_memory, held_bytes, needed_bytes
+from ..plan_fit import bytes_by_place, check_fits, check_memory, held_bytes, needed_bytes
 from ..processes.process import Process
-from ..reporting.load import shared_load
-from ..reporting.memory import PeakMemory
+from ..reporting.memory import PeakMemory, shared_load
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
 from ..training_state.loss_scale import LossScale

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...engines.batch_norm import Group
+from ...networks.batch_norm import Group
 from ...networks.losses import CrossEntropy, Loss, Outcome, Tally
 from ...records.workload_facts import REPLAY
 from ...util.host.file_locks import lock_file

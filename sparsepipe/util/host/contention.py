@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import InputError
-from .python_path import python_command, python_environment
+from .imports import python_command, python_environment
 
 _AT_WORK = "at work"
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from .paths import expanded
+
+
+def name_text(name: str) -> str:
+    r"""Return a file's name as text for tables and records: a byte that is no UTF-8 is written out, as \xe9."""
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", name)
+
+
+def expanded(path: Path | str) -> Path:
+    """Return a path with the home folder for a leading ~, or ~user, as a shell has it.
+
+    One that begins with the name of no user is left as it is: a file may be called ~draft. "./~" is the folder called ~
+    here, by its whole path, since a Path forgets the "./".
+    """
+    if str(path).startswith("./~"):
+        return Path(path).absolute()
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no such user
+        return Path(path)
+
 
 MOST_BYTES = 2**29  # of a file that is read whole: parsed it takes several times as much memory
 _MOST_LINE_BYTES = 2**26  # of a row of JSON

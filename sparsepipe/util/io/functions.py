@@ -32,10 +32,9 @@ from typing import Any
 
 from ...errors import CODE_FAILURES, InputError
 from ..derived.digests import digest
-from ..host.removed_names import restore_removed_names
+from ..host.imports import restore_removed_names
 from ..moved_modules import module_now
-from .files import sha256
-from .paths import expanded
+from .files import expanded, sha256
 
 _USER = "sparsepipe_user_"  # what names of users' files begin with, as modules
 _NEIGHBOURS = "__sparsepipe_neighbours__"  # in a user's file: names of the neighbours that it imported

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from ...errors import InputError
 from .fields import MOST, json_object, shown
-from .keywords import expected, meant
-from .quantities import Quantity
+from .quantities import Quantity, expected, meant
 
 MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
 

@@ -1,6 +1,7 @@
 """Numbers for people: as given, measured ones in three digits, those of a figure or column with as many places each."""
 
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from math import ceil, floor, isclose, isfinite, log10
 from typing import Any
 
@@ -146,3 +147,12 @@ def scaled_bytes(value: float, unit: str | None = None, *, form: Form = as_measu
     """
     unit = unit or byte_unit(value)[0]
     return f"{value:,.0f} B" if unit == "B" else f"{form(value / _BYTE_UNITS[unit])} {unit}"
+
+
+class Printed:
+    """A value that `print` shows as the views do. They stand above it, and are imported when it is first printed."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(import_module("sparsepipe.views").text(self, all_in="to_json() has all"))

@@ -15,10 +15,9 @@ from ...util.derived.digests import canonical_text, digest_with, object_text, ro
 from ...util.derived.remembered import Answer, Kept, remembered
 from ...util.host.background_load import BackgroundLoad
 from ...util.io.fields import number, shown, text, texts
-from ...util.io.files import read_json, write_json
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_json, write_json
 from ...util.text.counting import number_of
-from ...util.text.printed import Printed
+from ...util.text.numbers import Printed
 from ...util.text.sizes import SIZE_UNITS, Certainty
 from ..graph import Layer, LayerGraph
 from ..graph_text import GraphText, GraphTextNode

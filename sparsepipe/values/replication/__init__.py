@@ -3,7 +3,7 @@
     base.py         what a rule is, and a merge
     gathering.py    who is live and who waits: what all rules keep
     handing_out.py  how far ahead of what they train pipelines take minibatches
-    all_reduce.py, partial_reduce.py, ad_psgd.py, wsp.py, local_sgd.py, diloco.py, quorum.py    one rule each
+    synchronous.py, partial_reduce.py, asynchronous.py    the rules, a class each
 
 A rule is chosen as RULE[:option=value,…], such as `partial-reduce:wait=0.01,overlap=false`.
 """
@@ -14,14 +14,10 @@ from typing import Any
 from ...errors import InputError
 from ...util.io.fields import shown
 from ...util.io.options import option_values, split_options, typed, with_options, written_options
-from .ad_psgd import AdPsgd
-from .all_reduce import AllReduce
+from .asynchronous import AdPsgd, Wsp
 from .base import SERVER, Arithmetic, Groups, Merge, Rule
-from .diloco import DiLoCo
-from .local_sgd import LocalSgd
-from .partial_reduce import PartialReduce
-from .quorum import Quorum
-from .wsp import Wsp
+from .partial_reduce import PartialReduce, Quorum
+from .synchronous import AllReduce, DiLoCo, LocalSgd
 
 RULES: Mapping[str, type[Rule]] = {
     cls.name: cls for cls in (AllReduce, PartialReduce, AdPsgd, Wsp, LocalSgd, DiLoCo, Quorum)

@@ -6,8 +6,7 @@
     dualpipe_v.py               one order function each, which a row of schedule_rules.py names
     list_scheduler.py, steps.py what they share: an order found by timing; one of a step, repeated step by step
     program.py                  a plan compiled: all that the simulator, the runtime and the memory estimate ask
-    check.py                    whether a program deadlocks
-    units.py                    minibatches that several pipelines take, and average after, together
+    check.py                    whether a program deadlocks; minibatches that several pipelines take together
 
 A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the minibatches after
 which every replica of that stage has had its share (1 without replication), `accumulation` times.
@@ -18,11 +17,10 @@ from collections.abc import Mapping
 from ..plan import Plan
 from ..schedule_rules import SCHEDULE_RULES
 from .actions import Action, Op, fed_by, feeds
-from .check import check_runs, refuse_stuck
+from .check import check_rule, check_runs, refuse_stuck, unit_length
 from .interleaved import steady_period
 from .program import Held, Program, compile, compile_until_steady
 from .rounds import lookahead, round_length, together, warmup
-from .units import check_rule, unit_length
 from .zero_bubble import weights_share
 
 SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_RULES.items()}

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ...errors import InputError
 from ...values.trace import Trace
 from ..markup import Html
-from .numbers_in_bars import numbered
+from .bar_numbers import numbered
 from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, with_held_up
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")

@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 
 from ...errors import InputError
 from ...records import NO_PICTURES
-from ...util.host.python_path import python_environment
+from ...util.host.imports import python_environment
 
 SECONDS_TO_START, SECONDS_TO_DRAW = 90.0, 90.0  # the longest waits, for a machine with much else to do
 _PATIENCE = 3.0  # seconds in which a process that was told to end does

@@ -26,14 +26,14 @@ from plotly.io.base_renderers import MimetypeRenderer
 from ...errors import InputError
 from ...records import Origin, RunRecord
 from ...records.provenance import Provenance
+from ...util.host.imports import ADDRESSES, left_out
 from ...util.io.fields import shown
-from ...util.io.files import read_text, write_atomic, write_json
-from ...util.io.paths import expanded
+from ...util.io.files import expanded, read_text, write_atomic, write_json
 from ..markup import Html, figure_text
 from .chromium import NoPicture, browser, drawn
 from .dark import dark_style
 from .paper import INCHES, Paper
-from .theme import doubted, doubts_of, heading_of, with_held_up
+from .theme import MODEBAR, WIDTH, doubted, doubts_of, heading_of, in_place, with_held_up
 
 _TRAILER = re.compile(rb"trailer\s*<<(.*?)>>\s*startxref\s*(\d+)\s*%%EOF\s*$", re.DOTALL)
 _INFO = re.compile(rb"/Info (\d+) 0 R")
@@ -338,3 +338,40 @@ def _merged(bodies: Mapping[int, bytes]) -> dict[int, bytes] | None:
 def _referring(told: bytes, instead: Mapping[int, int]) -> bytes:
     """Return what an object says, with the numbers of others in place of those that are gone."""
     return _REFERENCE.sub(lambda found: b"%d 0 R" % instead.get(int(found[1]), int(found[1])), told)
+
+
+with left_out(ADDRESSES):  # which renderers bring by way of nbformat
+    from plotly.io.base_renderers import NotebookRenderer, PlotlyRenderer
+
+    for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"):
+        pio.renderers[_renderer].config = {**(pio.renderers[_renderer].config or {}), **MODEBAR}
+
+
+def as_wide_as_the_page(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure's dict without its width, if it is one of ours; any other stays as it is."""
+    layout = document.get("layout") or {}
+    if not isinstance(layout.get("meta"), Mapping) or "notes" not in layout["meta"]:
+        return dict(document)
+    shown = in_place(go.Figure(layout=layout), WIDTH).update_layout(width=None, autosize=True)
+    return {**document, "layout": shown.to_dict()["layout"]}
+
+
+class _Page(PlotlyRenderer):
+    """plotly's own for JupyterLab, with figures of ours as wide as the cell."""
+
+    def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, Any]:
+        return super().to_mimebundle(as_wide_as_the_page(fig_dict))
+
+
+class _Notebook(NotebookRenderer):
+    """plotly's own for pages that need HTML, with figures of ours as wide as the cell."""
+
+    def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, Any]:
+        return super().to_mimebundle(as_wide_as_the_page(fig_dict))
+
+
+for _renderer in ("plotly_mimetype", "jupyterlab", "nteract", "vscode"):
+    pio.renderers[_renderer] = _Page(config=pio.renderers[_renderer].config)
+pio.renderers["notebook"] = _Notebook(config=pio.renderers["notebook"].config)
+if pio.renderers.default:
+    pio.renderers.default = pio.renderers.default  # it holds the renderers themselves

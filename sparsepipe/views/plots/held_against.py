@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..markup import Html
-from .nothing import nothing_to_draw
-from .outlines import THICK, outlined
+from .marks import THICK, nothing_to_draw, outlined
 from .theme import FONT_SIZE, GREY, RUN_COLORS, finished, log_ticks
 
 _PANEL, _COLUMNS = 250, 3

@@ -10,7 +10,7 @@ from ...util.text.numbers import time_unit
 from ..colors import mixed
 from ..markup import Html
 from .bar_numbers import Numbers, fewer_digits, fitted
-from .nothing import nothing_to_draw
+from .marks import nothing_to_draw
 from .outcomes import in_lines
 from .theme import GREY, RUN_COLORS, SMALL, finished, whisker_on
 

@@ -14,9 +14,9 @@ from ...records.rates import MINIBATCHES, SAMPLES
 from ...util.text.numbers import as_measured
 from ..markup import Html
 from .bar_numbers import SHORTER, fitted
+from .marks import in_room
 from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
-from .text_room import in_room
 from .theme import FONT_SIZE, RUN_COLORS, WIDTH, finished, hatch, resting_on, source_key
 
 _AROUND, _LEAST = 110, 90  # pixels beside the axis, about, and of it for each strategy at least

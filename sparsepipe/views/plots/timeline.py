@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 from ...errors import InputError
 from ...values.trace import Span, Trace
 from ..markup import Html
+from .bar_numbers import numbered
 from .epochs import pace_told
-from .numbers_in_bars import numbered
-from .text_room import width_of
+from .marks import width_of
 from .theme import FONT_SIZE, HATCHES, SMALL, finished, hatch, stage_color, with_held_up
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")

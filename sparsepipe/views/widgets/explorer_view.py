@@ -3,20 +3,30 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ...errors import InputError
+from ...planning import Problem
+from ...planning.simulator import PipelinePace, PipelinesForecast
+from ...records.provenance import Provenance
+from ...util.text.counting import number_of
+from ...util.text.numbers import duration, gap_text, rate_text
 from ...values.profile import Profile
+from ...values.replication import rule_text
+from ...values.stragglers import Stragglers
+from ...values.trace import Trace
+from .. import plots
 from ..glossary import definitions
 from ..plots.table import noted
 from . import looks
-from .exporter import Export
+from .exporter import Export, Figures
 from .html_view import HtmlView, explained
 from .messages import Messages
 from .partition_view import PartitionView, SettledButton, graph_text
 from .picture import explorer_export, in_lines, picture
-from .pipelines_picture import compared, pipelines_export, pipelines_picture
 from .pipelines_planning import PipelinesAnswer
 from .planning import Answer
+from .several import MINIBATCHES
 from .sizes import (
     AskedSizes,
     SizesForecasts,
@@ -27,7 +37,158 @@ from .sizes import (
     sizes_settings,
     sizes_text,
 )
-from .waiting_figures import WaitingFigures
+from .view_model import bottleneck, fullest_device, stages, timeline, with_words
+from .waiting_figures import Compared, WaitingFigures, part_text
+
+_HINT = "one strip per pipeline, layers in order, height proportional to time"
+_WITHOUT = "as planned, without the straggler"
+
+
+def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
+    """Return each pipeline's stages, the numbers of all together, and what each rank does."""
+    pipelines, plans = answer.plan, answer.plan.pipelines
+    drawn = [_layers(answer, k) for k in range(len(plans))]
+    return {
+        "tiles": _tiles(answer),
+        "why": _whys(answer),
+        "notes": [*pipelines.all_warnings, *([note] if note else [])],
+        "layers": drawn[0],
+        "pipelines": [{"name": _name(answer, k), "layers": layers} for k, layers in enumerate(drawn)],
+        "stages": with_words(row for k in range(len(plans)) for row in _stages(answer, k)),
+        "period": pipelines.estimate.period_seconds if pipelines.estimate else None,
+        "bound": None,  # of all together: no line among the stages of one
+        "before": None,
+        "cuts": {"at": [], "movable": False, "blocked": [], "reasons": []},
+        "hint": _HINT,
+        "stages_are": f"bars without the straggler, {answer.forecast.counted}/s with it"
+        if answer.stragglers.parts
+        else "",
+        "code": answer.as_code(),
+        **_timeline(answer.forecast, len(plans)),
+    }
+
+
+def compared(answer: PipelinesAnswer, *, note: str) -> Compared:
+    """Return the outcome of the rule with the straggler and without, to be drawn."""
+    rule = rule_text(answer.plan.rule)
+    whole = " · ".join(filter(None, [note, f"{number_of(len(answer.plan.pipelines), 'pipeline')}, simulated"]))
+    free = (_outcome(answer.undisturbed, rule, Stragglers()),) if answer.stragglers.parts else ()
+    return Compared(free, (_outcome(answer.forecast, rule, answer.stragglers),), rule, answer.forecast, whole)
+
+
+def pipelines_export(answer: PipelinesAnswer, *, profile: Profile, note: str) -> Export:
+    """Return the figures on screen, with the stages of each pipeline, and what their numbers rest on."""
+    named = [replace(plan, planner=f"pipeline {k}") for k, plan in enumerate(answer.plan.pipelines)]
+    whole = noted(note, profile.origin)
+    told = in_lines(whole, answer.told())
+    planned = f"{answer.settings.told(answer.cluster)} · {_WITHOUT}"
+    of_stages = in_lines(whole, planned) if answer.stragglers.parts else told
+    figures: Figures = {
+        **compared(answer, note=note).figures(),
+        "explorer_stages": (plots.stages(*named, note=of_stages), plots.stages_table(*named)),
+        "explorer_timeline": (plots.timeline(answer.trace, note=told), plots.timeline_table(answer.trace)),
+    }
+    settings = answer.settings.to_json() | {"stragglers": str(answer.stragglers), "minibatches": len(answer.sizes)}
+    return Export(figures, Provenance.of(profile, answer.cluster, answer.plan.pipelines, settings))
+
+
+def _outcome(forecast: PipelinesForecast, rule: str, stragglers: Stragglers) -> plots.Outcome:
+    return plots.Outcome.of(forecast.to_json()["replication"], rule=rule, stragglers=stragglers)
+
+
+def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
+    """[what, value, explanation] of each number of all pipelines together."""
+    told, free = answer.forecast, answer.undisturbed
+    rule, who = rule_text(told.rule), answer.stragglers.clause()
+    run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
+    how = f"simulated, by {rule}, while {who or 'there is no straggler'}: {run}"
+    found = [["together", rate_text(told.sum_of_paces, told.counted), how]]
+    if who:
+        paced = rate_text(free.sum_of_paces, free.counted)
+        found.append(["without the straggler", paced, "same settings, no straggler"])
+    alone = "throughput with this straggler, without synchronization stalls"
+    found.append(["standalone", rate_text(told.own_pace, told.counted), alone])
+    found += _promised(answer)
+    sizes = ", ".join(f"{count} of {size}" for size, count in sorted(told.group_sizes.items()))
+    mean = f"{told.mean_group_size:.1f} pipelines" if sizes else "no average yet"
+    found.append(["group size", mean, f"number of averages by group size: {sizes or 'none'}"])
+    late = ", ".join(f"{count} after {updates}" for updates, count in sorted(told.staleness.items()))
+    what = "updates between a contribution and its average"
+    mean = f"{told.mean_staleness:.1f} updates" if late else "no average yet"
+    found.append(["staleness", mean, f"{what}: {late or 'none'}"])
+    return [*found, fullest_device(answer.plan.pipelines, answer.cluster)]
+
+
+def _promised(answer: PipelinesAnswer) -> list[list[str]]:
+    """Predicted total throughput, and its optimality gap."""
+    pipelines, found = answer.plan, []
+    expected, rate = pipelines.estimate, pipelines.minibatches_per_second
+    if expected and rate:
+        what = f"default cost model, no straggler, no synchronization stalls: {duration(1 / rate)} per minibatch of all"
+        found.append(["as predicted", rate_text(rate * (pipelines.samples or 1.0), pipelines.counted), what])
+        if seconds := expected.data_parallel_seconds:
+            what = "predicted, no straggler; data parallelism: all layers on every device, equal shares: "
+            what += f"{duration(seconds)} per minibatch"
+            found.append(["as predicted, over data parallelism", f"{seconds * rate:.2f} ×", what])
+    if expected and expected.gap is not None:
+        told = "predicted throughput compared with the bound; 0%: provably optimal for this number of pipelines"
+        found.append(["optimality gap", gap_text(expected.gap), told])
+    return found
+
+
+def _whys(answer: PipelinesAnswer) -> str:
+    told = " ".join(_why(answer, k) for k in range(len(answer.plan.pipelines)))
+    return f"{told} These times are {_WITHOUT}." if answer.stragglers.parts else told
+
+
+def _why(answer: PipelinesAnswer, k: int) -> str:
+    """A sentence on the stage that sets a pipeline's pace."""
+    plan = answer.plan.pipelines[k]
+    cause, place, seconds = bottleneck(plan, answer.problem)
+    name = plan.position_estimates[place].name
+    what = {
+        "compute": "its layers take",
+        "averaging": "its gradient all-reduce takes",
+        "transfer": "its transfers take",
+    }
+    return f"Pipeline {k}: {name} sets the pace: {what[cause]} {duration(seconds)} per minibatch."
+
+
+def _name(answer: PipelinesAnswer, k: int) -> str:
+    ranks = answer.plan.ranks_of(k)
+    return f"pipeline {k} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _paced(one: PipelinePace, counted: str) -> str:
+    share = f", {one.samples_per_second / one.own_pace:.0%} of its standalone throughput" if one.own_pace else ""
+    return f"{number_of(one.minibatches, 'minibatch')}, {part_text(one.samples_per_second)} {counted}/s{share}"
+
+
+def _layers(answer: PipelinesAnswer, k: int) -> list[list[Any]]:
+    problem: Problem = answer.problem
+    seconds = problem.table.seconds[problem.cluster.device_types[0].name][:, 0]
+    place = {id: s for s, stage in enumerate(answer.plan.pipelines[k].stages) for id in stage.layers}
+    ids = problem.graph.layers
+    return [[ids[own].id, float(seconds[own]), place[ids[own].id]] for own in problem.layers]
+
+
+def _stages(answer: PipelinesAnswer, k: int) -> list[dict[str, Any]]:
+    rows = stages(answer.plan.pipelines[k], answer.problem)
+    head = f"{_name(answer, k)}: {_paced(answer.forecast.pipelines[k], answer.forecast.counted)}"
+    return [{**row, **({"head": head} if place == 0 else {})} for place, row in enumerate(rows)]
+
+
+def _timeline(forecast: PipelinesForecast, count: int) -> dict[str, Any]:
+    """The ranks of each pipeline under its name; of many minibatches the first ones."""
+    few = tuple(span for span in forecast.trace.spans if span.minibatch < count * MINIBATCHES)
+    trace = Trace(few or forecast.trace.spans, "simulated")
+    lanes: list[int | str] = []
+    for k, ranks in enumerate(forecast.trace.facts["pipelines"]):
+        lanes += [f"pipeline {k}", *ranks]
+    drawn = timeline(trace, lanes)
+    drawn["end"] = max((span.end for span in trace.spans), default=0.0)
+    return drawn
+
 
 OF_ONE = "available for one pipeline only: set pipelines to 1"
 

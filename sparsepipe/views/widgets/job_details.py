@@ -13,8 +13,8 @@ from ...monitoring import Alarm, Follower, Standing
 from ...planning.replaying import what_if
 from ...planning.simulator import simulate
 from ...records import RunRecord
-from ...records.processes import num_processes
 from ...records.provenance import Provenance
+from ...records.run_progress import num_processes
 from ...util.text.counting import number_of
 from ...util.text.numbers import duration, pace_text, rate_text
 from ...values.plan import Estimate, Plan

@@ -17,7 +17,7 @@ from ...launching.run_folders import folders, new_folder
 from ...records import RunRecord
 from ...runtime.config import RunConfig
 from ...util.io.fields import shown
-from ...util.io.paths import expanded
+from ...util.io.files import expanded
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan

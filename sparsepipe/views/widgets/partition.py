@@ -13,7 +13,7 @@ import ipywidgets
 from ...errors import InputError
 from ...planning import Problem
 from ...planning.scale import Scale
-from ...util.io.paths import expanded
+from ...util.io.files import expanded
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan

@@ -16,7 +16,7 @@ from ...launching.lock import is_held
 from ...launching.run_folders import delete_runs
 from ...records import RunRecord
 from ...records.labels import Labels
-from ...util.io.paths import expanded
+from ...util.io.files import expanded
 from .. import plots
 from ..markup import Html
 from ..plots.run_places import compared_with

@@ -17,7 +17,7 @@ from ...launching.supervisor import GOING_ON
 from ...records import RunRecord
 from ...records.labels import Labels
 from ...records.record_files import STATES
-from ...util.io.paths import expanded
+from ...util.io.files import expanded
 from ...util.text.counting import number_of
 from ...util.text.numbers import Form, alike, as_given, as_measured
 from ..glossary import definitions

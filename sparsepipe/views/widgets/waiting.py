@@ -12,7 +12,7 @@ from ...planning import partition
 from ...planning.simulator import PipelinesForecast, simulate_pipelines
 from ...records.provenance import Provenance
 from ...util.io.fields import integer
-from ...util.io.paths import expanded
+from ...util.io.files import expanded
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster, Link
 from ...values.plan import Plan

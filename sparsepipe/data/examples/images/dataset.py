@@ -14,7 +14,7 @@ from numpy.random import Generator
 from ....errors import InputError
 from ....util.derived.seeds import sample_seed
 from ....util.io.fields import given_integer
-from ....util.io.paths import name_text
+from ....util.io.files import name_text
 from ...augmentation import OF_IMAGES
 from ...presence import look_at
 from ..base import ExampleBatch

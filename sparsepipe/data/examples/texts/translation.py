@@ -17,7 +17,7 @@ import torch
 
 from ....errors import InputError
 from ....util.io.fields import given_integer
-from ....util.io.paths import name_text
+from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at

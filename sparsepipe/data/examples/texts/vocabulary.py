@@ -16,8 +16,7 @@ import numpy as np
 
 from ....errors import InputError
 from ....util.io.fields import complaint, given_integer
-from ....util.io.files import read_text
-from ....util.io.paths import expanded
+from ....util.io.files import expanded, read_text
 from ...cache import SampleCache, sample_key
 from .ragged import Ragged
 

@@ -35,16 +35,14 @@ from typing import Any
 from ....errors import InputError
 from ....util.host.ssh import Destination
 from ....util.io.fields import MOST_DEVICES, integer, shown
-from ....util.io.files import read_json, read_text
-from ....util.io.paths import expanded
+from ....util.io.files import expanded, read_json, read_text
 from ....util.io.yaml_files import read_yaml
 from ....values.cluster import Cluster, Link
 from ..dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..sdpipe import cluster_of, load_nodes
 from ..sparsepipe_servers import ServerFile
-from .hosts import Host, Unsaid, cluster_of_hosts
 from .machines import hosts_of_machines
-from .slurm import expand, hosts_of_job
+from .slurm import Host, Unsaid, cluster_of_hosts, expand, hosts_of_job
 
 _RAY_KEYS = {"type", "head_ip", "worker_ips", "external_head_ip"}
 

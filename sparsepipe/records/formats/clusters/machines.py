@@ -13,8 +13,8 @@ from typing import Any
 from ....errors import InputError
 from ....util.io.fields import MOST_DEVICES, shown
 from ....util.text.counting import number_of
-from ..driver_keys import checked_values
-from .hosts import Host
+from ..pipedream_conf import checked_values
+from .slurm import Host
 
 _FORM = "'host:gpu', such as 'server0:0'"
 

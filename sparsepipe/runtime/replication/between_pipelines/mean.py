@@ -21,6 +21,7 @@ from ....values.replication.base import Merge
 from ...failures import PacketMismatch
 from .encodings import Encoding
 from .layout import Layout, put
+from .merging import Contribution, Merged, distance
 from .peers import Link, Peers, called_off
 from .reduction import Part, Reduction, Reductions, Share
 
@@ -127,3 +128,31 @@ def _versions(facts: Mapping[str, Any]) -> dict[int, int]:
         return {int(member): int(version) for member, version in facts["versions"]}
     except (KeyError, TypeError, ValueError):
         raise PacketMismatch("mean.no_versions", "a mean without its members' versions") from None
+
+
+@dataclass(eq=False)
+class MeanWeights:
+    """The member of `Merging` for Arithmetic.MEAN_WEIGHTS. Buffers are averaged in the same way; it has no state."""
+
+    exchange: MeanExchange
+
+    def contribute(self, number: int, update: int, snapshot: Tensor) -> Contribution:
+        return Contribution(number, update, snapshot)
+
+    def merge(self, merge: Merge, contribution: Contribution) -> Merged:
+        mean, weights = self.exchange.mean(merge, contribution.snapshot), self.exchange.layout.weights
+        correction = mean.values - contribution.snapshot
+        away = distance(correction[weights], mean.values[weights])
+        return Merged(correction, mean.values, {"distance": away, "bytes": mean.bytes})
+
+    def applied(self, contribution: Contribution, merged: Merged | None) -> None:
+        """Nothing is kept of it."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def kept(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """It has none."""

@@ -13,19 +13,15 @@ from ....values.replication.base import Arithmetic, Merge, Rule
 from ...failures import DeadlinePassed
 from ...pipelines.base import Averager, Coordinator, Holder, Settled
 from ...wire.encryption import Encryption
-from .contributions import Contributions
 from .encodings import EightBits, Encoding, Exact
-from .exchanging import Exchanging, Waited
-from .held import Held, Replica
-from .mean import Mean, MeanExchange
-from .mean_weights import MeanWeights
+from .mean import Mean, MeanExchange, MeanWeights
 from .merging import Contribution, Merging, distance
 from .messages import CalledOff
-from .outer_step import VERSION, OuterDesk, OuterOptions, OuterStep, outer_state
+from .outer_step import VERSION, Exchanging, Held, OuterDesk, OuterOptions, OuterStep, Replica, Waited, outer_state
 from .pair import Offer, Pair
 from .parameter_server import ServerStep
 from .peers import Peers
-from .reduction import Reductions
+from .reduction import Contributions, Reductions
 from .server import Handler, Server
 from .state import StateDesk
 from .under_way import Outcome, UnderWay

@@ -1,5 +1,6 @@
 """The share of a merge that one rank reduces: parts come in from all members, their mean goes out to all of them."""
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from ....values.replication.base import Merge
 from ...failures import PacketMismatch, seconds_left
+from ...pipelines.base import Coordinator
 from .encodings import Encoding
 from .layout import Layout, put
-from .messages import CalledOff, Message
+from .messages import NO_PAYLOAD, CalledOff, Message
 
 _LOOK = 0.25  # seconds between two looks whether those that are missing are still alive
 _REMEMBERED = 1000  # merges that are over
@@ -212,3 +214,99 @@ class Reductions:
         if len(set(names)) < len(names) or not self._layout.places.keys() >= set(names):
             raise PacketMismatch("merge.tensors_unknown", "a part of a merge with unknown tensors")
         return tuple(names), (index, count)
+
+
+_KINDS = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+_TYPES = {str(kind).removeprefix("torch."): kind for kind in _KINDS}
+_MOST_BYTES = 2**38  # of a rank's tensors: more is no network
+
+
+def packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
+    """Return facts that describe the tensors, and their bytes, uint8 [n]."""
+    told = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+    pieces = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    return {"tensors": told}, torch.cat(pieces) if pieces else NO_PAYLOAD
+
+
+def packed_bytes(facts: Mapping[str, Any]) -> int:
+    """Return how long the payload is that these facts describe. Raises PacketMismatch if they describe none."""
+    total = sum(math.prod(shape) * kind.itemsize for _, kind, shape in _described(facts))
+    if total > _MOST_BYTES:
+        raise PacketMismatch("tensors.too_large", f"tensors of {total} bytes")
+    return total
+
+
+def unpacked(message: Message) -> dict[str, Tensor]:
+    """Return the tensors of a message, by name."""
+    found, start = {}, 0
+    for name, kind, shape in _described(message.facts):
+        end = start + math.prod(shape) * kind.itemsize
+        found[name] = message.payload[start:end].clone().view(kind).view(shape)
+        start = end
+    return found
+
+
+def _described(facts: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int]]]:
+    try:
+        told = [(str(name), _TYPES[kind], [int(size) for size in shape]) for name, kind, shape in facts["tensors"]]
+    except (KeyError, TypeError, ValueError):
+        raise PacketMismatch("tensors.undescribed", "tensors that are not described") from None
+    if any(size < 0 for _, _, shape in told for size in shape):
+        raise PacketMismatch("tensors.size_negative", "tensors with sizes below 0")
+    return told
+
+
+_KEPT = 64  # updates that a rank's stages may be apart
+
+
+class Contributions:
+    """One rank's view: its pipeline's last stage's first replica decides, the other ranks ask.
+
+    All stages of a rank share it. If one of them is the last stage, whichever comes to an update first decides for
+    it: the rank's others may come before, in the same thread.
+    """
+
+    def __init__(self, coordinator: Coordinator, every: int, *, leads: bool) -> None:
+        """`leads`: the rank has the last stage's first replica."""
+        self._coordinator, self._every, self._leads = coordinator, every, leads
+        self._known: dict[int, int | None] = {}
+        self._samples = 0
+        self.busy: Callable[[], bool] = lambda: False  # whether the last contribution has no outcome yet
+
+    @property
+    def samples(self) -> int:
+        """What the pipeline trained on since its last contribution; 0 on ranks that do not decide on them."""
+        return self._samples if self._leads else 0
+
+    def go_on(self, samples: int) -> None:
+        """Go on after so many samples since the last contribution, on whichever rank decides from now on."""
+        self._samples = samples if self._leads else 0
+
+    def number(self, update: int, *, samples: int) -> int | None:
+        """Return the number of the contribution after an update, None if there is none.
+
+        `samples` have been trained on by the pipeline since the update before.
+        """
+        if update not in self._known:
+            self._samples += samples
+            self._known[update] = None if (update + 1) % self._every else self._told(update)
+            self._known.pop(update - _KEPT, None)
+        return self._known[update]
+
+    def _told(self, update: int) -> int | None:
+        if not self._leads:
+            return self._coordinator.contribution(update)
+        if self.busy():
+            self._coordinator.pass_over(update)
+            return None
+        samples, self._samples = self._samples, 0
+        return self._coordinator.contribute(update, samples=samples)

@@ -11,8 +11,8 @@ from ...failures import DeadlinePassed, PacketMismatch, seconds_left
 from ...pipelines.base import Coordinator, Holder
 from ...wire.encryption import Encryption
 from .messages import NO_PAYLOAD, CalledOff, Message
-from .packing import packed, packed_bytes, unpacked
 from .peers import Link, called_off
+from .reduction import packed, packed_bytes, unpacked
 
 _FURTHEST = 1024  # updates ahead for which the ranks of a pipeline are asked
 
