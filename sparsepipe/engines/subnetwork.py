@@ -144,8 +144,9 @@ def initialise(module: nn.Module, row: Row, seed: int) -> None:
     examples and torchvision's VGG; the biases of sparse ones keep MinkowskiEngine's default, uniform within
     1 / sqrt(kernel volume x input channels), those of dense ones are 0. Transposed convolutions, which the examples
     leave alone, keep its default too: kernel and bias uniform within 1 / sqrt(kernel volume x output channels). Linear
-    layers, those of attention too: torch's default, uniform within 1 / sqrt(input channels), in VGG also: torchvision's normal of deviation
-    0.01 is meant for its widths alone, in a narrow network the signal would die out. Norms: scale 1, shift 0.
+    layers, those of attention too: torch's default, uniform within 1 / sqrt(input channels), in VGG also: torchvision's
+    normal of deviation 0.01 is meant for its widths alone, in a narrow network the signal would die out. Norms: scale
+    1, shift 0.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, row.id))
     with torch.no_grad():

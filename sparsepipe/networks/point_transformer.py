@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .blocks import Table
-from .rows import INPUT, Network, scaled
+from .rows import CURVES, INPUT, Network, scaled
 
-CURVES = ("z", "z-trans", "hilbert", "hilbert-trans")
 _NORM = {"epsilon": 1e-3, "momentum": 0.01}
 _EXPANSION = 4  # of the two linear layers after an attention
 

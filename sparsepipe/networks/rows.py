@@ -12,6 +12,7 @@ from ..values.graph import Layer, LayerGraph
 INPUT = "input"  # the name of the network's input: a tensor, not a layer
 _FLOAT_BYTES = 4  # parameters are float32
 _DIMENSION = 3  # spatial axes where a row does not say
+CURVES = ("z", "z-trans", "hilbert", "hilbert-trans")  # through the voxels of a sample, for attention
 _OF_EACH_AXIS = frozenset({"kernel_size", "stride", "dilation"})
 
 

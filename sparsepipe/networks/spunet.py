@@ -1,8 +1,8 @@
 """SpUNet: the U-Net on sparse voxels that Pointcept trains, a residual network of 34 layers with a decoder.
 
 Graham et al., "3D Semantic Segmentation with Submanifold Sparse Convolutional Networks" (CVPR 2018); the widths are
-those of Pointcept's SpUNet-v1m1, whose checkpoints load: see engines/pointcept.py. Unlike MinkUNet34C it widens on the way
-down, in the strided convolutions, and its batch norms average over more minibatches.
+those of Pointcept's SpUNet-v1m1, whose checkpoints load: see engines/pointcept.py. Unlike MinkUNet34C it widens on the
+way down, in the strided convolutions, and its batch norms average over more minibatches.
 """
 
 from .blocks import Table

@@ -13,6 +13,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ...errors import InputError
+from ...networks.rows import CURVES
 from .pairs import Bags
 from .serialisation import Windows
 from .tensor import SparseTensor
@@ -100,8 +102,24 @@ class SerialisedAttention(nn.Module):
         position: int = 0,
         level: str = "",
         rotation: float = 0.0,
+        dimension: int = 3,
     ) -> None:
         super().__init__()
+        parts = heads * (2 * dimension if rotation else 1)
+        if channels % parts:
+            raise InputError(
+                "layer.heads_uneven",
+                f"attention of {channels} channels and {heads} heads: expected a multiple of {parts} channels"
+                f"{f', as each head rotates pairs of channels for {dimension} axes' if rotation else ''}",
+                channels=channels,
+                heads=heads,
+            )
+        if unknown := [curve for curve in curves if curve not in CURVES]:
+            raise InputError(
+                "layer.curve_unknown",
+                f"attention along {unknown[0]!r}, expected curves of {', '.join(CURVES)}",
+                curve=unknown[0],
+            )
         self.heads, self.patch_size, self.rotation = heads, patch_size, rotation
         self.curves, self.position = tuple(curves), position % len(curves)
         self.qkv = nn.Linear(channels, 3 * channels)
