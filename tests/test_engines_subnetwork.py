@@ -60,7 +60,7 @@ def relay(net, chosen, groups, batch, *, minibatch, seed=7, dtype=torch.float32)
             crossings.append((sent, arrived))
             sets = tuple(one._replace(coordinates=one.coordinates.clone()) for one in sent.coordinate_sets)
             alive = chosen.join(Parts(sets, arrived))
-    rows = chosen.rows(alive[net.rows[-1].id])
+    rows = chosen.features(alive[net.rows[-1].id])
     loss_of(rows).backward()
     for sent, arrived in reversed(crossings):
         names = [name for name, feature in sent.features.items() if feature.rows.requires_grad]

@@ -310,6 +310,18 @@ LAWS: dict[str, tuple] = {
     "U-Net 1-2-1, sockets": (UNET, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
     "U-Net, 3 branching stages": (UNET, [[0], [1], [2]], {"schedule": "1f1b", "branching": 1}, FULL),
     "U-Net, minkowski": (UNET, [[0], [1], [2]], FLUSH, {**FULL, "engine": "minkowski"}),
+    "PTv3, zero-bubble": (
+        "ptv3-segmentation-narrow",
+        [[0], [1], [2]],
+        {"schedule": "zero-bubble", "num_microbatches": 2, "recompute": True},
+        {**FULL, "optimizer": "adamw", "learning_rate": 1e-4},
+    ),
+    "LitePT 1-2, sockets": (
+        "litept-segmentation-narrow",
+        [[0], [1, 2]],
+        {"schedule": "1f1b"},
+        {**FULL, "learning_rate": 1e-4, "shared_memory": False},
+    ),
     "segmentation": ("minkunet14a-segmentation-narrow", [[0], [1], [2]], {"schedule": "1f1b"}, FULL),
 }
 

@@ -12,11 +12,19 @@ from ..util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import CoordinateSet, Engine, Feature, Parts
+    from .pointcept import from_pointcept
     from .subnetwork import Subnetwork
 
-_HOMES = {"CoordinateSet": "base", "Engine": "base", "Feature": "base", "Parts": "base", "Subnetwork": "subnetwork"}
+_HOMES = {
+    "CoordinateSet": "base",
+    "Engine": "base",
+    "Feature": "base",
+    "Parts": "base",
+    "Subnetwork": "subnetwork",
+    "from_pointcept": "pointcept",
+}
 
-__all__ = ["AUTO", "ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine"]
+__all__ = ["AUTO", "ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine", "from_pointcept"]
 
 
 def _native() -> "Engine":

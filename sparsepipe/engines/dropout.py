@@ -19,4 +19,15 @@ class SeededDropout(nn.Module):
             return rows
         keep = 1 - self.probability
         generator = torch.Generator(device=rows.device).manual_seed(seed)
-        return rows * torch.empty_like(rows).bernoulli_(keep, generator=generator).div_(keep)
+        return rows * self.mask_of(rows).bernoulli_(keep, generator=generator).div_(keep)
+
+    def mask_of(self, rows: Tensor) -> Tensor:
+        """Return room for the mask of rows [N, C]: a number for each activation."""
+        return torch.empty_like(rows)
+
+
+class SeededDropPath(SeededDropout):
+    """Drop whole rows likewise (Huang et al., "Deep Networks with Stochastic Depth"), as timm's DropPath does."""
+
+    def mask_of(self, rows: Tensor) -> Tensor:
+        return rows.new_empty(len(rows), *[1] * (rows.dim() - 1))

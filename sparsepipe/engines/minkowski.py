@@ -193,9 +193,9 @@ class Linear(ME.MinkowskiLinear):
 
 
 class BatchNorm(ME.MinkowskiBatchNorm):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels)
-        self.bn = GroupBatchNorm(channels)
+        self.bn = GroupBatchNorm(channels, eps=epsilon, momentum=momentum)
 
     def forward(self, input: AnyTensor) -> AnyTensor:
         return _on_features(self.bn, input)

@@ -17,7 +17,9 @@ from ..networks.running import run_layers
 from ..util.derived.seeds import derived_seed
 from .base import Engine
 
-SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
+SEEDED_KINDS = frozenset(
+    {"dropout", "drop_path", "serialised_attention"}
+)  # their modules take `seed=`: what they draw depends on the minibatch
 
 
 class StageModule(Protocol):
@@ -130,7 +132,7 @@ class Subnetwork(nn.Module):
         inputs = [_find(tensors, name, row.id) for name in row.inputs]
         module = self.get_submodule(row.id)
         if row.kind in SEEDED_KINDS:
-            return {row.id: module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))}
+            return {row.id: module(*inputs, seed=derived_seed(self.seed, row.seed_name, minibatch))}
         try:
             return {row.id: module(*inputs)}
         except TooFewVoxels as error:
@@ -169,8 +171,9 @@ def initialise(module: nn.Module, row: Row, seed: int) -> None:
     examples and torchvision's VGG; the biases of sparse ones keep MinkowskiEngine's default, uniform within
     1 / sqrt(kernel volume x input channels), those of dense ones are 0. Transposed convolutions, which the examples
     leave alone, keep its default too: kernel and bias uniform within 1 / sqrt(kernel volume x output channels). Linear
-    layers: torch's default, uniform within 1 / sqrt(input channels), in VGG also: torchvision's normal of deviation
-    0.01 is meant for its widths alone, in a narrow network the signal would die out. Norms: scale 1, shift 0.
+    layers, those of attention too: torch's default, uniform within 1 / sqrt(input channels), in VGG also: torchvision's
+    normal of deviation 0.01 is meant for its widths alone, in a narrow network the signal would die out. Norms: scale
+    1, shift 0.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, row.id))
     with torch.no_grad():
@@ -186,8 +189,8 @@ def initialise(module: nn.Module, row: Row, seed: int) -> None:
 
 def _bound(row: Row, name: str) -> float:
     """Return the bound of a parameter that is drawn uniformly; 0 for one that is not."""
-    if row.kind == "linear":
-        return 1 / math.sqrt(row.args["in_channels"])
+    if row.kind in ("linear", "serialised_attention"):
+        return 1 / math.sqrt(row.args["channels" if row.kind == "serialised_attention" else "in_channels"])
     if row.kind == "transposed_convolution":
         return 1 / math.sqrt(row.kernel_volume * row.args["out_channels"])
     if row.kind == "convolution" and name == "bias":

@@ -14,7 +14,9 @@ from .minkresnet import LEVELS, minkresnet
 from .minkunet import DECODERS, minkunet
 from .minkvgg import BLOCKS, minkvgg
 from .modules import ModuleNetwork
+from .point_transformer import SHAPES, point_transformer
 from .rows import INPUT, Network, Row
+from .spunet import spunet
 from .texts import TEXT_NETWORKS
 from .vgg import vgg
 
@@ -24,6 +26,7 @@ _WIDTHS = {"": 1.0, "-narrow": 0.25}  # the quick variants have a quarter of the
 _NORMS = {"": False, "bn": True}
 _GRIDS = {"": (2, 32), "-3d": (3, 32), "-3d-64": (3, 64)}  # axes, cells along each
 _HEADS = {"": False, "-segmentation": True}
+_ATTENTION = {"": {"patch_size": 1024, "drop_path": 0.3}, "-narrow": {"patch_size": 128, "drop_path": 0.1}}
 
 # name -> builder(name=, num_classes=, in_channels=)
 NETWORKS: dict[str, Callable[..., Network]] = {
@@ -43,6 +46,19 @@ NETWORKS: dict[str, Callable[..., Network]] = {
             minkunet, depth, variant, per_voxel=_HEADS[head], width=_WIDTHS[narrow]
         )
         for depth, variant in DECODERS
+        for head in _HEADS
+        for narrow in _WIDTHS
+    },
+    **{
+        f"spunet34{head}{narrow}": partial(spunet, per_voxel=_HEADS[head], width=_WIDTHS[narrow])
+        for head in _HEADS
+        for narrow in _WIDTHS
+    },
+    **{
+        f"{shape}{head}{narrow}": partial(
+            point_transformer, shape, per_voxel=_HEADS[head], width=_WIDTHS[narrow], **_ATTENTION[narrow]
+        )
+        for shape in SHAPES
         for head in _HEADS
         for narrow in _WIDTHS
     },

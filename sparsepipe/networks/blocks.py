@@ -1,13 +1,15 @@
 """A builder of networks: names layers, tracks channels and tensor strides, and adds blocks that networks share."""
 
-from .rows import INPUT, Row
+from .rows import INPUT, Row, scaled
 
 
 class Table:
     """Collects the rows of a network. Methods add rows after the last one, or those named; they return the new last."""
 
-    def __init__(self, in_channels: int) -> None:
+    def __init__(self, in_channels: int, **norm: float) -> None:
+        """`norm`: arguments of every batch norm beside its channels."""
         self.rows: list[Row] = []
+        self.norm = norm
         self.channels: dict[str, int] = {INPUT: in_channels}  # of each tensor
         self.last = INPUT
 
@@ -27,10 +29,15 @@ class Table:
         args = {"in_channels": in_channels, "out_channels": channels, **args, "bias": bias}
         return self.add(id, kind, *after, output_channels=channels, **args)
 
+    def linear(self, id: str, *after: str, channels: int) -> str:
+        """Add a linear layer, its input channels those of the tensor it follows."""
+        in_channels = self.channels[(after or (self.last,))[0]]
+        return self.add(id, "linear", *after, output_channels=channels, in_channels=in_channels, out_channels=channels)
+
     def normalised(self, tag: str, *after: str, relu: bool = True, **args: object) -> str:
         """Add a convolution, its batch norm and, unless told not to, a ReLU: conv<tag>, bn<tag>, relu<tag>."""
         self.convolution(f"conv{tag}", *after, **args)  # type: ignore[arg-type]
-        self.add(f"bn{tag}", "batch_norm", channels=self.channels[self.last])
+        self.add(f"bn{tag}", "batch_norm", channels=self.channels[self.last], **self.norm)
         return self.add(f"relu{tag}", "relu") if relu else self.last
 
     def basic_block(self, tag: str, *, channels: int, stride: int = 1) -> str:
@@ -47,6 +54,15 @@ class Table:
         self.normalised(f"{tag}_2", channels=channels, kernel_size=3, stride=stride)
         branch = self.normalised(f"{tag}_3", channels=4 * channels, kernel_size=1, stride=1, relu=False)
         return self._merge(tag, entry, branch, stride)
+
+    def classifier(self, num_classes: int, *, width: float = 1.0) -> str:
+        """Add the three linear layers by which Pointcept classifies samples, the first two with norm and dropout."""
+        for number, channels in enumerate((256, 128), start=1):
+            self.linear(f"class{number}_linear", channels=scaled(channels, width))
+            self.add(f"class{number}_norm", "batch_norm", channels=self.channels[self.last])
+            self.add(f"class{number}_relu", "relu")
+            self.add(f"class{number}_dropout", "dropout", probability=0.5)
+        return self.linear("fc", channels=num_classes)
 
     def _merge(self, tag: str, entry: str, branch: str, stride: int) -> str:
         channels = self.channels[branch]

@@ -11,13 +11,17 @@ from .minkpointnet import minkpointnet
 from .minkresnet import minkresnet
 from .minkunet import minkunet
 from .minkvgg import minkvgg
+from .point_transformer import point_transformer
 from .rows import Network
+from .spunet import spunet
 from .vgg import vgg
 
 _FAMILIES: Mapping[Callable[..., Network], str] = {
     minkvgg: "VGG on sparse voxels",
     minkresnet: "residual network on sparse voxels",
     minkunet: "U-Net on sparse voxels",
+    spunet: "residual U-Net on sparse voxels, as Pointcept's",
+    point_transformer: "attention along curves and convolutions on sparse voxels",
     minkfcnn: "convolutions of four strides read together",
     minkpointnet: "linear layers on each voxel",
     vgg: "VGG on a dense grid",

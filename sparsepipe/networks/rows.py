@@ -12,6 +12,7 @@ from ..values.graph import Layer, LayerGraph
 INPUT = "input"  # the name of the network's input: a tensor, not a layer
 _FLOAT_BYTES = 4  # parameters are float32
 _DIMENSION = 3  # spatial axes where a row does not say
+CURVES = ("z", "z-trans", "hilbert", "hilbert-trans")  # through the voxels of a sample, for attention
 _OF_EACH_AXIS = frozenset({"kernel_size", "stride", "dilation"})
 
 
@@ -47,6 +48,10 @@ def _norm_parameters(args: Mapping[str, Any]) -> int:
     return 2 * int(args["channels"])  # weight and bias; running statistics are buffers
 
 
+def _attention_parameters(args: Mapping[str, Any]) -> int:
+    return int(4 * (args["channels"] + 1) * args["channels"])  # queries, keys, values, and what leads out
+
+
 def _no_parameters(args: Mapping[str, Any]) -> int:
     return 0
 
@@ -64,17 +69,23 @@ LAYER_KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "average_unpool": _no_parameters,  # likewise the mean, native alone
     "max_unpool": _no_parameters,  # likewise the maximum, native alone
     "instance_norm": _norm_parameters,  # channels; statistics of each sample
+    # channels, heads, patch_size, curves, position=0, level="", rotation=0, dimension=3; native alone. Attention among
+    # `patch_size` voxels that follow each other on a curve: curves[position] of "z", "z-trans", "hilbert" and
+    # "hilbert-trans", in training of a shuffle that layers of one level share. Rotation: the base of PointROPE; 0: none
+    "serialised_attention": _attention_parameters,
     # sparse [N, C] -> dense rows [B, C]
     "global_max_pool": _no_parameters,
     "global_average_pool": _no_parameters,
     "global_sum_pool": _no_parameters,
     # on the rows of either
-    "batch_norm": _norm_parameters,  # channels
+    "batch_norm": _norm_parameters,  # channels, epsilon=1e-5, momentum=0.1
+    "layer_norm": _norm_parameters,  # channels; native alone
     "relu": _no_parameters,
     "leaky_relu": _no_parameters,  # negative_slope=0.01
     "gelu": _no_parameters,
     "linear": _linear_parameters,  # in_channels, out_channels, bias=True
     "dropout": _no_parameters,  # probability
+    "drop_path": _no_parameters,  # probability; drops whole rows, native alone
     "add": _no_parameters,  # inputs on the same voxels
     "union_add": _no_parameters,  # inputs on any voxels of one tensor stride; the output lies on those of either
     "concatenate": _no_parameters,  # inputs on the same voxels, channels side by side
@@ -111,8 +122,13 @@ class Row:
     @property
     def dimension(self) -> int | None:
         """Number of spatial axes of the tensor it takes; None: any number, or none at all."""
-        spatial = "kernel_size" in self.args or self.kind.startswith("dense_")
+        spatial = not {"kernel_size", "heads"}.isdisjoint(self.args) or self.kind.startswith("dense_")
         return self.args.get("dimension", _DIMENSION) if spatial else None
+
+    @property
+    def seed_name(self) -> str:
+        """What the random numbers of its forward are derived from: layers of one level draw alike."""
+        return self.args.get("level") or self.id
 
     @property
     def kernel_volume(self) -> int:

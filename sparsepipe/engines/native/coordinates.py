@@ -11,6 +11,7 @@ from ...data.reach import AXIS_BITS, check_within, reach
 from ...errors import InputError
 from ...networks.rows import each_axis
 from .kernel_map import KernelMap, kernel_map, tiling_map
+from .serialisation import Windows, curve_order, places_in_samples, windows
 
 Stride = tuple[int, ...]
 
@@ -59,7 +60,7 @@ def batch_index(keys: Tensor, dimension: int) -> Tensor:
 
 
 class CoordinateManager:
-    """The coordinate sets of one minibatch, by tensor stride, and the kernel maps between them, each built once."""
+    """The coordinate sets of one minibatch, by tensor stride, with kernel maps and windows, each built once."""
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
@@ -68,6 +69,8 @@ class CoordinateManager:
         self._coordinates: dict[Stride, Tensor] = {}
         self._floored_keys: dict[tuple[Stride, Stride], Tensor] = {}
         self._sample_sizes: dict[Stride, tuple[int, ...]] = {}
+        self._places: dict[Stride, tuple[Tensor, Tensor]] = {}
+        self._windows: dict[tuple[Stride, str, int], Windows] = {}
 
     def insert(self, stride: Stride, keys: Tensor, coordinates: Tensor | None = None) -> None:
         """Add a coordinate set whose keys are sorted and distinct, with its int32 coordinates where they are known."""
@@ -93,6 +96,20 @@ class CoordinateManager:
             counts = torch.bincount(batch_index(self._keys[stride], self.dimension))
             self._sample_sizes[stride] = tuple(counts.tolist())
         return self._sample_sizes[stride]
+
+    def places(self, stride: Stride) -> tuple[Tensor, Tensor]:
+        """Return how far each voxel lies from its sample's corner, and the farthest: see `places_in_samples`."""
+        if stride not in self._places:
+            num_samples = len(self.sample_sizes(stride))
+            self._places[stride] = places_in_samples(self.coordinates(stride), stride, num_samples)
+        return self._places[stride]
+
+    def windows(self, stride: Stride, curve: str, size: int) -> Windows:
+        """Return the windows of `size` voxels that follow each other on a curve through each sample."""
+        if (stride, curve, size) not in self._windows:
+            order = curve_order(self.coordinates(stride), *self.places(stride), curve)
+            self._windows[stride, curve, size] = windows(order, self.sample_sizes(stride), size)
+        return self._windows[stride, curve, size]
 
     def downsampled(self, stride: Stride, factor: int | Sequence[int]) -> Stride:
         """Make the set `factor` times coarser, floor(c / stride) * stride each once; return its tensor stride."""
@@ -132,11 +149,11 @@ class CoordinateManager:
 
     @property
     def map_bytes(self) -> int:
-        """Bytes of kernel maps, and of all that was derived from them, each storage once.
+        """Bytes of kernel maps and windows, and of all that was derived from them, each storage once.
 
         Coordinates and their keys are left out: they are let go with the manager, maps when a backward is done.
         """
-        cached_tensors = _tensors_in(self._maps, seen=set())
+        cached_tensors = _tensors_in([self._maps, self._windows], seen=set())
         storages = [tensor.untyped_storage() for tensor in cached_tensors]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -18,7 +18,8 @@ from ...errors import InputError
 from ...networks.batch_norm import GroupBatchNorm
 from ...networks.rows import Row, each_axis
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
-from ..dropout import SeededDropout
+from ..dropout import SeededDropout, SeededDropPath
+from .attention import SerialisedAttention
 from .convolution import convolve
 from .coordinates import CoordinateManager, Stride, times
 from .kernel_map import KernelMap
@@ -150,12 +151,23 @@ class TransposedConvolution(Convolution):
 class BatchNorm(nn.Module):
     """Batch norm over the voxels of the minibatch: its own statistics in training, the running ones in evaluation."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        self.bn = GroupBatchNorm(channels)
+        self.bn = GroupBatchNorm(channels, eps=epsilon, momentum=momentum)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
         return _on_features(self.bn, tensor)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm of each row over its channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, tensor: AnyTensor) -> AnyTensor:
+        return _on_features(self.norm, tensor)
 
 
 class Activation(nn.Module):
@@ -177,6 +189,11 @@ class Linear(nn.Module):
 
 
 class Dropout(SeededDropout):
+    def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
+        return _on_features(lambda rows: self.drop(rows, seed), tensor)
+
+
+class DropPath(SeededDropPath):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
         return _on_features(lambda rows: self.drop(rows, seed), tensor)
 
@@ -340,9 +357,12 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "global_max_pool": partial(GlobalPool, global_max_pool),
     "global_average_pool": partial(GlobalPool, global_average_pool),
     "global_sum_pool": partial(GlobalPool, global_sum_pool),
+    "serialised_attention": SerialisedAttention,
     "batch_norm": BatchNorm,
+    "layer_norm": LayerNorm,
     "linear": Linear,
     "dropout": Dropout,
+    "drop_path": DropPath,
     "add": Add,
     "union_add": UnionAdd,
     "concatenate": Concatenate,

@@ -1,0 +1,139 @@
+"""Attention among the voxels of windows of a curve, and the rotation of queries and keys by where voxels lie.
+
+Wu et al., "Point Transformer V3: Simpler, Faster, Stronger" (2024); Yue et al., "LitePT: Lighter Yet Stronger Point
+Transformer" (2025), whose PointROPE is the rotation. Products and softmax are torch's scaled_dot_product_attention.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ...errors import InputError
+from ...networks.rows import CURVES
+from .pairs import Bags
+from .serialisation import Windows
+from .tensor import SparseTensor
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of a table by number; gradients of a row used several times are added up in one order."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, numbers: Tensor, uses: Bags) -> Tensor:
+        ctx.uses = uses
+        return table.index_select(0, numbers)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.uses.sum(grad_output), None, None
+
+
+def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
+    """Attend among the rows of each window.
+
+    Args:
+        qkv: [N, 3 * C], queries, keys and values, each by head.
+        windows: Those of N rows.
+        num_heads: Heads, which divide C.
+
+    Returns:
+        [N, C]: of each row the result in the window where it counts.
+    """
+    channels = qkv.shape[1] // 3
+    gathered: Tensor = _Gather.apply(qkv, windows.rows, windows.uses)  # type: ignore[no-untyped-call]
+    num_full_rows = windows.num_full * windows.size
+    parts = []
+    for rows, count, mask in (
+        (gathered[:num_full_rows], windows.num_full, None),
+        (gathered[num_full_rows:], windows.num_small, windows.present),
+    ):
+        if count:
+            by_head = rows.view(count, -1, 3, num_heads, channels // num_heads).permute(2, 0, 3, 1, 4)
+            present = None if mask is None else mask[:, None, None, :]
+            attended = functional.scaled_dot_product_attention(*by_head.unbind(0), attn_mask=present)
+            parts.append(attended.transpose(1, 2).reshape(-1, channels))
+    results: Tensor = _Gather.apply(torch.cat(parts), windows.slots, windows.results)  # type: ignore[no-untyped-call]
+    return results
+
+
+def rotated(qk: Tensor, places: Tensor, base: float) -> Tensor:
+    """Rotate pairs of the channels of each head by angles that grow with the voxel's place along each axis.
+
+    The product of a query and a key then depends on how far apart their voxels lie, not on where they are.
+
+    Args:
+        qk: [N, A, H, C], queries and keys by head; C is a multiple of twice the number of axes.
+        places: [N, D], where the voxels lie.
+        base: The slowest of C / 2D rotations turns almost this many times slower than the fastest, of 1 radian a step.
+
+    Returns:
+        [N, A, H, C], in the type of `qk`.
+    """
+    num_axes = places.shape[1]
+    pairs = qk.to(torch.promote_types(qk.dtype, torch.float32)).unflatten(-1, (num_axes, 2, -1))
+    speeds = base ** -(torch.arange(pairs.shape[-1], device=qk.device, dtype=pairs.dtype) / pairs.shape[-1])
+    angles = (places.to(pairs.dtype).unsqueeze(-1) * speeds)[:, None, None]  # [N, 1, 1, D, C / 2D]
+    cosines, sines = angles.cos(), angles.sin()
+    first, second = pairs.unbind(dim=-2)
+    turned = torch.stack([first * cosines - second * sines, second * cosines + first * sines], dim=-2)
+    return turned.flatten(-3).to(qk.dtype)
+
+
+class SerialisedAttention(nn.Module):
+    """Multi-head attention within windows of one of several curves through the voxels of each sample.
+
+    In training layers that get the same seed shuffle the curves alike, so that those of other `position` take other
+    ones; in evaluation a layer takes the one at its position.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int,
+        patch_size: int,
+        curves: Sequence[str],
+        position: int = 0,
+        level: str = "",
+        rotation: float = 0.0,
+        dimension: int = 3,
+    ) -> None:
+        super().__init__()
+        parts = heads * (2 * dimension if rotation else 1)
+        if channels % parts:
+            raise InputError(
+                "layer.heads_uneven",
+                f"attention of {channels} channels and {heads} heads: expected a multiple of {parts} channels"
+                f"{f', as each head rotates pairs of channels for {dimension} axes' if rotation else ''}",
+                channels=channels,
+                heads=heads,
+            )
+        if unknown := [curve for curve in curves if curve not in CURVES]:
+            raise InputError(
+                "layer.curve_unknown",
+                f"attention along {unknown[0]!r}, expected curves of {', '.join(CURVES)}",
+                curve=unknown[0],
+            )
+        self.heads, self.patch_size, self.rotation = heads, patch_size, rotation
+        self.curves, self.position = tuple(curves), position % len(curves)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+
+    def forward(self, tensor: SparseTensor, *, seed: int) -> SparseTensor:
+        curves = self.curves
+        if self.training:
+            curves = tuple(random.Random(seed).sample(curves, len(curves)))
+        windows = tensor.manager.windows(tensor.tensor_stride, curves[self.position], self.patch_size)
+        qkv = self.qkv(tensor.features)
+        if self.rotation:
+            by_head = qkv.unflatten(1, (3, self.heads, -1))
+            places = tensor.manager.places(tensor.tensor_stride)[0]
+            turned = rotated(by_head[:, :2], places, self.rotation)
+            qkv = torch.cat([turned, by_head[:, 2:]], dim=1).flatten(1)
+        return tensor.replace(self.proj(windowed_attention(qkv, windows, self.heads)))
