@@ -26,6 +26,7 @@ from ...util.io.files import write_json
 from ...util.text.counting import number_of
 from . import checkpoint
 from .checkpoint_folders import INITIAL, MANIFEST
+from .moving_average import validated_weights
 
 REPORT = "initial.json"  # in a run's folder
 _NESTED = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights")  # of a file's dictionary
@@ -240,11 +241,13 @@ def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
 def exported_state(found: checkpoint.Checkpoint) -> dict[str, Tensor]:
     """Return the tensors of all stages of a checkpoint by the names of the module's state_dict.
 
+    Weights are the moving averages if the run has them (`ema`).
+
     Raises:
         InputError: A file of the checkpoint is missing or damaged.
     """
     held = found.read(list(found.manifest["layers"]))
-    state = checkpoint.without_prefix(held, "weight:") | checkpoint.without_prefix(held, "buffer:")
+    state = validated_weights(held) | checkpoint.without_prefix(held, "buffer:")
     for name in found.manifest.get("unsaved_buffers", ()):
         state.pop(name, None)
     tied: Mapping[str, str] = found.manifest.get("tied_names", {})
