@@ -72,8 +72,12 @@ MACHINES = {
 }
 
 
-def test_large_records_are_frozen_values():
-    house = House()
+@pytest.fixture(scope="module")
+def house():
+    return House()
+
+
+def test_large_records_are_frozen_values(house):
     decorators = {
         f"{name}:{node.name}": [ast.unparse(one) for one in node.decorator_list]
         for name, nodes in house.nodes.items()
@@ -86,8 +90,8 @@ def test_large_records_are_frozen_values():
 
 
 @pytest.mark.slow
-def test_no_count_rises():
-    found = counts(House())
+def test_no_count_rises(house):
+    found = counts(house)
     assert {what: found[what] for what, most in AT_MOST.items() if found[what] > most} == {}
 
 

@@ -47,12 +47,12 @@ def validations(folder, config: RunConfig) -> list[dict]:
 
 
 def test_digits_are_read(tmp_path):
-    """MNIST's, 4,000 to learn from: at least 95 of 100 of the other 1,000."""
+    """MNIST's, 4,000 to learn from: an epoch of them tells 88 of 100 of the other 1,000."""
     need("mnist-5k")
     config = RunConfig("mnist-convnet", "mnist-5k", batch_size=32, learning_rate=0.05, threads=1, checkpoint_every=0)
-    config = config.replace(epochs=2, learning_rate_schedule="cosine")
+    config = config.replace(epochs=1, learning_rate_schedule="cosine")
     found = validations(tmp_path, config)[-1]["accuracy"]
-    assert found >= 0.95, found
+    assert found >= 0.88, found
 
 
 def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):

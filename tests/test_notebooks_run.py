@@ -90,8 +90,8 @@ def test_a_network_of_the_readers_own_is_written_trained_and_held_to_one_piece(m
     written = made / "work" / "own_network" / "net.py"
     assert record.plan.stages[1:] and record.origin["facts"]["code_sha256"]["model"] == sha256(written)
     has_minkowski = find_spec("MinkowskiEngine") is not None
-    assert told_by(made, OWN).count("in 2 stages") == 1
-    assert told_by(made, SPARSE).count("in 2 stages") == has_minkowski
+    assert told_by(made, OWN).count("the same network in 2 stages") == 1
+    assert told_by(made, SPARSE).count("the same network in 2 stages") == has_minkowski
     assert ("own-sparse-001" in runs) == has_minkowski
 
 

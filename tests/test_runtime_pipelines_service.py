@@ -344,8 +344,8 @@ def test_who_takes_the_port_of_a_coordinator_learns_nothing(tmp_path) -> None:
                 heard.extend(connection.recv(1000))
 
         threading.Thread(target=listen, daemon=True).start()
-        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=5.0)) as client:
-            with pytest.raises(DeadlinePassed, match="next_task.*rank 0.*pipeline 0.*5 s"):
+        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=2.0)) as client:
+            with pytest.raises(DeadlinePassed, match="next_task.*rank 0.*pipeline 0.*2 s"):
                 client.next_task(0)
     until(lambda: len(heard) >= REPLY_BYTES, "what it says")
     assert len(heard) == REPLY_BYTES and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
