@@ -154,7 +154,7 @@ def test_resampled_text(tmp_path: Path) -> None:
     _write(root / "modelnet40_test.txt", "\ufeffchair\\chair_0002.txt\r\nnight_stand\\night_stand_0001.txt\r\n")
     assert info(root)["splits"] == {"train": 2, "test": 2}  # a list with paths, written on Windows
     _write(root / "modelnet40_test.txt", "chair_0002\nsofa_0001\n")
-    _refused(root, "'sofa_0001' is of no class in modelnet40_shape_names.txt")
+    _refused(root, "'sofa_0001' belongs to no class in modelnet40_shape_names.txt")
     _write(root / "modelnet40_test.txt", "chair_0003\n")
     _refused(root, "chair_0003.txt: listed but not there")
     (root / "modelnet40_test.txt").unlink()

@@ -85,7 +85,7 @@ def to_points(
             if name not in files:
                 raise InputError(
                     "predictions.sample_unknown",
-                    f"{folder.path}: no sample {name!r}, which the predictions have; give their data set",
+                    f"{folder.path}: no sample {name!r}, which the predictions contain; give their data set",
                 )
             content = folder.read(files[name])
             points, places = (
@@ -97,7 +97,7 @@ def to_points(
                 raise InputError(
                     "predictions.point_count",
                     f"{files[name].path}: {number_of(num_points, 'point')}, expected {len(rows)}, as the predictions "
-                    "have; give the data set that they were made of",
+                    "have; give the data set of these predictions",
                 )
             open_ones = rows[places] == NOT_USED
             nearest = _nearest(points[open_ones], arrays, sample)

@@ -63,7 +63,8 @@ def open_examples(
         if augmentation is not None:
             raise InputError(
                 "dataset.no_augmentation",
-                f"{source}: augmentation {augmentation!r} given, but items of a function change by its own",
+                f"{source}: augmentation {augmentation!r} given, but a data function augments its items itself; omit "
+                "the augmentation",
             )
         return OwnExamples(UserFunction.parse(str(source)), split, seed, options)
     kind, root = located(source)

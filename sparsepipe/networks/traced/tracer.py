@@ -169,7 +169,7 @@ class LayerTracer(fx.Tracer):
         if path is None and next(chain(m.parameters(), m.buffers()), None) is None:
             return forward(*args, **kwargs)  # a function, such as a loss that is made where it is used
         if path is None:
-            raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} that is no submodule is called")
+            raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} is called, but it is not a submodule")
         if path and (path in self.leaves or is_leaf(m)):
             return self.create_proxy("call_module", path, args, kwargs)
         if not path:
@@ -287,7 +287,7 @@ class LayerTracer(fx.Tracer):
             elif isinstance(value, nn.Module):
                 if value not in self.paths:
                     raise CannotBeTraced(
-                        "module.no_submodule", f"a {type(value).__name__} that is no submodule is called"
+                        "module.no_submodule", f"a {type(value).__name__} is called, but it is not a submodule"
                     )
                 parts.append((name, self.paths[value]))
             elif (fx_proxies(value) or tensors_of(value)) and not isinstance(value, list | dict | set):
