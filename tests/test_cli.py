@@ -356,10 +356,10 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         (("runs", "show", "{other}"), "other.json: is a file, expected a run's folder"),
         (
             ("plan", "--profile", "{profile}", "--devices", 9, "--cluster", "{nodes}"),
-            "--cluster and --devices: each says which devices there are",
+            "--cluster and --devices: both define the devices",
         ),
-        (("plan", "--server-file", "s.txt", "--cluster", "{nodes}"), "--cluster and --server-file: each says"),
-        (("plan", "--server-file", "s.txt", "--devices", 2), "--server-file and --devices: each says"),
+        (("plan", "--server-file", "s.txt", "--cluster", "{nodes}"), "--cluster and --server-file: both define"),
+        (("plan", "--server-file", "s.txt", "--devices", 2), "--server-file and --devices: both define"),
         (("plan", "--profile", "{profile}", "--cluster", "{nodes}", "--memory", "1MB"), "change it there"),
         (("sweep", "--profile", "{profile}", "--cluster", "{nodes}", "--bandwidth", 1), "leave out --bandwidth"),
         (("plan", "--profile", "{profile}", "--bandwidth", 1), "--bandwidth without devices"),

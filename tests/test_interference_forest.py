@@ -74,8 +74,8 @@ def test_a_file_with_a_wrong_field_is_refused_in_one_line(tmp_path, forest, key)
 @pytest.mark.parametrize(
     ("key", "place", "value", "message"),
     [
-        ("left", 0, 0, "left child is not behind it"),  # round in circles
-        ("right", 0, 10**9, "right child is not behind it"),
+        ("left", 0, 0, "left child does not follow it"),  # round in circles
+        ("right", 0, 10**9, "right child does not follow it"),
         ("feature", 0, 3, "uses an unknown feature"),
         ("feature", 0, -2, "uses an unknown feature"),
         ("feature", 0, True, "feature[0] is True"),
