@@ -156,7 +156,7 @@ def test_plan_for_inference(profile, capsys):
     assert code == 0 and json.loads(out)["period_seconds"] <= pace * (1 + 1e-9)
     for given, told in (
         ((*words, pace * 0.9), "no plan found has a period of"),
-        (("plan", *machines, "--period-at-most", 1), "--period-at-most goes with --objective latency"),
+        (("plan", *machines, "--period-at-most", 1), "--period-at-most requires --objective latency"),
         ((*words, 1, "--planner", "pipedream", "--planner", "optimal"), "with several planners"),
         ((*words, 1, "--planner", "pipedream"), "means nothing to planner pipedream"),
         ((*words, 1, "--pipelines", 2), "leave out pipelines"),
@@ -312,7 +312,7 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
             ("plan", "--profile", "{profile}", "--devices", 2, "--memory", "24 GB/s"),
             "no unit of a size, expected such as 24 GB",
         ),
-        (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", 1, "--bandwidth", 1), "one for each level"),
+        (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", 1, "--bandwidth", 1), "one per --devices"),
         (("plan", "--profile", "none.json", "--devices", 2), "none.json: no such profile"),
         (("plan", "--profile", "none.txt", "--devices", 2), "none.txt: no such graph.txt"),
         (("plan", "--profile", "{profile}", "--profile", "{profile}", "--devices", 2), "'cpu' is in both profiles"),
@@ -333,12 +333,12 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
             ("plan", "--profile", "{profile}", "--devices", 2, "--cost-model", "dnn-partitioning", "--quick"),
             "quick means nothing to --cost-model dnn-partitioning",
         ),
-        (("export", "{other}", "--classes", 2, "--out", "out"), "--classes goes with --model"),
+        (("export", "{other}", "--classes", 2, "--out", "out"), "--classes requires --model"),
         (
             ("plan", "--profile", "{profile}", "--cluster", "mixed-cores"),
             "give a profile its name (--profile native-2t=FILE",
         ),
-        (("reproduce", "02_data", "--no-pictures", "--width", 3), "are of pictures: leave them out"),
+        (("reproduce", "02_data", "--no-pictures", "--width", 3), "apply to pictures: omit them"),
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
         (
@@ -357,17 +357,17 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         (("runs", "show", "{other}"), "other.json: is a file, expected a run's folder"),
         (
             ("plan", "--profile", "{profile}", "--devices", 9, "--cluster", "{nodes}"),
-            "--cluster and --devices: each says which devices there are",
+            "--cluster and --devices: both define the devices",
         ),
-        (("plan", "--server-file", "s.txt", "--cluster", "{nodes}"), "--cluster and --server-file: each says"),
-        (("plan", "--server-file", "s.txt", "--devices", 2), "--server-file and --devices: each says"),
+        (("plan", "--server-file", "s.txt", "--cluster", "{nodes}"), "--cluster and --server-file: both define"),
+        (("plan", "--server-file", "s.txt", "--devices", 2), "--server-file and --devices: both define"),
         (("plan", "--profile", "{profile}", "--cluster", "{nodes}", "--memory", "1MB"), "change it there"),
         (("sweep", "--profile", "{profile}", "--cluster", "{nodes}", "--bandwidth", 1), "leave out --bandwidth"),
         (("plan", "--profile", "{profile}", "--bandwidth", 1), "--bandwidth without devices"),
-        (("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--seed", 0), "--seed goes with plans of"),
+        (("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--seed", 0), "--seed requires plans of"),
         (
             ("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--restart-seconds", 3),
-            "--restart-seconds goes with --inject kill",
+            "--restart-seconds requires --inject kill",
         ),
         (("run", "--forward-only", "none", "--epochs", 7), "leave out --epochs"),
         (("run", "--forward-only", "none", "--optimizer", "adam"), "leave out --optimizer"),
@@ -457,7 +457,7 @@ def test_numbers_that_would_fill_the_memory_end_in_one_line(words, message, prof
         ("{} data list >/dev/full", 1, "data list is done, but .* standard output \\(No space left on device\\)"),
         ("{} data list <&- 2>&- >/dev/null", 0, ""),
         ("{} data list | true; exit ${{PIPESTATUS[0]}}", 0, ""),
-        ("mkdir a; cd a; rmdir ../a; {} data list", 2, "the current folder was removed; change to another"),
+        ("mkdir a; cd a; rmdir ../a; {} data list", 2, "the current folder was deleted; change to another"),
     ],
 )
 def test_output_that_cannot_be_written_is_one_line(tmp_path, shell, code, line):

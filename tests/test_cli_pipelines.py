@@ -65,8 +65,8 @@ def test_one_pipeline_is_an_ordinary_plan(tmp_path, files, capsys):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("--replication", "local-sgd"), "--replication goes with several pipelines"),
-        (("--pipelines", 1, "--replication", "local-sgd"), "--replication goes with several pipelines"),
+        (("--replication", "local-sgd"), "--replication requires several pipelines"),
+        (("--pipelines", 1, "--replication", "local-sgd"), "--replication requires several pipelines"),
         (("--pipelines", 5), "5 pipelines on 4 devices"),
         (("--pipelines", 0), "expected 1 or more"),
         (("--pipelines", 2, "--replication", "telepathy"), "telepathy"),
@@ -127,7 +127,7 @@ def test_stragglers_of_an_ordinary_plan(tmp_path, files, capsys):
         (("--straggler", "slow:rank=7,factor=2"), "[straggler.rank_unknown]"),
         (("--straggler", "hare:rank=1"), "hare"),
         (("--epoch-minibatches", 4), "this plan has several"),
-        (("--restart-seconds", "3"), "--restart-seconds goes with --inject kill"),
+        (("--restart-seconds", "3"), "--restart-seconds requires --inject kill"),
         (("--straggler", "kill:rank=0,at=3", "--replication", "all-reduce"), "averages gradients by all-reduce"),
     ],
 )

@@ -52,7 +52,7 @@ def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
         (("--replan", "live", "--straggler", "kill:rank=1,at=3"), "end no process"),
         (("--replan", "live", "--straggler", "slow:rank=5,factor=2"), "[straggler.rank_unknown]"),
         (("--replan", "epoch", "--epoch-minibatches", "0"), "--epoch-minibatches"),
-        (("--epoch-minibatches", "5"), "--epoch-minibatches goes with --replan"),
+        (("--epoch-minibatches", "5"), "--epoch-minibatches requires --replan"),
     ],
 )
 def test_what_cannot_be_simulated_is_told_in_a_line(machine, tmp_path, words, told):

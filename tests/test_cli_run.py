@@ -135,7 +135,7 @@ def test_what_a_run_would_do_without_in_silence_is_refused(plan, shapes, tmp_pat
     (tmp_path / "file").write_text("")
     for words, told in (
         (["--cache", tmp_path / "file" / "under"], "file/under: Not a directory; choose another path"),
-        (["--launcher", "slurm", "--detach"], "--detach with --launcher slurm, whose jobs outlive a terminal"),
+        (["--launcher", "slurm", "--detach"], "--detach with --launcher slurm, whose jobs are always detached"),
     ):
         code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run", *words))
         assert (code, out) == (2, "") and told in errors[-1]
@@ -224,8 +224,8 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
     recorded = RunRecord.load(tmp_path / "run").metrics("summary")[0]
     assert code == 0 and mentions(out, recorded["minibatches"])
     for more, expected in (
-        (["--resume", tmp_path / "run"], "leave out --resume"),
-        (["--replan", "live"], "leave out --replan"),
+        (["--resume", tmp_path / "run"], "omit --resume"),
+        (["--replan", "live"], "omit --replan"),
     ):
         code, _, errors = sparsepipe(*words, *more)
         assert code == 2 and len(errors) == 1 and expected in errors[0]

@@ -115,7 +115,7 @@ def test_a_ply_with_quads_and_triangles_becomes_triangles(tmp_path: Path) -> Non
     assert mesh.faces.shape == (3, 3)
     assert area == pytest.approx(1.5)
     path = _write(tmp_path / "n.ply", f"{head}0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n4 0 1 2 3\n3 1 9 2\n")
-    _refused(path, "a face names vertex 9, outside the range 0 to 4")
+    _refused(path, "a face refers to vertex 9, outside the range 0 to 4")
 
 
 ASCII = HEADER.format(encoding="ascii").encode()
@@ -130,9 +130,9 @@ BINARY = HEADER.format(encoding="binary_little_endian").encode()
         (b"ply\nformat ascii 1.0\nelement vertex 3\n", "does not start with a header from 'ply' to 'end_header'"),
         (ASCII.replace(b"ascii", b"utf8") + _ascii_rows(), "format utf8, expected one of ascii"),
         (ASCII.replace(b"vertex 3", b"vertex three"), ":4: 'element vertex three', expected 'element NAME COUNT'"),
-        (ASCII.replace(b"vertex 3", b"vertex 0"), "no vertex in its header"),
+        (ASCII.replace(b"vertex 3", b"vertex 0"), "its header has no vertices"),
         (ASCII + _ascii_rows().partition(b"\n")[2], "truncated: 2 rows, expected 3 vertex"),
-        (ASCII + _ascii_rows() * 2, "longer than its header says: 6 rows, expected 3 vertex"),
+        (ASCII + _ascii_rows() * 2, "longer than in its header: 6 rows, expected 3 vertex"),
         (ASCII + _ascii_rows().replace(b"0.5", b"half"), ":16: 'half -1.25 3.0"),
         (ASCII + _ascii_rows().replace(b"0.5", b"nan"), "point 0 is [nan"),
         (
@@ -140,7 +140,7 @@ BINARY = HEADER.format(encoding="binary_little_endian").encode()
             "vertices of u y z nx ny nz red green blue label, expected x, y and z",
         ),
         (BINARY + _rows("<")[:-1], "truncated: 92 bytes after the header, expected more for 3 vertex"),
-        (BINARY + _rows("<") + b"\0" * 31, "longer than its header says: 31 bytes are left after 3 vertex"),
+        (BINARY + _rows("<") + b"\0" * 31, "longer than in its header: 31 bytes are left after 3 vertex"),
     ],
 )
 def test_a_broken_ply_is_refused_in_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
@@ -200,8 +200,8 @@ def test_given_columns_come_before_guessed_ones(tmp_path: Path) -> None:
         ("0 0 0 0 0 1 0.5\n", "label 0 is 0.5, expected a whole number from 0"),
         ("0 0 0 0 0 1 -1\n", "label 0 is -1.0"),
         ("3\n0 0 0\n1 1 1\n", "truncated: 2 rows, expected 3 points"),
-        ("1\n0 0 0\n1 1 1\n", "longer than its first line says: 2 rows, expected 1 points"),
-        ("x y z\n", "names its columns but has no row"),
+        ("1\n0 0 0\n1 1 1\n", "longer than in its first line: 2 rows, expected 1 points"),
+        ("x y z\n", "contains column names but no rows"),
         (";;;\n", ":1: '   ', expected 3 numbers"),
         (b"\x00\x01\x02", "holds binary data"),
     ],

@@ -165,7 +165,7 @@ CASES = [
         struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 28, 28),
         "0 bytes of content, expected 1683627180032",
     ),
-    ("train-images-idx3-ubyte", idx(DIGITS[:0]), "no image in it|labels for the 0 images"),
+    ("train-images-idx3-ubyte", idx(DIGITS[:0]), "contains no images|labels for the 0 images"),
     ("train-labels-idx1-ubyte", idx(np.zeros(4)), "4 labels for the 5 images of train-images-idx3-ubyte"),
     ("train-labels-idx1-ubyte", idx(DIGITS[:5]), "not an idx file of 1 axes"),
     ("train-labels-idx1-ubyte", None, "no file of the labels of split train"),

@@ -134,7 +134,7 @@ def test_options_are_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture
         (["data", "check", reference, "--data-args", "[1]"], "expected a JSON object"),
         (
             ["data", "info", str(tmp_path), "--data-args", '{"a": 1}'],
-            "--data-args given, which point clouds do not have",
+            "--data-args given, which does not apply to point clouds",
         ),
     ):
         assert main(words) == 2

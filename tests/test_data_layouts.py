@@ -154,9 +154,9 @@ def test_resampled_text(tmp_path: Path) -> None:
     _write(root / "modelnet40_test.txt", "\ufeffchair\\chair_0002.txt\r\nnight_stand\\night_stand_0001.txt\r\n")
     assert info(root)["splits"] == {"train": 2, "test": 2}  # a list with paths, written on Windows
     _write(root / "modelnet40_test.txt", "chair_0002\nsofa_0001\n")
-    _refused(root, "'sofa_0001' is of no class in modelnet40_shape_names.txt")
+    _refused(root, "'sofa_0001' belongs to no class in modelnet40_shape_names.txt")
     _write(root / "modelnet40_test.txt", "chair_0003\n")
-    _refused(root, "chair_0003.txt: listed but not there")
+    _refused(root, "chair_0003.txt: listed but missing")
     (root / "modelnet40_test.txt").unlink()
     _refused(root, "modelnet40_test.txt: no such file, expected a list")
 
@@ -270,7 +270,7 @@ def test_shapenetpart(tmp_path: Path) -> None:
     path = root / "train_test_split" / "shuffled_val_file_list.json"
     for entries, message in (
         (["shape_data/0000/x"], "'shape_data/0000/x', expected 'shape_data/SYNSET/NAME'"),
-        (["shape_data/02691156/none"], "none.txt: listed but not there"),
+        (["shape_data/02691156/none"], "none.txt: listed but missing"),
         ([3], "3, expected 'shape_data"),
         ({}, "expected a list of 'shape_data"),
     ):

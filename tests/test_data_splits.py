@@ -264,7 +264,7 @@ def test_one_name_in_two_lists_is_refused(tmp_path: Path) -> None:
         open_folder(root)
     (root / "modelnet40_train.txt").write_text("chair_0002\n")
     (root / "modelnet40_test.txt").write_text("chair_0003\nchair_0004\n")
-    with raises("dataset.folder_fault", "chair_0003.txt: listed but not there", "1 more like this"):
+    with raises("dataset.folder_fault", "chair_0003.txt: listed but missing", "1 more like this"):
         open_folder(root)
 
 

@@ -34,10 +34,10 @@ def test_bamboos_records(shared_data: Path):
     ("text", "complaint"),
     [
         ("", "bad.csv: has no rows; expected such as '2040000,remove,node19'"),
-        ("0,add,a\n", "bad.csv: is of one moment alone"),
+        ("0,add,a\n", "bad.csv: contains only one time"),
         ("0,add,a\n1,add,a\n", "line 2: add 'a', which was there"),
         ("0,add,a\n1,remove,b\n", "line 2: remove 'b', which was not there"),
-        ("9,add,a\n1,add,b\n", "line 2: is earlier than the line before"),
+        ("9,add,a\n1,add,b\n", "line 2: is earlier than the previous line"),
         ("0,add,a\n-1,add,b\n", "line 2: milliseconds is '-1', expected a whole number"),
         ("time,event,node\n0,add,a\n1,add,b\n", "line 1: 'time,event,node', expected such as '2040000,remove,node19'"),
         ("0,add,a\n1,move,b\n", "line 2: '1,move,b', expected such as '2040000,remove,node19'"),

@@ -74,8 +74,8 @@ def test_a_file_with_a_wrong_field_is_refused_in_one_line(tmp_path, forest, key)
 @pytest.mark.parametrize(
     ("key", "place", "value", "message"),
     [
-        ("left", 0, 0, "left child is not behind it"),  # round in circles
-        ("right", 0, 10**9, "right child is not behind it"),
+        ("left", 0, 0, "left child does not follow it"),  # round in circles
+        ("right", 0, 10**9, "right child does not follow it"),
         ("feature", 0, 3, "uses an unknown feature"),
         ("feature", 0, -2, "uses an unknown feature"),
         ("feature", 0, True, "feature[0] is True"),
@@ -83,7 +83,7 @@ def test_a_file_with_a_wrong_field_is_refused_in_one_line(tmp_path, forest, key)
         ("value", 1, None, "value[1] is None"),
         ("threshold", 1, float("nan"), "threshold[1] is nan"),
         ("value", 1, 1e300, "value[1] is 1e+300"),
-        ("roots", 1, 1, "child is not behind it in its own tree"),  # the first tree ends before its children
+        ("roots", 1, 1, "child does not follow it in its tree"),  # the first tree ends before its children
     ],
 )
 def test_a_file_with_one_wrong_number_is_refused_in_one_line(tmp_path, forest, key, place, value, message):

@@ -150,7 +150,7 @@ def test_the_command_says_how_many_steps_were_made(capsys):
     ("arguments", "message"),
     [
         (["nonsense", "--cores", "0"], "invalid choice: 'nonsense'"),
-        ([QUICK, "--cores", "9999"], "cores [9999] given, but this process may use"),
+        ([QUICK, "--cores", "9999"], "cores [9999] given, but this process can use"),
         ([QUICK, "--cores", "x"], "'x' is not a whole number"),
         ([QUICK, "--gpus", "9999"], "GPUs [9999] given, but"),
         ([QUICK, "--gpus", "0", "--cores", "0"], "not allowed with argument --gpus"),

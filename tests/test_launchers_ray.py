@@ -199,8 +199,8 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
     pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
     plan, config = plan_of(MODEL, [[0], [1]], **FLUSH), settings(tmp_path)
     for options, told in (
-        ({"ray_address": "ray://10.0.0.1:10001"}, "is that of a client"),
-        ({"port": 4711}, "a port goes with launcher='local'"),
+        ({"ray_address": "ray://10.0.0.1:10001"}, "is a client address"),
+        ({"port": 4711}, "a port requires launcher='local'"),
         ({"cluster": Cluster.uniform(1)}, "uses rank 1, the cluster has 1 device;"),
     ):
         with pytest.raises(InputError, match=told):

@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds) -> None
     bad: dict[str, Plan] = {
         "different graph": plan_of(NORMED, [[0], [1]], **FLUSH),
         r"uses ranks \[0, 1, 2\], this job has \[0, 1\]": plan_of(PLAIN, [[0], [1], [2]], **FLUSH),
-        "follows this plan already": PLAN,
+        "already follows this plan": PLAN,
         # By hand, so that its bytes are those of the run's profile; and one whose estimate is of other minibatches.
         "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB": BEYOND,
         "stage 0 needs 330.1 MB on a device": replace(
@@ -189,8 +189,8 @@ def test_a_plan_beyond_the_memory_of_devices_or_of_this_machine_is_not_launched(
     for plan, memory, kept, told in (
         (BEYOND, (DEVICE, DEVICE), KEPT, "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB"),
         (two, (400e6, DEVICE), 1.1 * KEPT, "pipeline 1: the plan does not fit into memory: stage 0 needs"),
-        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are there for this job"),
-        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are there for this job"),
+        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are available to this job"),
+        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are available to this job"),
     ):
         with pytest.raises(InputError, match=told) as caught:
             launch(plan, config, run_dir=folder, profile=_profile(kept), cluster=_devices(*memory))

@@ -88,7 +88,7 @@ def test_every_violation_is_listed():
             ("plan.violations", "'b' is in stage 0 and again in stage 1"),
         ),
         ({"stages": ()}, ("plan.violations", "no stages")),
-        ({"weights": "flush"}, ("plan.violations", "do not go with schedule '1f1b'")),
+        ({"weights": "flush"}, ("plan.violations", "do not match schedule '1f1b'")),
     ],
 )
 def test_violations_are_told(changes, error):

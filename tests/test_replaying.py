@@ -264,7 +264,7 @@ def test_any_simulated_pipeline_is_replayed_and_explained(times, schedule, micro
 def test_an_evaluation_is_no_part_of_a_step():
     """Its minibatches have the numbers of those of training, and ranks load, send and wait for them too.
 
-    A run with a validation split had operations that "wait for each other in a circle".
+    A run with a validation split had operations that "wait for each other in a cycle".
     """
     spans = (
         Span(0, "0F0", 0.0, 0.5, "load", 0, 0),

@@ -55,7 +55,7 @@ def test_a_record_s_rule_lacks_options_invented_since():
         ("partial-reduce:wait=true", "wait = True: expected a finite number"),
         ("partial-reduce:wait=0.001,most_wait=0.0001", "expected 1e-05 to 0.0001 s, as its limits are"),
         ("partial-reduce:most_wait=0.0001", "limits of wait; give wait too"),
-        ("partial-reduce:wait=0.1,patience=1", "two ways to say"),
+        ("partial-reduce:wait=0.1,patience=1", "both limit the wait"),
         ("partial-reduce:patience=-1", "patience = -1.0: expected a finite number, 0 or more"),
         ("partial-reduce:grow=0.5", "grow = 0.5, shrink = 0.9: expected"),
         ("partial-reduce:overlap=maybe", "overlap = 'maybe': expected true or false"),

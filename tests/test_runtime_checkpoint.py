@@ -324,7 +324,7 @@ def stopped(clouds, tmp_path_factory):
     [
         (
             {"batch_size": 8},
-            "batch_size is 8, but 4 in the checkpoint .*minibatch-00000008; resume with that, or retrain",
+            "batch_size is 8, but 4 in the checkpoint .*minibatch-00000008; resume with that value, or retrain",
         ),
         ({"seed": 1}, "seed is 1, but 0 in the checkpoint .*minibatch-00000008, 3 minibatches into an epoch; resume"),
         ({"shuffle": False}, "shuffle is False, but True in the checkpoint .*, 3 minibatches into an epoch; resume"),

@@ -65,7 +65,7 @@ def test_settings_are_read_as_they_were_written() -> None:
                 "setting.not_a_choice",
                 "loss",
                 "tokens_",
-                "did you mean 'tokens'?, or one's own as path/loss.py:function",
+                "did you mean 'tokens'?, or your own as path/loss.py:function",
             ),
         ),
         (
@@ -74,7 +74,7 @@ def test_settings_are_read_as_they_were_written() -> None:
                 "setting.not_a_choice",
                 "loss",
                 "xyzzy",
-                "expected one of classes, voxels, pixels, tokens, masked-words, output, or one's",
+                "expected one of classes, voxels, pixels, tokens, masked-words, output, or your",
             ),
         ),
         ({"loss": 3}, ("setting.not_a_choice", "loss", "3", "classes")),

@@ -163,10 +163,10 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     line = board.offered.lines["pipeline"]
     line.start.click()
     assert board.messages.value == "" and line.start.disabled and not line.stop.disabled
-    with pytest.raises(InputError, match="running already"):
+    with pytest.raises(InputError, match="already running"):
         board.launch("pipeline")
     line.start.click()  # refused as well: the job that runs can still be cancelled
-    assert "running already" in board.messages.value and line.start.disabled and not line.stop.disabled
+    assert "already running" in board.messages.value and line.start.disabled and not line.stop.disabled
     board.jobs["pipeline"].wait(timeout=ENOUGH)
     board.watch.thread.join(timeout=ENOUGH)
     assert "finished:" in line.state.value and not line.start.disabled and line.stop.disabled

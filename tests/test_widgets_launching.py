@@ -315,7 +315,7 @@ def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
     assert asked.command == commands.REPLAN and asked.reason.startswith("other, ")
     assert "switch to other" in change.told.value and board.messages.value == ""
     change.button.click()
-    assert "pending change" in board.messages.value and "Traceback" not in board.messages.value
+    assert "a change is already pending" in board.messages.value and "Traceback" not in board.messages.value
     commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
     until(lambda: "under other from minibatch 12 on" in line.state.value, "its line says so")
     assert change.told.value == "" and line.plan.stages == board.plans["other"].stages

@@ -259,7 +259,7 @@ def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):
     table.listing.marks.value = ("pipe-001", "one-001")
     assert not table.link.page
     table.trace.click()
-    assert "a trace" in table.messages.value
+    assert "a trace shows one run" in table.messages.value
 
 
 def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_path):

@@ -157,7 +157,7 @@ def _paper(options: argparse.Namespace) -> "Paper | None":
     if options.no_pictures:
         raise InputError(
             "option.without_effect",
-            "--width, --height, --font and --no-title are of pictures: leave them out, or --no-pictures",
+            "--width, --height, --font and --no-title apply to pictures: omit them, or omit --no-pictures",
         )
     from ..views.plots import Paper  # here: it brings plotly
 

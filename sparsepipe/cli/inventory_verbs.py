@@ -135,7 +135,7 @@ def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
     given = json_object(options.data_args, "--data-args")
     if given and not is_examples(options.path):
         raise InputError(
-            "option.of_examples", f"{options.path}: --data-args given, which point clouds do not have; leave it away"
+            "option.of_examples", f"{options.path}: --data-args given, which does not apply to point clouds; omit it"
         )
     return given
 

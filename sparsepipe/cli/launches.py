@@ -129,11 +129,11 @@ def new_run_dir(model: str, parent: Path = RUNS) -> Path:
 def check_launcher(options: argparse.Namespace, launcher: str) -> None:
     """Raise InputError for options that go with another launcher."""
     if options.ray_address and launcher != RAY:
-        raise InputError("option.of_ray", f"--ray-address goes with --launcher {RAY}")
+        raise InputError("option.of_ray", f"--ray-address requires --launcher {RAY}")
     on_lost_host = getattr(options, "on_lost_host", None)
     if on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
         raise InputError(
-            "option.of_ray", "--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
+            "option.of_ray", "--on-lost-host requires a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
         )
     cache = getattr(options, "cache", None)
     if launcher == LOCAL and cache not in (None, NO_CACHE) and not options.dry_run:
@@ -142,7 +142,7 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
     if launcher == LOCAL and (named := [name for name, value in given.items() if value]):
         raise InputError(
-            "option.of_hosts", f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out"
+            "option.of_hosts", f"{named[0]} requires hosts beyond this one: name them, --cluster FILE, or leave it out"
         )
 
 
@@ -185,7 +185,7 @@ def open_sinks(options: argparse.Namespace) -> list[Sink]:
     if options.log and getattr(options, "detach", False):
         raise InputError(
             "option.of_followed_run",
-            "--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`",
+            "--log and --detach: a detached run is not followed; omit --log here, and give it to `runs attach`",
         )
     return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
 
@@ -221,7 +221,7 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
         asked["stragglers"] = ";".join(options.straggler)
     if budgets := [name for name in BUDGETS if name in asked]:
         if "batch_size" in asked:
-            text = f"{{{budgets[0]}}} composes minibatches in place of {{batch_size}}: leave out one of them"
+            text = f"{{{budgets[0]}}} replaces {{batch_size}}: omit one of them"
             raise InputError("setting.two_budgets", text, setting=dict.fromkeys((budgets[0], "batch_size")))
         asked = dict.fromkeys(BUDGETS) | asked  # one takes the place of another
     if before is None:
@@ -239,7 +239,7 @@ def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster
     if options.detach:
         raise InputError(
             "option.of_local_launcher",
-            "--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out",
+            "--detach with --launcher slurm, whose jobs are always detached: omit it",
         )
     script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
     document = {"script": script, "run_dir": str(run_dir)}

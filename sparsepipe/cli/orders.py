@@ -74,12 +74,12 @@ def orders_asked(options: argparse.Namespace) -> bool:
     """Whether orders are compared. Raises InputError for options that do not go together."""
     if options.order and (options.replan or options.straggler or options.trace):
         raise InputError(
-            "option.of_one_order", "--order compares epochs in calm: leave out --replan, --inject and --trace"
+            "option.of_one_order", "--order simulates epochs without disturbances: omit --replan, --inject and --trace"
         )
     if not options.order and given(options, _OF_SAMPLES):
         raise InputError(
             "option.of_orders",
-            "--data, --sizes, --batch-size and budgets go with --order: give that, or leave them out",
+            "--data, --sizes, --batch-size and budgets require --order: give that, or leave them out",
         )
     return bool(options.order)
 
@@ -91,7 +91,7 @@ def sizes_asked(options: argparse.Namespace) -> bool:
     if given(options, _OF_SAMPLES):
         raise InputError(
             "option.of_orders",
-            "--batch-size and budgets go with --order, --data or --sample-sizes: give those, or leave them out",
+            "--batch-size and budgets require --order, --data or --sample-sizes: give those, or leave them out",
         )
     return False
 
@@ -180,7 +180,7 @@ def _batch(options: argparse.Namespace) -> dict[str, Any]:
     chosen = given(options, names)
     if len(chosen) > 1:
         first, second = list(chosen)[:2]
-        text = f"{{{first}}} and {{{second}}} both limit a minibatch: give one of them"
+        text = f"{{{first}}} and {{{second}}} both limit a minibatch: give only one of them"
         raise InputError("setting.two_budgets", text, setting=dict.fromkeys((first, second)))
     return {names[name]: value for name, value in chosen.items()}
 
@@ -198,7 +198,7 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, budget: float |
     if options.data and options.sample_sizes:
         raise InputError(
             "option.two_sources",
-            f"--data and {options.sample_sizes} both say how large samples are: leave one of them out",
+            f"--data and {options.sample_sizes} both define sample sizes: omit one of them",
         )
     if not options.data and count > _MOST_SAMPLES:
         raise InputError(

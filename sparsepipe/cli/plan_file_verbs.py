@@ -104,12 +104,12 @@ def profile_show(options: argparse.Namespace) -> Answer:
 def export(options: argparse.Namespace) -> Answer:
     if options.classes is not None and not options.model:
         raise InputError(
-            "option.of_model", "--classes goes with --model, whose stages are written: give that, or leave it out"
+            "option.of_model", "--classes requires --model, whose stages are written: give that, or leave it out"
         )
     if options.model and not is_table(options.model):
         raise InputError(
             "export.traced_model",
-            f"--model {options.model}: its stages are parts of a torch module, which export cannot write out",
+            f"--model {options.model}: its stages are parts of a torch module, which export does not support",
         )
     chosen = Plan.load(options.plan).one("PipeDream has no files for several")
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)

@@ -129,15 +129,15 @@ def plan(options: argparse.Namespace) -> Answer:
     several = options.pipelines is not None and options.pipelines > 1
     counts_sizes = sizes_asked(options)
     if counts_sizes and several:
-        text = "--order, --data and --sample-sizes go with a plan of one pipeline: leave them out, or --pipelines"
+        text = "--order, --data and --sample-sizes require a plan of one pipeline: leave them out, or --pipelines"
         raise InputError("option.of_one_pipeline", text)
     if counts_sizes and options.objective == LATENCY:
-        text = f"--order, --data and --sample-sizes go with training: leave them out, or --objective {LATENCY}"
+        text = f"--order, --data and --sample-sizes apply to training: leave them out, or --objective {LATENCY}"
         raise InputError("option.of_planner", text)
     if options.replication and not several:
         raise InputError(
             "option.of_several_pipelines",
-            "--replication goes with several pipelines that average: give --pipelines P, 2 or more",
+            "--replication requires several pipelines that average: give --pipelines P, 2 or more",
         )
     if several:
         return _pipelines(options, found, cluster, settings)
@@ -186,7 +186,7 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     if len(names) > 1:
         raise InputError(
             "option.one_planner",
-            f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare",
+            f"--pipelines with {len(names)} planners: expected one; to compare planners, plan with each separately",
         )
     ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
@@ -244,7 +244,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
     if options.restart_seconds is not None and not stragglers.end_ranks:
-        raise InputError("option.of_killing", "--restart-seconds goes with --inject kill:…: give that, or leave it out")
+        raise InputError("option.of_killing", "--restart-seconds requires --inject kill:…: give that, or leave it out")
     chosen = load_plan(options.plan, found.graph)
     if orders_asked(options):
         return compare_orders(options, chosen, found, cluster)
@@ -257,22 +257,22 @@ def simulate(options: argparse.Namespace) -> Answer:
             )
         if options.epoch_minibatches:
             raise InputError(
-                "option.of_one_pipeline", "--epoch-minibatches goes with plans of one pipeline; this plan has several"
+                "option.of_one_pipeline", "--epoch-minibatches requires plans of one pipeline; this plan has several"
             )
         return _simulate_pipelines(options, chosen, found, cluster, stragglers)
     if options.replication:
         raise InputError(
-            "option.of_several_pipelines", "--replication goes with several pipelines that average; this plan has one"
+            "option.of_several_pipelines", "--replication requires several pipelines that average; this plan has one"
         )
     if options.seed is not None:
         raise InputError(
             "option.of_several_pipelines",
-            "--seed goes with plans of several pipelines; stragglers draw by their own, --inject 'SPEC;seed=N'",
+            "--seed requires plans of several pipelines; stragglers draw by their own, --inject 'SPEC;seed=N'",
         )
     if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
         raise InputError(
             "option.of_replanning",
-            "--epoch-minibatches goes with --replan or --inject kill:…: give one, or leave it out",
+            "--epoch-minibatches requires --replan or --inject kill:…: give one, or leave it out",
         )
     chosen.check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))

@@ -41,9 +41,7 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
         itself = options.cluster is not None and str(options.cluster) == options.profile[0]
         if (options.cluster or options.devices) and not itself:
             asked = "--cluster" if options.cluster else "--devices"
-            raise InputError(
-                "option.brings_devices", f"{options.profile[0]}: brings its own devices; leave {asked} out"
-            )
+            raise InputError("option.brings_devices", f"{options.profile[0]}: contains its devices; omit {asked} out")
         return brought.profile, brought.cluster
     joined = _joined(options.profile)
     if warn:
@@ -67,7 +65,7 @@ def check_machines(options: argparse.Namespace) -> None:
         named.append("--devices")
     if len(named) > 1:
         raise InputError(
-            "option.devices_twice", f"{' and '.join(named)}: each says which devices there are; give one of them"
+            "option.devices_twice", f"{' and '.join(named)}: both define the devices; give only one of them"
         )
     facts = {"--bandwidth": options.bandwidth, "--memory": options.memory}
     asked = [name for name, value in facts.items() if value]
@@ -128,7 +126,8 @@ def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:
     if len(kinds) > 1 and not tells_types(path):
         raise InputError(
             "cluster.no_device_types",
-            f"{options.cluster}: tells no device types, and the profile has {', '.join(kinds)}: write a cluster TOML",
+            f"{options.cluster}: contains no device types, and the profile has {', '.join(kinds)}: write a cluster "
+            "TOML",
         )
     names = ("link", "network")  # inside a node, between nodes
     links = {name: Link(bandwidth) for name, bandwidth in zip(names, options.bandwidth or (), strict=False)}
@@ -149,7 +148,8 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
     if len(found.device_types) > 1:
         raise InputError(
             "devices.heterogeneous_profile",
-            f"--devices means like devices, but the profile has {', '.join(found.device_types)}: use --cluster",
+            f"--devices describes identical devices, but the profile has {', '.join(found.device_types)}: use "
+            "--cluster",
         )
     if len(counts) > 2:
         raise InputError(
@@ -166,7 +166,7 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
     if bandwidths and len(bandwidths) != len(counts):
         raise InputError(
             "devices.bandwidth_count",
-            f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one for each level",
+            f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one per --devices",
         )
     links = [Link(bandwidth) for bandwidth in bandwidths] if bandwidths else [Link()] * len(counts)
     kind = DeviceType(found.device_types[0], memory or float("inf"))

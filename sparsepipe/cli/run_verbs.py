@@ -109,7 +109,9 @@ def runs_logs(options: argparse.Namespace) -> Answer:
     name = "*" if options.rank is None else f"rank{options.rank}"
     logs = [_Log(path, record.folder) for path in _log_files(record.folder, name)]
     if not logs:
-        raise InputError("run.no_logs", f"{record.folder}: has no logs/{name}.log; runs show tells how the run stands")
+        raise InputError(
+            "run.no_logs", f"{record.folder}: has no logs/{name}.log; `sparsepipe runs show` shows the state of the run"
+        )
     documents = {log.name: log.last(options.lines) for log in logs}
     text = "\n".join(log.line(line) for log in logs for line in documents[log.name])
     if not options.follow:
@@ -175,17 +177,17 @@ def _folder_in(folder: Path, run: Path) -> Path:
     path = run if run.parent != Path() and run.parent.resolve() == folder.resolve() else folder / run
     if path.name in ("", "..") or path.parent.resolve() != folder.resolve():
         raise InputError(
-            "run.outside_folder", f"{run}: is not in {folder}; name a run there, or give its folder, --folder DIR"
+            "run.outside_folder", f"{run}: is not in {folder}; name a run there, or set its folder by --folder DIR"
         )
     if not (path / "plan.json").exists() and not path.is_symlink():
-        raise InputError("run.not_found", f"{path}: no run (no plan.json); sparsepipe runs list names those there are")
+        raise InputError("run.not_found", f"{path}: no run (no plan.json); sparsepipe runs list lists the runs")
     return path
 
 
 def _agreed(question: str) -> bool:
     """Return True if the user says yes. Raises InputError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise InputError("runs.nobody_to_ask", "no terminal to ask on: give --yes to delete without a question")
+        raise InputError("runs.nobody_to_ask", "no terminal for the confirmation: use --yes to delete without it")
     sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -244,7 +246,8 @@ def runs_export(options: argparse.Namespace) -> Answer:
     facts |= {"left_out": trace.left_out} if trace.left_out else {}
     return Answer(
         facts,
-        f"{one_line(path)}: {number_of(len(trace.spans), 'span')}{missing}; open it at ui.perfetto.dev or chrome://tracing",
+        f"{one_line(path)}: {number_of(len(trace.spans), 'span')}{missing}; open it at ui.perfetto.dev or "
+        "chrome://tracing",
     )
 
 
@@ -269,7 +272,7 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
     if options.bandwidth or options.memory:
         raise InputError(
             "option.of_profile",
-            f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out",
+            f"--{'bandwidth' if options.bandwidth else 'memory'} requires --profile: give that, or leave it out",
         )
     return None, load_cluster(known_cluster(options.cluster)) if options.cluster else None
 

@@ -65,7 +65,7 @@ def export(options: argparse.Namespace) -> Answer:
     if path.suffix.lower() not in (".json", ".html"):
         raise InputError(
             "trace.out_suffix",
-            f"--out {path}: expected a name that ends in .json (for Perfetto and Chrome) or .html (a page of its own)",
+            f"--out {path}: expected a name that ends in .json (for Perfetto and Chrome) or .html (a web page)",
         )
     trace = _opened(options)
     if path.suffix.lower() == ".html":

@@ -297,7 +297,7 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace, facts: Pla
     if options.launcher == SLURM:
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
-        raise InputError("option.of_slurm", f"--submit goes with --launcher {SLURM}")
+        raise InputError("option.of_slurm", f"--submit requires --launcher {SLURM}")
     check_launcher(options, launcher)
     profile, cluster = _expected(options, facts, chosen, cluster, config)
     if options.dry_run:
@@ -328,7 +328,7 @@ def _record_and_folder(options: argparse.Namespace, driver: DriverFile | None) -
     """The run that is resumed, or whose weights are used, and the folder that is written to. Raises InputError."""
     if options.resume:
         if options.forward_only:
-            raise InputError("option.of_training", "--forward-only computes outputs anew: leave out --resume")
+            raise InputError("option.of_training", "--forward-only recomputes all outputs: omit --resume")
         record = RunRecord.load(options.resume)
         if options.run_dir and options.run_dir.resolve() != record.folder.resolve():
             raise InputError(
@@ -452,7 +452,7 @@ def _compared(
     if options.resume:
         raise InputError(
             "option.of_new_run",
-            "--expect goes with a new run; one that resumes keeps the profile that it was launched with",
+            "--expect applies to a new run; a resumed run keeps the profile of its launch",
         )
     machines = dict.fromkeys(("server_file", "bandwidth", "memory", "devices")) | vars(options)
     machines["profile"] = options.expect

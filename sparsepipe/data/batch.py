@@ -152,7 +152,7 @@ class PointBatch:
             if not 0 <= index < len(samples):
                 raise InputError(
                     "batch.sample_unknown",
-                    f"sample {index} asked of a minibatch of {len(samples)}; use 0 to {len(samples) - 1}",
+                    f"sample {index} requested from a minibatch of {len(samples)}; use 0 to {len(samples) - 1}",
                     index=index,
                 )
         return collate([samples[index] for index in indices])
@@ -174,7 +174,7 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
     Raises InputError without samples, or if their widths differ.
     """
     if not samples:
-        raise InputError("batch.no_samples", "an empty minibatch; expected at least one sample")
+        raise InputError("batch.no_samples", "the minibatch is empty; expected at least one sample")
     for name, widths in (
         ("coordinates", {sample.coordinates.shape[1] for sample in samples}),
         ("features", {sample.features.shape[1] for sample in samples}),

@@ -142,13 +142,14 @@ class VoxelDataset:
         if not folder.metric and recipe.voxel_size > 1:
             raise InputError(
                 "voxels.size_out_of_range",
-                f"voxel size {recipe.voxel_size} given, expected above 0 and at most 1, as clouds fill the unit cube",
+                f"voxel size {recipe.voxel_size} given, expected above 0 and at most 1, because clouds are scaled to "
+                "the unit cube",
             )
         if folder.metric and recipe.augmentation is not None and recipe.augmentation.in_cube:
             raise InputError(
                 "augmentation.of_unit_cube",
-                f"{folder.path}: its clouds keep their metres, but the augmentation asked brings them into "
-                "the unit cube; use another, such as scans",
+                f"{folder.path}: its clouds have coordinates in metres, but the requested augmentation scales "
+                "them to the unit cube; use another one, such as scans",
             )
         if recipe.crop is not None and not folder.metric:
             raise InputError(
@@ -244,7 +245,7 @@ class VoxelDataset:
         if not self.folder.classes:
             raise InputError(
                 "dataset.no_class_labels",
-                f"{self.folder.path}: its scans have no class labels; take point labels from batch()",
+                f"{self.folder.path}: its scans have no class labels; use the point labels of batch()",
             )
         return tuple(cast("int", file.label) for file in self.files)
 
@@ -601,7 +602,7 @@ class VoxelDataset:
         if cloud.labels is None:
             raise InputError(
                 "dataset.no_point_labels",
-                f"{file.path}: its points have no labels, expected one each for segmentation; choose a task",
+                f"{file.path}: its points have no labels, which segmentation needs; choose another task",
             )
         if (label := cloud.labels.max()) >= len(self.classes):
             first = int(cloud.labels.argmax())

@@ -102,7 +102,7 @@ def _downloaded(file: RemoteFile, package: PackageAddress, place: Path) -> Path:
         raise InputError(
             "download.installer_failed",
             f"{file.url}: {package.installer} cannot download it ({complaint(said[-1])}); "
-            "see to its settings or the network, then try again",
+            "check its settings and the network, then try again",
         )
     return came[0]
 
@@ -122,7 +122,7 @@ def _member(file: RemoteFile, package: PackageAddress, wheel: Path) -> Path:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, which whoever asked for it names
             raise
         raise InputError(
-            "download.wheel_damaged", f"{file.url}: {wheel.name} is no wheel that can be unpacked ({complaint(error)})"
+            "download.wheel_damaged", f"{file.url}: {wheel.name} cannot be unpacked as a wheel ({complaint(error)})"
         ) from None
     return found
 
@@ -312,11 +312,11 @@ def _check(members: list[zipfile.ZipInfo], num_bytes: int, source: str) -> None:
                 "archive.member_is_link", f"{source}: member {name} is a link, expected files and folders; not used"
             )
         if member.filename in seen:
-            raise InputError("archive.member_twice", f"{source}: member {name} is there twice; not used")
+            raise InputError("archive.member_twice", f"{source}: member {name} occurs twice; not used")
         if member.compress_type not in _METHODS:
             raise InputError(
                 "archive.method_unknown",
-                f"{source}: member {name} is packed by another method than deflate and bzip2; not used",
+                f"{source}: member {name} uses another compression than deflate and bzip2; not used",
             )
         seen.add(member.filename)
     total, most = sum(member.file_size for member in members), max(MOST_TIMES * num_bytes, MOST_ANYWAY_BYTES)
@@ -333,4 +333,4 @@ def _is_litter(member: zipfile.ZipInfo) -> bool:
 
 
 def _damaged(source: str, error: Exception) -> InputError:
-    return InputError("archive.damaged", f"{source}: not a zip archive that can be unpacked ({complaint(error)})")
+    return InputError("archive.damaged", f"{source}: cannot be unpacked as a zip archive ({complaint(error)})")

@@ -66,12 +66,12 @@ def make_shapes(
         "parts": list(PARTS),
     }
     if out.is_file():
-        raise InputError("out.is_file", f"{out}: is a file, expected a folder that is empty or not there yet")
+        raise InputError("out.is_file", f"{out}: is a file, expected an empty or new folder")
     if out.is_dir() and any(out.iterdir()):
         if (out / MARKER).is_file() and read_json(out / MARKER) == marker:
             return out
         raise InputError(
-            "out.not_empty", f"{out}: holds other files, expected a folder that is empty or not there yet; name another"
+            "out.not_empty", f"{out}: holds other files, expected an empty or new folder; choose another one"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     work = folder_beside(out)

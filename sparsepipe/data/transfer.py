@@ -97,8 +97,8 @@ def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None)
         part.unlink(missing_ok=True)
         raise InputError(
             "download.too_large",
-            f"{file.url}: more than {SIZE.shown(_MOST_UNSTATED_BYTES)} came, the most that is taken of a file whose "
-            "manifest does not say its size; put its bytes there",
+            f"{file.url}: more than {SIZE.shown(_MOST_UNSTATED_BYTES)} received, the limit for a file without a "
+            "size in its manifest; add its size there",
         )
     short = size < (total or 0) or (web and size < (file.num_bytes or 0))
     return f"{size} of {file.num_bytes or total} bytes came" if short else None

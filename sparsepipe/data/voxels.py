@@ -46,7 +46,7 @@ def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
     extent = float((points.max(axis=0) - low).max())
     if not extent > 0:
         raise InputError(
-            "cloud.no_extent", f"all {len(points)} points coincide, expected a cloud with an extent; leave it out"
+            "cloud.no_extent", f"all {len(points)} points are identical, expected different points; remove the cloud"
         )
     return low, extent
 
@@ -150,8 +150,9 @@ def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
         if step > voxel_size and (column.astype(np.float32) == column).all() and (column % (2 * step)).any():
             raise InputError(
                 "cloud.rounded",
-                f"its {axis} reaches {largest:.0f} and was rounded to 32-bit numbers, {step:g} apart there: coarser "
-                f"than voxels of {voxel_size}, its shape is lost; write 64-bit numbers, or take an origin off first",
+                f"its {axis} reaches {largest:.0f} and was rounded to 32-bit numbers, with steps of {step:g} there, "
+                f"more than the voxel size {voxel_size}: its shape is lost; write 64-bit numbers, or subtract an "
+                "offset first",
                 axis=axis,
             )
 
@@ -183,7 +184,7 @@ def _checked(points: np.ndarray) -> np.ndarray:
     if points.ndim != 2 or points.shape[1] == 0:
         raise InputError("cloud.shape", f"points of shape {list(points.shape)} given, expected [P, D]")
     if len(points) == 0:
-        raise InputError("cloud.no_points", "an empty cloud given, expected at least one point; leave it out")
+        raise InputError("cloud.no_points", "the cloud is empty, expected at least one point; remove it")
     bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
     if len(bad):
         raise InputError(

@@ -39,7 +39,7 @@ def _minkowski() -> "Engine":
     except ImportError as error:
         raise InputError(
             "engine.not_importable",
-            f"engine 'minkowski' does not import here ({error}): install MinkowskiEngine 0.5.4 or use 'native'",
+            f"engine 'minkowski' cannot be imported ({error}): install MinkowskiEngine 0.5.4 or use 'native'",
         ) from error
     return MinkowskiEngine()
 

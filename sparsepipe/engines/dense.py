@@ -28,8 +28,8 @@ def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
     if low < 0 or high > size:
         raise InputError(
             "dense.out_of_range",
-            f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube has "
-            f"them at voxel size {1 / size:g}, augmented only by what keeps to it, such as shapes-in-cube",
+            f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube fits "
+            f"at voxel size {1 / size:g}, if its augmentation keeps the cube, such as shapes-in-cube",
             low=low,
             high=high,
             size=size,

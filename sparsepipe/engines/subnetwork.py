@@ -144,7 +144,7 @@ def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
         source = "the network's input" if name == INPUT else f"the output of {name!r}"
         raise InputError(
             "layer.input_missing",
-            f"layer {layer_id!r} needs {source}, which is not alive here: {', '.join(tensors) or 'nothing'} is",
+            f"layer {layer_id!r} needs {source}, which is not available here: {', '.join(tensors) or 'nothing'} is",
             layer=layer_id,
         )
     return tensors[name]

@@ -130,7 +130,7 @@ class FollowedJob:
                 return summary
             raise RunFailed(
                 "run.no_summary",
-                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl has no summary any more",
+                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl no longer has a summary",
             )
         reason = status.get("reason", f"ended in state {status['state']!r}")
         if status.get("exit_code") == 2:
@@ -168,7 +168,7 @@ class FollowedJob:
         try:
             self.record.write_status("failed", reason="its guard was killed")
         except OSError as error:
-            reason = f"how it ended could not be written ({error.strerror}); make room on its disk, then resume it"
+            reason = f"how it ended could not be written ({error.strerror}); free disk space, then resume it"
             return {"state": "failed", "reason": reason}
         return {"state": "failed", "reason": "its guard was killed"}
 

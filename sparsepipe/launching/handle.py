@@ -176,7 +176,7 @@ class AttachedProcess:
             pass
         except PermissionError:
             raise InputError(
-                "run.guard_of_other_user", f"{self._folder}: its guard, process {pid}, is another user's: ask them"
+                "run.guard_of_other_user", f"{self._folder}: its supervisor, process {pid}, belongs to another user"
             ) from None
 
 

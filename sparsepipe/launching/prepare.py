@@ -58,14 +58,14 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     Raises InputError for what one machine alone takes.
     """
     if port is not None:
-        text = "a port goes with {launcher}: hosts choose theirs by themselves; leave it out"
+        text = "a port requires {launcher}: hosts choose their ports themselves; omit it"
         raise InputError("port.of_hosts", text, setting={"launcher": "local"})
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not plan.members and not set(plan.ranks) <= set(range(count)):
         raise InputError(
             "plan.ranks_not_of_job",
-            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
-            "give it another plan, which one that runs can change",
+            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: start the job with a plan for "
+            "all ranks; a running job can switch to this plan",
         )
     return count
 
@@ -365,8 +365,8 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
         if not plan.members and any(found.manifest.get("left", {}).values()):
             raise InputError(
                 "resume.several_pipelines",
-                f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
-                "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
+                f"{found.folder}: several pipelines had unfinished minibatches of an epoch, which one pipeline "
+                "cannot continue; resume with a plan of several pipelines, or from a checkpoint at an epoch's end",
             )
         if config.initial != RunConfig.from_json(RunRecord.load(folder).config).initial:
             raise InputError(

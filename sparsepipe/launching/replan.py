@@ -92,7 +92,7 @@ def _request_of_several(
         )
     changed = [k for k in range(len(ranks)) if plan.local(k) != before.local(k)]
     if not changed:
-        raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
+        raise InputError("replan.same_plan", f"{record.folder}: already follows this plan")
     for k in changed:  # all of them, before any is asked
         _checked_pipeline(record, before.with_local(k, plan.local(k)), k)
     gain = predicted_gain_seconds
@@ -127,7 +127,7 @@ def _replanned(folder: Path, token: str, *, running: Callable[[], bool]) -> int:
         if (minibatch := commands.taken_plan(folder, token)) is not None:
             return minibatch
         if (reason := commands.refused_plan(folder, token)) is not None:
-            raise InputError("replan.refused", f"{folder}: keeps its old plan: {reason}")
+            raise InputError("replan.refused", f"{folder}: the job keeps its plan: {reason}")
         if not alive:
             raise InputError("replan.run_ended", f"{folder}: the run ended before it switched to the requested plan")
         time.sleep(_LOOK_SECONDS)
@@ -179,7 +179,7 @@ def _checked_plan(record: RunRecord, plan: Plan) -> MemoryNeed:
             "or stop the run and resume it under the plan",
         )
     if plan == before:
-        raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
+        raise InputError("replan.same_plan", f"{record.folder}: already follows this plan")
     _check_trains(record, plan, config)
     check_fits(plan, config, num_processes=count)
     need, held = need_of_job(record.folder, plan, config), held_bytes(record.folder)

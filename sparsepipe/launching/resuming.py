@@ -107,7 +107,7 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
         if per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches:
             raise InputError(
                 "resume.metrics_missing",
-                f"{metrics}: gone, and nothing is left to train; put it back, or ask for more epochs",
+                f"{metrics}: is missing, and the training is finished; restore it, or train more epochs",
             )
         yield (
             f"{metrics}: gone, and with it the losses of the first {number_of(found.minibatches, 'minibatch')}; the "

@@ -56,5 +56,5 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(folder)
     except OSError as error:
         raise InputError(
-            "run.not_deletable", f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})"
+            "run.not_deletable", f"{folder}: cannot be deleted completely ({error.strerror}: {error.filename})"
         ) from None

@@ -49,7 +49,8 @@ def sbatch_script(
     folder = run_dir.absolute()
     if "\n" in str(folder) or "\n" in str(Path.cwd()):
         raise InputError(
-            "slurm.folder_name", "a folder with a line break in its name: sbatch takes none; choose another --out"
+            "slurm.folder_name",
+            "the folder name contains a line break, which sbatch does not accept; choose another --out",
         )
     kept = [*without(words), "--cluster", "slurm", "--out", str(folder)]
     lines = [
@@ -70,7 +71,7 @@ def submit(script: str) -> str:
     if shutil.which("sbatch") is None:
         raise InputError(
             "slurm.no_sbatch",
-            "no sbatch on this machine; without --submit the script is printed: take it to a login node",
+            "no sbatch on this machine; omit --submit to print the script, and run it on a login node",
         )
     try:
         done = subprocess.run(
@@ -78,7 +79,7 @@ def submit(script: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise InputError(
-            "slurm.timeout", f"sbatch did not answer within {_SECONDS:.0f} s; see squeue before submitting again"
+            "slurm.timeout", f"sbatch did not answer within {_SECONDS:.0f} s; check squeue before you submit again"
         ) from None
     if done.returncode:
         raise InputError(

@@ -103,7 +103,7 @@ def launch(
     if replan is not None:
         if given.get("detach"):
             raise InputError(
-                "replan.detached", f"replan {replan}: the process that launches a run follows it; leave detach out"
+                "replan.detached", f"replan {replan}: the launching process must monitor the run; omit detach"
             )
         known_profile, known_cluster = profile, cluster
         if given.get("resume") and (profile is None or cluster is None):

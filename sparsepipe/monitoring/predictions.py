@@ -27,7 +27,7 @@ def check_predictor(
         if predictor is not None:
             raise InputError(
                 "replan.predictor_alone",
-                "a predictor goes with replan, such as predicted; leave it out, or say how to replan",
+                "a predictor requires replan, such as predicted; omit it, or set replan",
             )
         return
     asked = variant(replan)
@@ -43,7 +43,7 @@ def check_predictor(
     if not asked.asks_predictor:
         raise InputError(
             "replan.predictor_unused",
-            f"replan {replan}: asks no predictor; leave it out, or replan by predicted or epoch",
+            f"replan {replan}: uses no predictor; omit it, or use replan predicted or epoch",
         )
     if here:
         with MachineWatch(gpu=None if device == "cpu" else _ANY_GPU) as watch:

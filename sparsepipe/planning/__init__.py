@@ -199,7 +199,7 @@ def partition_pipelines(
     if options.get("objective", PERIOD) != PERIOD:
         raise InputError(
             "objective.of_one_pipeline",
-            "objective goes with a plan of one pipeline: leave out pipelines, or the objective",
+            "objective requires a plan of one pipeline: leave out pipelines, or the objective",
         )
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
     split_plan = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)

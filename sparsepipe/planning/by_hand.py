@@ -68,7 +68,8 @@ def with_cuts(problem: Problem, ends: Sequence[int]) -> Plan:
     if np.prod([n + 1 for n in have]) > MOST_STATES:
         raise InputError(
             "by_hand.too_many_kinds",
-            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to choose from: pin them by hand too",
+            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to search: also pin the device types "
+            "by hand",
         )
     options = [counts for counts in product(*(range(n + 1) for n in have)) if any(counts)]
     model = _model(problem, options)
@@ -145,7 +146,7 @@ def _check_cuts(problem: Problem, ends: Sequence[int]) -> None:
     if any(b <= a for a, b in zip(bounds, bounds[1:], strict=False)):
         raise InputError(
             "by_hand.cuts_misplaced",
-            f"cuts after {list(ends)} of {len(problem.layers)} layers: each must lie behind the one before, "
+            f"cuts after {list(ends)} of {len(problem.layers)} layers: expected increasing numbers, "
             "with a layer in every stage; move them apart",
         )
 

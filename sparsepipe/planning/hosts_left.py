@@ -32,7 +32,7 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
     """
     nodes = tuple(node for node in cluster.nodes if node.name not in lost)
     if not nodes:
-        raise InputError("hosts.none_left", "no host is left")
+        raise InputError("hosts.none_left", "all hosts failed")
     lost_ranks = {device.rank for device in cluster.devices if device.node.name in lost}
     remaining_ranks = [device.rank for device in cluster.devices if device.rank not in lost_ranks]
     types = [device.type.name for device in cluster.devices]
@@ -70,7 +70,7 @@ def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
     )
     if sorted(plan_by_profile.ranks) != list(range(len(plan_by_profile.ranks))):
         raise InputError(
-            "plan.leaves_out_device", f"it leaves out a device, and uses ranks {sorted(plan_by_profile.ranks)}"
+            "plan.leaves_out_device", f"it does not use every device; it uses ranks {sorted(plan_by_profile.ranks)}"
         )
     return replace(plan_by_profile, weights=plan.weights, accumulation=plan.accumulation)
 
@@ -81,7 +81,8 @@ def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
     """
     if plan.stages_per_rank > 1:
         raise InputError(
-            "plan.interleaved", "interleaved stages cannot be merged; plan for the remaining hosts, and resume"
+            "plan.interleaved",
+            "interleaved stages cannot be merged; make a plan for the remaining hosts, and resume with it",
         )
     stages = [_with(stage, kept) for stage in plan.stages]
     while not all(stage.ranks for stage in stages):

@@ -77,7 +77,8 @@ def largest_size(
             least = f"{times[:, 0].max():.3g} s" if seconds is not None else f"{sizes_left[:, 0].max():.3g} bytes"
             raise InputError(
                 "order.budget_below_any",
-                f"by the profile the smallest minibatch takes {least} on a stage, more than the budget; raise it",
+                f"according to the profile, the smallest minibatch takes {least} on a stage, more than the budget; "
+                "raise it",
             )
         low, high = sizes[last], sizes[min(last + 1, len(sizes) - 1)]
     return float(low)

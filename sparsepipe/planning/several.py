@@ -50,8 +50,8 @@ class Units:
             raise InputError(
                 "planner.too_many_splits",
                 f"{number_of(num_parts, 'pipeline')} on {number_of(len(cluster.devices), 'device')} of "
-                f"{len(units.kinds)} kinds: too many to split; ask for fewer pipelines, or plan parts of the cluster "
-                "by themselves",
+                f"{len(units.kinds)} kinds: too many combinations; use fewer pipelines, or plan parts of the cluster "
+                "separately",
             )
         return units
 
@@ -226,7 +226,7 @@ class _Search:
             value, chosen = self.worths.best(hoped)
             if value == -np.inf:
                 raise self.refused or InputError(
-                    "planner.no_plan", "no split of the devices can be planned; ask for fewer pipelines"
+                    "planner.no_plan", "no division of the devices can be planned; use fewer pipelines"
                 )
             waiting = [part for part in dict.fromkeys(chosen) if part not in self.plans]
             if not waiting:

@@ -152,7 +152,7 @@ class Provenance:
             if value is not None and not _fits(entry.name, value):
                 raise InputError(
                     "provenance.entry_malformed",
-                    f"{entry.name} of a provenance is {shown(value)}: expected what this project wrote",
+                    f"{entry.name} of a provenance is {shown(value)}: expected a value written by sparsepipe",
                 )
             if value is not None:
                 given[entry.name] = tuple(value) if entry.name in _LISTS else value

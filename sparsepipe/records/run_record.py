@@ -174,7 +174,7 @@ class RunRecord:
             raise InputError("run.is_file", f"{folder}: is a file, expected a run's folder")
         if not (folder / "plan.json").exists():
             raise InputError(
-                "run.not_found", f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are"
+                "run.not_found", f"{folder}: not a run (no plan.json); `sparsepipe runs list` lists the runs"
             )
         return cls(folder)
 

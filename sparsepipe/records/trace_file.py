@@ -59,7 +59,7 @@ def bytes_of_rank(num_ranks: int) -> int:
     if not 0 < size < 2**60:
         raise InputError(
             "trace.megabytes_malformed",
-            f"{MEGABYTES} is {given!r}, expected the megabytes of a run's trace that are kept, above 0",
+            f"{MEGABYTES} is {given!r}, expected the maximum trace size in megabytes, above 0",
         )
     return max(_LEAST, size // num_ranks)
 
@@ -91,9 +91,7 @@ def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: 
             else:
                 spans.append(span_of(row))
         except InputError as error:
-            raise DamagedRecord(
-                error.code, f"{path}:{line_number}: {error}; take the line out", **error.fields
-            ) from None
+            raise DamagedRecord(error.code, f"{path}:{line_number}: {error}; remove the line", **error.fields) from None
     return RankSpans(with_input_halves(spans), tuple(merged(left_out)), count)
 
 

@@ -92,7 +92,7 @@ def request(run_dir: Path) -> Request | None:
         found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
         told = Request._make([found["command"], *(found.get(name) for name in Request._fields[1:])])
         if told.command == REPLAN and told.plan is None:
-            raise InputError("command.no_plan", f"{path}: names no plan to switch to")
+            raise InputError("command.no_plan", f"{path}: contains no plan")
         return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])
     except FileNotFoundError:
         return None
@@ -163,7 +163,7 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
             raise InputError("command.too_large", f"{path}: expected a file of at most {most_bytes} bytes")
         if status.st_uid not in (os.geteuid(), 0):
             raise InputError(
-                "command.of_other_user", f"{path}: is of user {status.st_uid}, expected this run's own user"
+                "command.of_other_user", f"{path}: belongs to user {status.st_uid}, expected the user of the run"
             )
         return os.read(descriptor, most_bytes)
     finally:

@@ -230,7 +230,7 @@ class DataConfig(Settings):
                 setting="sampler",
             )
         if len(budgets := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
-            text = f"{{{budgets[0]}}} and {{{budgets[1]}}} both limit a minibatch: give one of them"
+            text = f"{{{budgets[0]}}} and {{{budgets[1]}}} both limit a minibatch: give only one of them"
             raise InputError("setting.two_budgets", text, setting=dict.fromkeys(budgets))
         if self.is_composed and (self.balance or not self.shuffle):
             raise InputError(

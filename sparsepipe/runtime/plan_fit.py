@@ -27,8 +27,8 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     if config.precision == "float16" and not plan.flushes:
         raise InputError(
             "setting.float16_without_flush",
-            f"{{precision}} goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
-            "could be left out when gradients overflow; use bfloat16",
+            f"{{precision}} requires a synchronous schedule: with weights {plan.weights!r} no step of all stages "
+            "can be skipped after an overflow of gradients; use bfloat16",
             setting={"precision": config.precision},
             weights=plan.weights,
         )
@@ -74,7 +74,7 @@ def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:
     if sorted(plan.ranks) != list(range(num_processes)):
         raise InputError(
             "replan.leaves_out_ranks",
-            f"the plan uses ranks {sorted(plan.ranks)}, one of several pipelines keeps all of its own: 0 to "
+            f"the plan uses ranks {sorted(plan.ranks)}, a pipeline replica must keep all its ranks: 0 to "
             f"{num_processes - 1}",
         )
     check_rule(Plan.alike(plan, 2, rule))
@@ -128,8 +128,8 @@ def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None
     if needed > room:
         raise InputError(
             "memory.too_little",
-            f"the plan needs {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are there for this job; plan with less "
-            "memory for each device",
+            f"the plan needs {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available to this job; plan with less "
+            "memory per device",
         )
 
 

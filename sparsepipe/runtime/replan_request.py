@@ -54,7 +54,7 @@ def leave(
     except FileExistsError:
         raise InputError(
             "replan.asked_already",
-            f"{run_dir}: has a pending change already; wait for its end, then ask again",
+            f"{run_dir}: a change is already pending; wait for its end, then repeat the request",
         ) from None
     except OSError as error:
         raise InputError(

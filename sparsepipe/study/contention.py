@@ -60,7 +60,7 @@ class Contention:
         if any(len(visit) != 2 for visit in self.visits) or moments != sorted(moments):
             raise InputError(
                 "visits.malformed",
-                f"visits {shown(self.visits)}: expected pairs (from, to) of shares of a run, in order",
+                f"visits {shown(self.visits)}: expected pairs (from, to) of fractions of a run, in order",
             )
 
     @classmethod
@@ -194,11 +194,11 @@ def averaging_link() -> Link:
                 code = both.wait(timeout=TIMEOUT)
             except subprocess.TimeoutExpired:
                 raise InputError(
-                    "averaging.timeout", f"two processes that average did not end within {TIMEOUT:g} s; try again"
+                    "averaging.timeout", f"two averaging processes did not end within {TIMEOUT:g} s; try again"
                 ) from None
         if code:
             raise InputError(
-                "averaging.failed", f"two processes that average ended with exit code {code}; see their output above"
+                "averaging.failed", f"two averaging processes ended with exit code {code}; see their output above"
             )
         small, large = read_json(Path(folder) / SECONDS)["seconds"]
     latency = small / 2  # two messages of half the bytes

@@ -52,7 +52,7 @@ def slowed_by(record: RunRecord) -> Factors:
     except (KeyError, ZeroDivisionError):
         raise InputError(
             "run.no_intruder",
-            f"{record.folder}: expected minibatches with and without an intruder, to compare them",
+            f"{record.folder}: expected minibatches with and without a co-located workload",
         ) from None
 
 

@@ -124,7 +124,7 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
             print(f"{path.name} is not beside {trace.name}: {without}")
         document = read_json(path, what="ByteDance's result") if path.exists() else {}
         if not isinstance(document, dict):
-            raise InputError("bytedance.malformed", f"{path}: expected an object, ByteDance's result")
+            raise InputError("bytedance.malformed", f"{path}: expected a JSON object of ByteDance's results")
         yield job, trace, document
 
 

@@ -237,7 +237,7 @@ class NotebookJob:
         if data and not is_function(str(data)) and not (published := find(data)).exists():
             raise InputError(
                 "dataset.not_found",
-                f"{published}: no such folder; give that of a data set, or a name that `data list` has",
+                f"{published}: no such folder; give the folder of a data set, or a name from `data list`",
             )
         source = "" if not data else str(expanded(data).resolve()) if expanded(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}

@@ -146,7 +146,7 @@ def _cluster_file(name: str) -> Path:
     if path.exists() or path.suffix:
         return path
     known = sorted(cluster_path.stem for cluster_path in (_data_manifests() / "clusters").glob("*.toml"))
-    raise InputError("cluster.not_found", f"{name}: no such file, nor one of {', '.join(known)}")
+    raise InputError("cluster.not_found", f"{name}: not found: no such file, and not one of {', '.join(known)}")
 
 
 def _data_manifests() -> Path:

@@ -57,7 +57,7 @@ class Cluster(Printed):
                 f"a cluster of {number_of(count, 'device')}: expected {MOST_DEVICES} at most",
             )
         if not names:
-            raise InputError("cluster.no_nodes", "a cluster without nodes: expected at least one device")
+            raise InputError("cluster.no_nodes", "the cluster has no nodes: expected at least one device")
         if len(set(names)) < len(names):
             raise InputError(
                 "cluster.node_twice", f"node name {max(names, key=names.count)!r} is used twice: names must differ"
@@ -202,7 +202,7 @@ def check_addresses(nodes: Sequence[Node]) -> None:
         if len(names := named[node.address.lower()]) > 1:
             raise InputError(
                 "cluster.address_twice",
-                f"{node.address} is the address of more than one host ({' and '.join(names)}); give each its own",
+                f"{node.address} is the address of several hosts ({' and '.join(names)}); give each its own",
                 address=node.address,
             )
 
@@ -238,7 +238,7 @@ def _parse(document: dict[str, Any]) -> Cluster:
         each = _number(entry, "network_seconds_per_byte", 0.0)
         kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds, each)
         if kind.name in types:
-            raise InputError("device_type.twice", f"device type {kind.name!r} is described twice")
+            raise InputError("device_type.twice", f"device type {kind.name!r} occurs twice")
         types[kind.name] = kind
     _check_count(document)
     nodes = tuple(_node(entry, types) for entry in _tables(document, "node"))

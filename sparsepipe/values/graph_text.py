@@ -148,7 +148,7 @@ def _edge(ends: list[str], nodes: dict[str, GraphTextNode]) -> tuple[str, str]:
         if id not in nodes:
             raise InputError(
                 "graph_text.node_unknown",
-                f"edge names {id!r}, which no line above describes; describe nodes before their edges",
+                f"edge names {id!r}, which is not defined above; define nodes before their edges",
             )
     return ends[0], ends[1]
 

@@ -426,7 +426,7 @@ class Plan(StagePlan, Printed):
             if (routing := text(document["routing"], "routing")) != _ROUTING:
                 raise InputError("plan.routing_unknown", f"routing {routing!r} is unknown, expected {_ROUTING!r}")
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError("plan.foreign", f"not a plan this project wrote ({error!r})") from None
+            raise InputError("plan.foreign", f"not a plan of sparsepipe ({error!r})") from None
         if beyond := beyond_bounds(plan):
             raise InputError("plan.out_of_bounds", beyond[0])
         return plan
@@ -438,7 +438,7 @@ class Plan(StagePlan, Printed):
             raise InputError("pipelines.list_malformed", f"pipelines = {shown(entries)}: expected a list of plans")
         if "replication" not in document:
             raise InputError(
-                "pipelines.no_replication", "pipelines without 'replication': expected the rule by which they average"
+                "pipelines.no_replication", "pipelines without 'replication': expected a synchronization scheme"
             )
         members = []
         for k, entry in enumerate(entries):
@@ -448,7 +448,7 @@ class Plan(StagePlan, Printed):
                 raise error.within(f"pipeline {k}: ") from None
             if members[k].replication is not None:
                 raise InputError(
-                    "plan.nested_pipelines", f"pipeline {k}: has pipelines of its own, expected the plan of one"
+                    "plan.nested_pipelines", f"pipeline {k}: is a plan of several pipelines, expected a plan of one"
                 )
         seconds = {
             name: maybe(number)(document.get(name), name) for name in ("lower_bound_seconds", "data_parallel_seconds")

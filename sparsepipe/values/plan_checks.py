@@ -75,12 +75,12 @@ def _of_settings(plan: StagePlan) -> list[str]:
         found.append(f"schedule {plan.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
     elif plan.weights not in WEIGHT_POLICIES[plan.schedule]:
         allowed = " or ".join(WEIGHT_POLICIES[plan.schedule])
-        found.append(f"weights {plan.weights!r} do not go with schedule {plan.schedule!r}, expected {allowed}")
+        found.append(f"weights {plan.weights!r} do not match schedule {plan.schedule!r}, expected {allowed}")
     found += beyond_bounds(plan)
     if plan.accumulation < 1:
         found.append(f"accumulation is {plan.accumulation}, expected 1 or more rounds")
     elif plan.accumulation > 1 and plan.updates_by_step:
-        found.append(f"accumulation goes with asynchronous rounds; with {plan.weights} set num_microbatches")
+        found.append(f"accumulation requires asynchronous rounds; with {plan.weights} set num_microbatches")
     together = plan.weights in WEIGHT_RULES and WEIGHT_RULES[plan.weights].same_everywhere
     if together and len({stage.round for stage in plan.stages}) > 1:
         found.append(f"weights {plan.weights!r} need stages that update equally often: replicas of equal rounds")

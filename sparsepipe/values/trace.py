@@ -242,7 +242,7 @@ class Trace(Printed):
             if not isinstance(document, dict):
                 wrong = f"it is {shown(document)}, no object with 'traceEvents'"
             raise InputError(
-                "trace.foreign", f"not a trace this project wrote: {wrong}; expected Chrome trace events"
+                "trace.foreign", f"not a trace of sparsepipe: {wrong}; expected Chrome trace events"
             ) from None
 
 
@@ -258,7 +258,8 @@ def _step(value: Any, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) != 3:
         raise InputError(
             "trace.step_malformed",
-            f"{what} = {shown(value)}: expected a step's number, its first minibatch, and the next one's",
+            f"{what} = {shown(value)}: expected the number of the step, its first minibatch, and the first minibatch "
+            "of the next step",
         )
     return [integer(number, what, most=_MOST_ID) for number in value]
 

@@ -66,7 +66,7 @@ def collated(samples: Sequence[Any], what: str, *, padding: int = PADDING) -> An
     if not all(isinstance(sample, Tensor) for sample in samples):
         raise InputError(
             "sample.kinds_differ",
-            f"{what} are a tensor of one sample and several of another in one minibatch; expected one kind",
+            f"{what} are one tensor in some samples and several in others; expected one kind",
         )
     return _stacked(samples, what, padding)
 
@@ -101,7 +101,7 @@ def _tensor(value: object, what: str) -> Tensor:
             array = np.asarray(value)
         except ValueError:  # lists of unlike lengths
             raise InputError(
-                "sample.lists_ragged", f"{what} is a list of lists of unlike lengths, expected a tensor or an array"
+                "sample.lists_ragged", f"{what} is a list of lists of different lengths, expected a tensor or an array"
             ) from None
         if array.dtype.kind == "f":
             return torch.from_numpy(array.astype(np.float64)).to(torch.get_default_dtype())
@@ -137,8 +137,8 @@ def _stacked(parts: Sequence[Tensor], what: str, padding: int) -> Tensor:
     if len({shape[1:] for shape in shapes}) > 1 or () in shapes:
         raise InputError(
             "sample.shapes_differ",
-            f"{what} of shapes {list(two[0])} and {list(two[-1])} in one minibatch, expected one shape, or one that "
-            "differs along the first axis alone; resize or crop them in the data set",
+            f"{what} of shapes {list(two[0])} and {list(two[-1])} in one minibatch, expected one shape, or shapes that "
+            "differ only along the first axis; resize or crop them in the data set",
         )
     longest = max(shape[0] for shape in shapes)
     padded = parts[0].new_full((len(parts), longest, *parts[0].shape[1:]), padding)

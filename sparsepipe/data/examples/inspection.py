@@ -190,7 +190,7 @@ class _Reader:
                 if not can_be_held(sample, limit):
                     raise InputError(
                         "voxels.out_of_reach",
-                        f"{dataset.name(index)}: its voxels span more than an engine holds, {limit} from 0",
+                        f"{dataset.name(index)}: its voxels exceed the range of an engine, {limit} from 0",
                     )
         if not isinstance(batch, ExampleBatch) or isinstance(dataset, PlainTextExamples):
             return

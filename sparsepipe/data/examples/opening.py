@@ -65,7 +65,8 @@ def open_examples(
         if augmentation is not None:
             raise InputError(
                 "dataset.no_augmentation",
-                f"{source}: augmentation {augmentation!r} given, but items of a function change by its own",
+                f"{source}: augmentation {augmentation!r} given, but a data function augments its items itself; omit "
+                "the augmentation",
             )
         own_collate = None if collate is None else UserFunction.parse(collate)
         return OwnExamples(UserFunction.parse(str(source)), split, seed, options, own_collate)

@@ -199,7 +199,8 @@ class OwnExamples:
         if clouds:
             if len(clouds) != len(items):
                 raise InputError(
-                    "own_data.kinds_differ", f"{self.function}: clouds and tensors in one minibatch, expected one kind"
+                    "own_data.kinds_differ",
+                    f"{self.function}: a minibatch contains clouds and tensors, expected only one kind",
                 )
             return collate(clouds)
         if is_named(items[0]):
@@ -349,7 +350,7 @@ class OwnExamples:
         if not isinstance(target, torch.Tensor) or target.ndim or target.dtype != torch.int64:
             raise InputError(
                 "own_data.no_class",
-                f"{self.function}: item {index} has no class (its target is no whole number)",
+                f"{self.function}: item {index} has no class (its target is not a whole number)",
                 index=index,
             )
         return int(target)
@@ -382,7 +383,7 @@ class OwnExamples:
         if not isinstance(given, Mapping):
             raise InputError(
                 "own_data.facts_malformed",
-                f"{self.function}: facts is {shown(given)}, expected a dict of what a network may ask",
+                f"{self.function}: facts is {shown(given)}, expected a dict of data properties for networks",
             )
         known = {str(name): value for name, value in given.items()}
         for name in ("num_classes", "vocabulary_size"):

@@ -303,7 +303,7 @@ def _counted_as(path: Path, values: np.ndarray, ignored: np.ndarray, reading: Re
     if len(bad) and not reading.other_labels:
         raise InputError(
             "cloud.label_unnamed",
-            f"{path}: label {bad[0]} is {values[bad[0]]:g}, which 'labels' in dataset.json do not name; add it, or "
+            f"{path}: label {bad[0]} is {values[bad[0]]:g}, which is not in 'labels' of dataset.json; add it, or "
             f'"{OTHERS}": null for all others',
         )
     return np.where(named, np.append(targets, IGNORED)[place], IGNORED)
@@ -362,7 +362,7 @@ def read_bytes(path: Path, *, what: str) -> bytes:
 def _check_kind(path: Path, data: bytes, *, what: str) -> None:
     """Raise InputError for content that lies under any name by mistake, and would be called damaged."""
     if data.startswith(b"\x1f\x8b\x08"):
-        raise InputError("file.gzipped", f"{path}: is packed by gzip, expected {what}; name it {path.name}.gz")
+        raise InputError("file.gzipped", f"{path}: is compressed by gzip, expected {what}; name it {path.name}.gz")
     if data.startswith(b"PK\x03\x04") and suffix_of(path) != ".npz":
         raise InputError("file.zipped", f"{path}: is a zip archive, expected {what}; unpack it")
     if data.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -392,7 +392,7 @@ def miscounted(path: Path, numbers: str, *, short: bool, source: str = "header")
             "file.truncated", f"{path}: truncated: {numbers}; fetch the file again, or correct its {source}"
         )
     return InputError(
-        "file.too_long", f"{path}: longer than its {source} says: {numbers}; correct its {source}, or take the rest out"
+        "file.too_long", f"{path}: longer than in its {source}: {numbers}; correct its {source}, or take the rest out"
     )
 
 

@@ -33,7 +33,7 @@ def unpacked_gzip(path: Path, data: bytes) -> bytes:
     It is unpacked twice: the first time its bytes are counted alone, so that none is kept of one that is too large.
     """
     if not data.startswith(b"\x1f\x8b"):
-        raise InputError("file.not_gzipped", f"{path}: named .gz but not packed by gzip; rename it to {path.stem}")
+        raise InputError("file.not_gzipped", f"{path}: named .gz but not compressed by gzip; rename it to {path.stem}")
     num_bytes = 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:

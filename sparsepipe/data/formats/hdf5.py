@@ -46,7 +46,7 @@ def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None =
         if entry is None and count > 1:
             raise InputError(
                 "hdf5.several_clouds",
-                f"{path}: holds {count} clouds, expected one; give the folder that the file lies in",
+                f"{path}: holds {count} clouds, expected one; give the folder of the file",
             )
         chosen = 0 if entry is None else entry
         if not 0 <= chosen < count:
@@ -185,7 +185,7 @@ def check_storage(path: Path, name: str, array: Any) -> None:
     if array.external or array.is_virtual:
         raise InputError(
             "hdf5.array_external",
-            f"{path}: the numbers of {name!r} lie in another file, expected them in this one; copy them",
+            f"{path}: the values of {name!r} are in another file, expected them in this file; copy them",
         )
     what = f"array {name!r} {list(array.shape)}"
     check_claim(path, array.nbytes, num_bytes=num_bytes, what=what, packed=array.chunks is not None)

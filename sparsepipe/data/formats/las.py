@@ -37,7 +37,8 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
         ) from None
     except OSError as error:
         raise InputError(
-            "laz.not_startable", f"{path}: the LAZ unpacking process cannot be started ({error.strerror}); try again"
+            "laz.not_startable",
+            f"{path}: the process that decompresses LAZ cannot be started ({error.strerror}); try again",
         ) from None
     if done.returncode == -signal.SIGKILL:  # by the system, which ran out of memory
         raise too_large(path)
@@ -45,7 +46,7 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         reason = said[-1][:200] if done.returncode == 1 and said else "the decompressor gave up"
         raise InputError(
-            "laz.unreadable", f"{path}: not a LAZ point cloud that can be read ({reason}); fetch the file again"
+            "laz.unreadable", f"{path}: cannot be read as a LAZ point cloud ({reason}); fetch the file again"
         )
     return done.stdout
 
@@ -151,7 +152,7 @@ def _check_header(path: Path, data: bytes) -> int:
         if num_evlrs and evlr_start + num_evlrs * _EVLR_BYTES > len(data):
             raise InputError(
                 "las.records_short",
-                f"{path}: truncated: its {num_evlrs} extended records go beyond it; fetch the file again",
+                f"{path}: truncated: its {num_evlrs} extended records exceed the file; fetch the file again",
             )
     if header_bytes + num_vlrs * _VLR_BYTES > start or start > len(data):
         raise InputError(

@@ -21,7 +21,9 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     """
     text = decoded(read_bytes(path, what=_WHAT))
     if "\0" in text:
-        raise InputError("obj.binary", f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format")
+        raise InputError(
+            "obj.binary", f"{path}: holds binary data, expected {_WHAT}; rename it with the suffix of its format"
+        )
     vertices: list[tuple[int, bytes]] = []
     width = 0
     corners: list[int] = []
@@ -63,7 +65,8 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
         return cloud_of(path, columns, reading)
     if max(corners) >= len(vertices):
         raise InputError(
-            "mesh.vertex_unknown", f"{path}: a face names vertex {max(corners) + 1} of {len(vertices)}; repair the file"
+            "mesh.vertex_unknown",
+            f"{path}: a face refers to vertex {max(corners) + 1} of {len(vertices)}; repair the file",
         )
     points, attributes, names, _ = parted(path, columns, reading)
     return mesh_of(
@@ -252,7 +255,7 @@ def _ascii_corners(path: Path, text: str) -> np.ndarray:
             rows.append((number, " ".join(words).encode()))
     if not ended or open_solids > 0:
         raise InputError(
-            "stl.truncated", f"{path}: truncated: it ends within a solid, expected endsolid; fetch the file again"
+            "stl.truncated", f"{path}: truncated: it ends within a solid, without endsolid; fetch the file again"
         )
     if not rows:
         raise InputError("mesh.no_surface", f"{path}: 0 triangles, expected a surface to sample; remove the file")

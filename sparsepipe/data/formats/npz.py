@@ -56,7 +56,7 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
         if not np.array_equal(arrays[other], arrays[points[0]]):
             raise InputError(
                 "npz.points_twice",
-                f"{path}: arrays {points[0]!r} and {other!r} may both be the points; say which is not in dataset.json, "
+                f"{path}: arrays {points[0]!r} and {other!r} may both contain the points; exclude one in dataset.json, "
                 f'such as "columns": {{"{other}": "{LEFT_OUT}"}}',
             )
     columns = _table(path, points[0], arrays[points[0]], reading)

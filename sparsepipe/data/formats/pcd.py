@@ -200,7 +200,9 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
     with library_errors(path, what=_WHAT):
         found: bytes | None = lzf.decompress(content, unpacked)
     if found is None or len(found) != unpacked:
-        raise InputError("pcd.not_unpackable", f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
+        raise InputError(
+            "pcd.not_unpackable", f"{path}: not {_WHAT}: its points cannot be decompressed; fetch it again"
+        )
     return found
 
 

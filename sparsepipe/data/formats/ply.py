@@ -375,7 +375,9 @@ def _checked(path: Path, header: _Header) -> _Header:
             )
     vertex = next((element for element in header.elements if element.name == "vertex"), None)
     if vertex is None or not vertex.count:
-        raise InputError("cloud.no_points", f"{path}: no vertex in its header, expected at least one; remove the file")
+        raise InputError(
+            "cloud.no_points", f"{path}: its header has no vertices, expected at least one; remove the file"
+        )
     names = [p.name for p in vertex.properties if p.count_type is None]
     if not set(POSITION) <= {name.lower() for name in names}:
         raise InputError(

@@ -32,7 +32,7 @@ def mesh_of(
     if len(outside):
         raise InputError(
             "mesh.vertex_unknown",
-            f"{path}: a face names vertex {corners[outside[0]]:g}, outside the range 0 to {len(vertices) - 1}; "
+            f"{path}: a face refers to vertex {corners[outside[0]]:g}, outside the range 0 to {len(vertices) - 1}; "
             "repair or remove the file",
         )
     corners, counts = corners.astype(np.int64), counts.astype(np.int64)

@@ -40,7 +40,7 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
         raise InputError(
             "scan.size_odd",
             f"{path}: {len(data)} bytes, expected a multiple of {row_bytes}: rows of {' '.join(columns)} as float32; "
-            "it is of other columns, or cut short",
+            "it has other columns, or is truncated",
             row_bytes=row_bytes,
         )
     rows = _rows(data, len(columns))

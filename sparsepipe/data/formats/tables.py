@@ -38,12 +38,12 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     if len(first) != len(names) and any(first[len(names) :] or ["x"]):
         raise InputError(
             "table.field_count",
-            f"{path}: {len(first)} fields in its first row, expected {len(names)} as its head line names; repair it",
+            f"{path}: {len(first)} fields in its first row, expected {len(names)} as in its header; repair it",
         )
     if reading.columns is not None and len(reading.columns) != len(names):
         raise InputError(
             "table.column_count",
-            f"{path}: {len(names)} columns, expected {len(reading.columns)} as dataset.json names; correct its columns",
+            f"{path}: {len(names)} columns, expected {len(reading.columns)} as in dataset.json; correct its columns",
         )
     commas = separator != "," and re.search(r"\d,\d", body) and not re.search(r"\d\.\d", body)
     import pandas  # here: few files need it

@@ -37,7 +37,7 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     words = lines[0][1].split()
     if words[:1] in (["ncols"], ["NCOLS"]):
         raise InputError(
-            "text.esri_grid", f"{path}: an ESRI grid of heights, expected {_WHAT}; convert it to rows of x y z"
+            "text.esri_grid", f"{path}: is an ESRI height grid, expected {_WHAT}; convert it to rows of x y z"
         )
     if _are_names(words, renamed) or (words and _begin_with_words([line for _, line in lines[:2]])):
         if named is None and not _are_names(words, renamed):
@@ -73,7 +73,7 @@ def _refuse_ptx(path: Path, lines: list[tuple[int, str]]) -> None:
     if widths == [1, 3, 3, 3, 3, 4, 4, 4, 4]:
         raise InputError(
             "text.ptx_scan",
-            f"{path}: begins as a PTX scan, with its columns, rows and pose; export it as PTS, PLY or LAS",
+            f"{path}: is a PTX scan; export it as PTS, PLY or LAS",
         )
 
 
@@ -88,7 +88,7 @@ def _lines(path: Path, renamed: dict[str, str]) -> tuple[list[tuple[int, str]], 
     text = decoded(data)
     if "\0" in text:
         raise InputError(
-            "text.binary", f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format"
+            "text.binary", f"{path}: holds binary data, expected {_WHAT}; rename it with the suffix of its format"
         )
     end = "\n" if "\n" in text else "\r"  # old Macs
     # not splitlines(): it parts a line at the control characters that damaged files hold
@@ -167,7 +167,9 @@ def _undecided(path: Path, row: tuple[int, str]) -> InputError:
 def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> np.ndarray:
     """Return the rows as float64 [P, C]: at once if they are sound, else with the line that is not."""
     if not lines:
-        raise InputError("text.no_rows", f"{path}: names its columns but has no row; fetch the file again or remove it")
+        raise InputError(
+            "text.no_rows", f"{path}: contains column names but no rows; fetch the file again or remove it"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy only warns of rows that hold separators alone

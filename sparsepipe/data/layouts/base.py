@@ -92,7 +92,7 @@ class DataFolder:
             if twins := duplicate_names(names):
                 raise InputError(
                     "layout.names_alike",
-                    f"{self.path}: {what} {twins}; expected a name for each, rename one or join them",
+                    f"{self.path}: {what} {twins}; expected different names: rename one, or merge them",
                 )
 
     @cached_property
@@ -225,7 +225,7 @@ def read_marker(root: Path) -> Marker:
         if near := meant(key.lower(), sorted(_KEYS)):
             raise InputError(
                 "marker.key_unknown",
-                f"{path}: {shown(key)} is no key that is read, did you mean {near!r}? Rename or remove it",
+                f"{path}: {shown(key)} is an unknown key, did you mean {near!r}? Rename or remove it",
             )
     return marker
 
@@ -284,7 +284,7 @@ def sample_of(
     """Describe one sample. Raises InputError if one of its files is missing."""
     for file in (path, *companions):
         if not is_file(file):
-            raise InputError("layout.listed_missing", f"{short(file)}: listed but not there; fetch the data set again")
+            raise InputError("layout.listed_missing", f"{short(file)}: listed but missing; fetch the data set again")
     num_bytes = sum(file.stat().st_size for file in (path, *companions))
     return SampleFile(path, path.relative_to(root).as_posix(), label, split, num_bytes, companions=companions)
 

@@ -107,7 +107,7 @@ def _found_splits(listing: Listing) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for path, split in lists.items():
         if split in splits:
-            raise InputError("layout.list_twice", f"{path}: a second list of split {split}; keep one")
+            raise InputError("layout.list_twice", f"{path}: is a second list of split {split}; keep one")
         splits[split] = _listed(listing, path)
     by_name: dict[str, list[Path]] = {}
     for path in _files(root):

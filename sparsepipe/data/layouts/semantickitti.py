@@ -126,7 +126,7 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
         raise InputError(
             "semantickitti.label_count",
             f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
-            "scan; they are of different scans, or one is cut short",
+            "scan; they belong to different scans, or a file is truncated",
             num_points=num_points,
         )
     labels: np.ndarray = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]

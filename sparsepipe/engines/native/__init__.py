@@ -66,7 +66,7 @@ class NativeEngine:
             if not bool((keys[1:] > keys[:-1]).all()):
                 raise InputError(
                     "coordinates.not_sorted",
-                    f"coordinates at tensor stride {stride} are not sorted and distinct: not the native engine's",
+                    f"coordinates at tensor stride {stride} are not sorted and distinct, as the native engine requires",
                 )
             manager.insert(stride, keys, coordinates)
         return {name: _join(name, feature, parts, managers) for name, feature in parts.features.items()}

@@ -326,7 +326,7 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
         apart = stride[0] if len(set(stride)) == 1 else tuple(stride)
         raise InputError(
             "tensor.stride_apart",
-            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {apart} apart",
+            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch with stride {apart} apart",
         )
     return tensor.manager.kernel_map(fine, coarse, **shape).transposed
 

@@ -45,7 +45,7 @@ def launch(
     if plan.members and port is not None:
         raise InputError(
             "port.of_several_pipelines",
-            "a port goes with one pipeline: several choose theirs by themselves; leave it out",
+            "a port requires one pipeline: several pipelines choose their ports themselves; omit it",
         )
     check_port(port)
     check_threads(run.config.threads)

@@ -109,7 +109,7 @@ def check_workers(count: int) -> None:
     if count > _FEW_WORKERS and count * _WORKER_BYTES > room:
         raise InputError(
             "memory.too_many_workers",
-            f"{count} workers take about {count * _WORKER_BYTES / 1e9:.0f} GB before they train, {room / 1e9:.1f} GB "
+            f"{count} workers take about {count * _WORKER_BYTES / 1e9:.0f} GB at start, {room / 1e9:.1f} GB "
             "are free on this machine; use a plan of fewer ranks",
         )
     if count > max(_FEW_WORKERS, 4 * cores):

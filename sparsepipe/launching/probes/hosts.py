@@ -79,10 +79,10 @@ class Probe:
             raise
         except ValueError as error:
             raise InputError(
-                "probe.answer_malformed", f"{self.node.name}: does not answer as a probe does ({error})"
+                "probe.answer_malformed", f"{self.node.name}: gives no valid answer to the probe ({error})"
             ) from None
         if not isinstance(answer, dict):
-            raise InputError("probe.answer_malformed", f"{self.node.name}: does not answer as a probe does")
+            raise InputError("probe.answer_malformed", f"{self.node.name}: gives no valid answer to the probe")
         if "error" in answer:
             raise InputError("probe.failed", f"{self.node.name}: {complaint(answer['error'])}")
         return answer

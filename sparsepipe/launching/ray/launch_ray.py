@@ -120,7 +120,7 @@ def _address(told: str | None) -> str | None:
     if "://" in told:
         raise InputError(
             "ray.client_address",
-            f"Ray's address {told!r} is that of a client: run on a node of the cluster, and give its address as "
+            f"Ray's address {told!r} is a client address: run on a node of the cluster, and give an address such as "
             "10.0.0.1:6379, or auto",
         )
     return told

@@ -103,7 +103,7 @@ class NodesOfRay:
         last = self._last
         hosts = [hosted for hosted in last.hosts if hosted not in lost]
         if not hosts:
-            raise InputError("hosts.none_left", "no host of the ranks is left, and other hosts have no room")
+            raise InputError("hosts.none_left", "all hosts of the ranks failed, and other hosts have no free devices")
         devices = devices_of(self._types, self._known)
         kept = [rank for hosted in hosts for rank in hosted.ranks]
         nodes = (

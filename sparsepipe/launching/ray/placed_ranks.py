@@ -168,7 +168,7 @@ def reserved(wanted: Sequence[dict[str, str]], *, gpus: bool, seconds: float = _
         if not group.wait(seconds):
             raise InputError(
                 "ray.no_room",
-                f"Ray had no room for {number_of(len(wanted), 'rank')} within {seconds:.0f} s: other jobs have it "
+                f"Ray had no room for {number_of(len(wanted), 'rank')} within {seconds:.0f} s: other jobs use it "
                 "(`ray status`); wait for them, or plan for fewer ranks",
             )
         nodes = nodes_of(group)

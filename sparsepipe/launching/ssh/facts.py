@@ -46,7 +46,7 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
     if ":" in address:
         raise InputError(
             "host.address_of_ipv6",
-            f"its address {address!r} is one of IPv6; give its address of IPv4, which hosts connect by",
+            f"its address {address!r} is an IPv6 address; give its IPv4 address",
         )
     try:
         numbers = socket.gethostbyname(address)
@@ -69,7 +69,7 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
             names.append(f"{name} {found}")
     raise InputError(
         "host.address_not_its_own",
-        f"no network interface of this host has its address {address} (there are {', '.join(names) or 'none'})",
+        f"this host has no network interface with its address {address} (there are {', '.join(names) or 'none'})",
     )
 
 

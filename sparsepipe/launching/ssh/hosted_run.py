@@ -163,7 +163,7 @@ class HostedRun:
             (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
             self._lock = hold(self.folder)
         except OSError as error:
-            raise InputError("disk.full", f"{error.filename}: {error.strerror}; make room on its disk") from None
+            raise InputError("disk.full", f"{error.filename}: {error.strerror}; free disk space") from None
         self.shards = Shards(self.folder, leads=False)
         self._mirror = Mirror(self.folder, ())
         self._rows: OwnRows | None = None  # of workers
@@ -237,7 +237,7 @@ class HostedRun:
                 return status
             if code < 0:
                 return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}
-            told = f"how it ended could not be written to {self.run_dir}; make room on its disk"
+            told = f"how it ended could not be written to {self.run_dir}; free disk space"
             return {"state": "failed", "reason": told, "precedence": KILLED, "lasting": True, "limit": True}
         except (OSError, ValueError) as error:
             return {"state": "failed", "reason": f"how it ended cannot be read ({error})"}

@@ -84,7 +84,8 @@ def check_ranks(ranks: Sequence[int], num_devices: int) -> None:
         )
     if twice := [rank for rank, count in Counter(ranks).items() if count > 1]:
         raise InputError(
-            "plan.rank_in_two_pipelines", f"rank {twice[0]} is in more than one pipeline: give each devices of its own"
+            "plan.rank_in_two_pipelines",
+            f"rank {twice[0]} is in several pipelines: give each pipeline separate devices",
         )
 
 

@@ -74,7 +74,7 @@ class Requests:
         else:
             command, minibatch = told.get("command"), told.get("minibatch")
             if command is None or minibatch is None:
-                raise InputError("request.malformed", f"{name}: does not say what was done, and when")
+                raise InputError("request.malformed", f"{name}: contains no action or time")
             if token is not None:
                 self._begin(token, minibatch)
             commands.take(folder, command, minibatch, plan=token)

@@ -60,7 +60,8 @@ class RowsOfHosts:
         for line in lines:
             if (row := row_of(line)) is None:
                 raise InputError(
-                    "agent.row_malformed", f"received {line[:100].decode(errors='replace')!r}, which is no row of a run"
+                    "agent.row_malformed",
+                    f"received {line[:100].decode(errors='replace')!r}, expected a row of metrics",
                 )
             if row["event"] == "step":
                 self._known.add(int(row["minibatch"]))

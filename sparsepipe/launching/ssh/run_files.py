@@ -222,7 +222,9 @@ class RunFiles:
             growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
             self._copies.setdefault(host, Copy()).take(growth, path)
         elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
-            raise InputError("agent.file_unknown", f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
+            raise InputError(
+                "agent.file_unknown", f"{self._named(host)} sent {name[:100]!r}, which does not belong to a checkpoint"
+            )
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)
         else:

@@ -173,4 +173,4 @@ def _check_nodes(forest: Forest) -> None:
     for name in ("left", "right"):
         child = getattr(forest, name)
         if ((child <= places) | (child >= ends))[inner].any():
-            raise InputError("forest.child_misplaced", f"a node's {name} child is not behind it in its own tree")
+            raise InputError("forest.child_misplaced", f"a node's {name} child does not follow it in its tree")

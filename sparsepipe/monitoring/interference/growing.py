@@ -44,7 +44,7 @@ def grow(
         )
     if not np.isfinite(given).all() or not np.isfinite(wanted).all():
         raise InputError(
-            "forest.not_finite", "rows to learn from with a number that is not finite: expected measured ones"
+            "forest.not_finite", "training rows contain a number that is not finite: expected measured numbers"
         )
     from sklearn.ensemble import RandomForestRegressor
 

@@ -41,7 +41,7 @@ class Intruder:
             self.process.stdin.flush()
         except OSError:
             raise InputError(
-                "intruder.gone", f"the intruder on {_where(self)} has ended: its last command was {word}"
+                "intruder.gone", f"the intruder on {_where(self)} ended: its last command was {word}"
             ) from None
 
 
@@ -107,7 +107,7 @@ def run_intruders(
         say(f"{kind} on {where}: ready; begins in {after:g} s, for {seconds:g} s")
         while any(one.process.poll() is None for one in intruders):
             if os.getppid() != parent:
-                raise InputError("intruder.orphaned", "its parent process has ended; the intruder ended too")
+                raise InputError("intruder.orphaned", "its parent process ended, and so did the workload")
             time.sleep(_LOOK)
         return {one.number: _steps(one) for one in intruders}
 

@@ -67,7 +67,7 @@ def judge(
     other_names, asked, measured = table_of(held_out)
     if names != other_names:
         raise InputError(
-            "forest.features_differ", "rows held out have other features than those learned from; expected the same"
+            "forest.features_differ", "held-out rows have other features than training rows; expected the same"
         )
     forest = grow(names, given, 1 / slowdowns if of_paces else slowdowns, growth)
     found = forest.predict(asked)

@@ -138,7 +138,7 @@ def rows_of(measurements: list[Measurement]) -> list[list[Row]]:
         if one.victim not in alone:
             raise InputError(
                 "interference.no_baseline",
-                f"{one.victim} was not measured alone; measure on, until it was",
+                f"{one.victim} was not measured without co-located workloads; continue the measurement",
                 victim=one.victim,
             )
         rows = []

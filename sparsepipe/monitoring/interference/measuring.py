@@ -47,7 +47,7 @@ def measure(
     for kind in kinds:
         check_kind(kind)
     if not victims or not kinds:
-        raise InputError("interference.none_given", "no victims or no intruders: expected one or more of either")
+        raise InputError("interference.none_given", "expected one or more networks (victims) and co-located workloads")
     device = device or device_here()
     if not (numbers := places(device)):
         raise InputError("device.no_cuda", f"device {shown(device)}: torch sees no CUDA device; use {CPU}")

@@ -31,7 +31,7 @@ def check_places(device: str, numbers: Sequence[int]) -> None:
         raise InputError("device.no_cuda", f"{told} given, but torch sees no CUDA device; give cores")
     raise InputError(
         "intruder.core_unusable",
-        f"{told} given, but this process may use {', '.join(map(str, here))}; choose among them",
+        f"{told} given, but this process can use {', '.join(map(str, here))}; choose among them",
     )
 
 

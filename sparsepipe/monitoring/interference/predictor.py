@@ -115,7 +115,8 @@ def learn(
     if len(measurements) < 4:
         raise InputError(
             "predictor.too_few",
-            f"{number_of(len(measurements), 'measurement')} to learn from, expected four or more; measure on",
+            f"{number_of(len(measurements), 'measurement')} to train the predictor, expected four or more; measure "
+            "more",
         )
     by_measurement = rows_of(list(measurements))
     learned, held_out = split(len(by_measurement), seed=growth.seed)

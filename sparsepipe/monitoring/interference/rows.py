@@ -24,7 +24,7 @@ def table_of(rows: Sequence[Row]) -> tuple[tuple[str, ...], Floats, Floats]:
     Raises InputError without rows, and if one has other features than the first.
     """
     if not rows:
-        raise InputError("interference.no_rows", "no rows to learn from; measure some first")
+        raise InputError("interference.no_rows", "no training rows; measure first")
     names = tuple(rows[0].features)
     for place, row in enumerate(rows):
         if row.features.keys() != rows[0].features.keys():

@@ -10,5 +10,5 @@ def check_size(network: str, image_size: int | tuple[int, int], *, least: int) -
         raise InputError(
             "images.too_small",
             f"{network} takes images of {least} x {least} pixels or more, these have {height} x {width}: enlarge them, "
-            "or take resnet18-32 or vgg16-images-32, which are made for small ones",
+            "or take resnet18-32 or vgg16-images-32, which take small images",
         )

@@ -96,7 +96,7 @@ def _marks(examples: ExampleDataset) -> tuple[int, int]:
     if lacking:
         raise InputError(
             "bleu.no_special_ids",
-            f"BLEU needs the ids that sentences begin and end with: this data set has no {', '.join(lacking)}",
+            f"BLEU needs the ids of the start and end of a sentence: this data set has no {', '.join(lacking)}",
         )
     return examples.facts["begin"], examples.facts["end"]
 
@@ -105,7 +105,7 @@ def _source(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(inputs, Mapping) or not all(name in inputs for name in _INPUTS):
         raise InputError(
             "bleu.inputs_malformed",
-            f"BLEU is of translations: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}",
+            f"BLEU needs translations: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}",
         )
     return inputs["source"], inputs["source_mask"]
 

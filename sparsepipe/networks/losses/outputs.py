@@ -81,7 +81,7 @@ def check_known(output: Tensor, target: Tensor, what: str) -> None:
     if largest >= output.shape[-1]:
         raise InputError(
             "loss.class_count",
-            f"the target has {what} {largest}, the network has {output.shape[-1]} outputs: it is made for other data",
+            f"the target has {what} {largest}, the network has {output.shape[-1]} outputs: it was made for other data",
         )
 
 

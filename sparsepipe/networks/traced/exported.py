@@ -184,7 +184,7 @@ def _observe(
     if isinstance(changed, fx.Node) and changed.op == "get_attr":  # a counter, a running mean: it has to change
         in_place, target = False, node.target
     elif target is torch.ops.aten.copy.default:  # without a derivative
-        raise CannotBeTraced("module.works_in_place", "copy_ works in place alone")
+        raise CannotBeTraced("module.works_in_place", "copy_ works only in place")
     node.target, node.args, node.kwargs = target, args, kwargs
     for source in node.all_input_nodes:
         if source in stale:

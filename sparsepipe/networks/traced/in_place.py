@@ -54,7 +54,7 @@ def out_of_place(
         homes = [home for home in (torch, nn.functional) if getattr(home, name, None) is target]
         found = next((getattr(home, name[:-1]) for home in homes if hasattr(home, name[:-1])), None)
         if found is None:
-            raise CannotBeTraced("module.works_in_place", f"{name} works in place alone")
+            raise CannotBeTraced("module.works_in_place", f"{name} works only in place")
         return found, args, kwargs, True
     return _with_flags(target, args, kwargs)
 
@@ -73,7 +73,7 @@ def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if not target.endswith("_") or target.endswith("__"):
         return target, args, kwargs, False
     if target in _OF_MEMORY or not callable(getattr(Tensor, target[:-1], None)):
-        raise CannotBeTraced("module.works_in_place", f"{target} works in place alone")
+        raise CannotBeTraced("module.works_in_place", f"{target} works only in place")
     return target[:-1], args, kwargs, True
 
 
@@ -93,7 +93,7 @@ def _overload(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         found = getattr(packet, name)
         if _arguments(found._schema) == wanted:
             return found, args, kwargs, True
-    raise CannotBeTraced("module.works_in_place", f"{target} works in place alone")
+    raise CannotBeTraced("module.works_in_place", f"{target} works only in place")
 
 
 def _arguments(schema: torch.FunctionSchema) -> list[tuple[str, Any]]:

@@ -39,7 +39,7 @@ class Inputs:
         leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         names = tuple(_name(path[takes_dict:]) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
         if not any(map(is_tensor, leaves)):
-            raise InputError("example.no_tensor", f"{owner}: the example that it is to be traced with has no tensor")
+            raise InputError("example.no_tensor", f"{owner}: the example for tracing contains no tensor")
         for name, leaf in zip(names, leaves, strict=True):
             if not (is_tensor(leaf) or is_number(leaf) or is_constant(leaf)):
                 raise InputError(
@@ -105,7 +105,7 @@ class Inputs:
             elif is_tensor(leaf):
                 raise InputError(
                     "example.argument_unknown",
-                    f"{self.owner}: argument {name} was not there when it was traced",
+                    f"{self.owner}: argument {name} did not exist when the module was traced",
                     name=name,
                 )
         return found

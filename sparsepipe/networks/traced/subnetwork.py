@@ -143,7 +143,7 @@ class TracedSubnetwork(nn.Module):
                 there = ", ".join(tensors) or "nothing"
                 raise InputError(
                     "layer.input_missing",
-                    f"layer {row.id!r} needs {name!r}, which is not alive here: {there} is",
+                    f"layer {row.id!r} needs {name!r}, which is not available here: {there} is",
                     layer=row.id,
                 )
         with ExitStack() as stack:

@@ -171,7 +171,7 @@ class LayerTracer(fx.Tracer):
         if path is None and next(chain(m.parameters(), m.buffers()), None) is None:
             return forward(*args, **kwargs)  # a function, such as a loss that is made where it is used
         if path is None:
-            raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} that is no submodule is called")
+            raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} is called, but it is not a submodule")
         if path and (path in self.leaves or is_leaf(m)):
             return self._opaque(path, args, kwargs)
         if not path:
@@ -313,7 +313,7 @@ class LayerTracer(fx.Tracer):
             elif isinstance(value, nn.Module):
                 if value not in self.paths:
                     raise CannotBeTraced(
-                        "module.no_submodule", f"a {type(value).__name__} that is no submodule is called"
+                        "module.no_submodule", f"a {type(value).__name__} is called, but it is not a submodule"
                     )
                 parts.append((name, self.paths[value]))
             elif holds_record(value) or (type(value) is dict and fx_proxies(value)):

@@ -120,8 +120,8 @@ class Examples:
             if training and not any(tensor.requires_grad for tensor in tensors_of(found[0])):
                 raise InputError(
                     "model.nothing_to_train",
-                    f"{inputs.owner}: nothing that the forward of {type(module).__name__} returns in training depends "
-                    "on a parameter: nothing to train",
+                    f"{inputs.owner}: no output of the forward of {type(module).__name__} in training depends on a "
+                    "parameter: nothing to train",
                 )
         kept = next((why for _, why in runs.values() if why), "")
         entries = {training: tuple(map(without_objects, found)) for training, (found, _) in runs.items()}
@@ -242,7 +242,7 @@ def _assembled(
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
             raise CannotBeTraced(
                 "module.returns_object",
-                "it returns what is neither tensor nor number, expected tensors and numbers: leave it out",
+                "it returns a value that is neither tensor nor number: omit it",
             )
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
@@ -482,7 +482,7 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
     if changed := [place for place, value in after.items() if before.get(place, value) != value]:
         raise InputError(
             "module.changes_attribute",
-            f"{name} changes {changed[0]} in every minibatch, which no stage can share: make it a buffer",
+            f"{name} changes {changed[0]} in every minibatch, but stages share only buffers: make it a buffer",
         )
     return found, kept
 

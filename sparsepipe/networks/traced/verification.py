@@ -82,7 +82,8 @@ def verify(
             else:
                 raise InputError(
                     "model.stages_differ",
-                    f"{network.name}: cut into stages it is another network: {'training' if training else 'evaluating'}"
+                    f"{network.name}: the stages do not compute the same as the unsplit network: "
+                    f"{'training' if training else 'evaluating'}"
                     f", layer {first.layer!r} differs ({first.what} is off by {first.size:.2g})",
                     layer=first.layer,
                 )
@@ -392,8 +393,7 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
             if gradient.layout != torch.strided:
                 raise InputError(
                     "model.sparse_gradient",
-                    f"{network.name}: the gradient of {name} is sparse, which stages do not exchange: "
-                    "leave out sparse=True",
+                    f"{network.name}: the gradient of {name} is sparse, which stages cannot exchange: omit sparse=True",
                     name=name,
                 )
         found.gradients.update(zip(trained, back, strict=False))

@@ -92,7 +92,7 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
     """
     if problem.recompute:
         raise InputError(
-            "objective.no_recompute", "recompute saves memory for backwards, of which inference has none: leave it out"
+            "objective.no_recompute", "recompute saves memory for backwards, but inference has no backwards: omit it"
         )
     problem = replace(problem, forward_only=True)
     pace = inf if period_at_most is None else period_at_most

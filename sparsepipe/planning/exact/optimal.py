@@ -130,7 +130,7 @@ class Optimal(Settings):
         """Raise InputError if another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
-                text = "{period_at_most} goes with {objective}: the period is as short as can be"
+                text = "{period_at_most} requires {objective}: without it, the period is minimised"
                 raise InputError("objective.of_latency", text, setting={"period_at_most": None, "objective": LATENCY})
             return
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore", "most_stages"):

@@ -91,7 +91,9 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     for interleaved stages, and for more than 10 stages to cut.
     """
     if plan.stages_per_rank > 1:
-        raise InputError("planner.one_stage_per_device", "dynpipe: several stages per device; it cuts one per device")
+        raise InputError(
+            "planner.one_stage_per_device", "dynpipe: several stages per device are not supported; use one per device"
+        )
     first = max((k + 1 for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1), default=0)
     fixed_stages, straight = plan.stages[:first], plan.stages[first:]
     if len(straight) > MOST_STAGES:

@@ -197,9 +197,7 @@ class SparsePipe(Settings):
             ]
         period = float(top.best[0, -1, -1])
         if not np.isfinite(period):
-            raise InputError(
-                "planner.no_plan", f"{self.name} finds no plan: nothing is feasible; allow more memory or replication"
-            )
+            raise InputError("planner.no_plan", f"{self.name} finds no feasible plan; allow more memory or replication")
         return self._plan(problem, states, used, period)
 
     def _inside(

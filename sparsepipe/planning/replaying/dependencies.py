@@ -62,7 +62,7 @@ def steps_of(trace: Trace) -> list[Step]:
     ranges = [(number, first, past) for number, first, past in trace.facts.get("steps", ())] or [*_flushed(trace)]
     if not ranges:
         raise InputError(
-            "trace.nothing_to_replay", "the trace has no forwards and backwards to replay; choose one of a training run"
+            "trace.nothing_to_replay", "the trace has no forwards and backwards; choose a trace of a training run"
         )
     ranges.sort(key=lambda step: step[1])
     begins = [first for _, first, _ in ranges]

@@ -117,7 +117,7 @@ def simulate(
     """
     if plan.members:
         if epoch_minibatches is not None:
-            text = "epoch_minibatches goes with a plan of one pipeline, this one has several; leave it out"
+            text = "epoch_minibatches requires a plan of one pipeline, this one has several; leave it out"
             raise InputError("option.of_one_pipeline", text)
         return simulate_pipelines(
             plan, profile, cluster, sizes, stragglers=stragglers, restart_seconds=restart_seconds

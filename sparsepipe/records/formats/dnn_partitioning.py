@@ -76,7 +76,7 @@ class PartitioningFile:
         counts = [integer(content[key], key, most=_MOST_DEVICES) for key in ("maxFPGAs", "maxCPUs")]
         kinds = (DeviceType(ACCELERATOR, memory or float("inf")),) * counts[0] + (DeviceType(CPU),) * counts[1]
         if not kinds:
-            raise InputError("dnn_graph.no_devices", "maxFPGAs and maxCPUs are both 0, expected a device")
+            raise InputError("dnn_graph.no_devices", "maxFPGAs and maxCPUs are both 0, expected at least one device")
         used = {kind.name for kind in kinds}
         profile = Profile(
             graph,
@@ -106,7 +106,7 @@ def _nodes(found: object) -> dict[int, dict[str, Any]]:
         if node.get("isBackwardNode"):
             raise InputError(
                 "dnn_graph.of_training",
-                f"{what}: a node of a backward; graphs of inference are read, not those of training",
+                f"{what}: the graph contains backward nodes; only graphs of inference are supported",
             )
         id = integer(node["id"], f"{what}: id", most=2**53)
         if id in nodes:

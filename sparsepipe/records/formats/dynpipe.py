@@ -144,7 +144,7 @@ def _ratios(content: Mapping[str, Any], num_stages: int) -> list[float]:
     if max(ratios) > 1:
         raise InputError(
             "partition.recompute_out_of_range",
-            f"recompute_ratio = {max(ratios):g}: expected a share of a stage's layers, 0 to 1",
+            f"recompute_ratio = {max(ratios):g}: expected a fraction of a stage's layers, from 0 to 1",
         )
     return ratios
 

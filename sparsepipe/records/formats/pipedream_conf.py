@@ -124,7 +124,7 @@ def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
     if path.parent / name not in lists_found:
         raise InputError(
             "conf.graph_missing",
-            f"{path}: is for {number_of(count, 'rank')}, but {name} is not in its folder: add it",
+            f"{path}: is for {number_of(count, 'rank')}, but {name} is missing in its folder: add it",
             name=name,
         )
     return path.parent / name
@@ -138,7 +138,7 @@ def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -
     if len(ids) != len(names) or edges != expected:
         raise InputError(
             "conf.graph_differs",
-            f"{where}: is of another network: {number_of(len(ids), 'layer')} and {len(edges)} edges between them; the "
+            f"{where}: is for another network: {number_of(len(ids), 'layer')} and {len(edges)} edges between them; the "
             f"model has {len(names)} and {len(expected)}, or other edges",
         )
     name = dict(zip(ids, names, strict=True))

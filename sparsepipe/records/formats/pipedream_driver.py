@@ -60,7 +60,7 @@ class DriverFile:
                 return model_name
         raise InputError(
             "driver.model_unknown",
-            f"{self.path}: module {shown(module)} of model_type {kind} names no network of ours: add --model M "
+            f"{self.path}: module {shown(module)} of model_type {kind} is not a known network: add --model M "
             "(sparsepipe models lists them)",
         )
 
@@ -123,7 +123,7 @@ class DriverFile:
             raise InputError(
                 "driver.rank_count",
                 f"{self.path}: machines lists {number_of(count, 'GPU')}, and {self.values.get('config_file')} is for "
-                f"{number_of(len(plan.ranks), 'rank')}: list as many",
+                f"{number_of(len(plan.ranks), 'rank')}: list the same number of GPUs",
             )
         if self.values.get("no_input_pipelining"):
             plan = plan.with_schedule("sequential")

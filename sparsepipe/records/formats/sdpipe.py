@@ -178,7 +178,7 @@ def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], hosts: Seq
         if len(hosts) < len(wanted):
             raise InputError(
                 "sdpipe.host_count",
-                f"{', '.join(wanted)} are hosts that a function finds out, and {len(hosts)} are given: give "
+                f"{', '.join(wanted)} are hosts that a function call returns, and {len(hosts)} are given: give "
                 f"{len(wanted)}, in order",
             )
         names |= dict(zip(wanted, hosts, strict=False))
@@ -193,7 +193,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         if node.id not in names:
             raise InputError(
-                "sdpipe.name_unknown", f"name {shown(node.id)} is not known, expected one that was assigned above"
+                "sdpipe.name_unknown", f"name {shown(node.id)} is unknown, expected a name that is assigned above"
             )
         return names[node.id]
     if isinstance(node, ast.List):

@@ -64,7 +64,9 @@ def read_spot_machines(path: Path | str) -> SpotMachines:
     of_events = any(fields[1:2] == [word] for _, fields in rows for word in _EVENTS)  # a head line is of neither kind
     counts = _from_events(rows) if of_events else _from_readings(rows)
     if len(counts) < 2:
-        raise InputError("spot.one_moment", f"{path}: is of one moment alone; expected machines over time")
+        raise InputError(
+            "spot.one_moment", f"{path}: contains only one time; expected the number of machines over time"
+        )
     first = next(iter(counts))
     return SpotMachines(path.stem, tuple(at - first for at in counts), tuple(counts.values()))
 
@@ -100,7 +102,7 @@ def _from_readings(rows: Sequence[Row]) -> dict[float, int]:
 def _put(found: dict[float, int], at: float, count: int, where: str) -> None:
     if found and at < next(reversed(found)):
         raise InputError(
-            "spot.out_of_order", f"{where}: is earlier than the line before; expected rows in the order of their times"
+            "spot.out_of_order", f"{where}: is earlier than the previous line; expected rows in chronological order"
         )
     found[at] = count
 

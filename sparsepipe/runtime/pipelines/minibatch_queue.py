@@ -69,7 +69,7 @@ class MinibatchQueue:
             raise InputError(
                 "progress.minibatches_differ",
                 f"progress: {number_of(told['epoch_minibatches'], 'minibatch')} per epoch, now there are "
-                f"{self.epoch_minibatches}; resume with the data and batch size it had",
+                f"{self.epoch_minibatches}; resume with the original data and batch size",
             )
         left = {int(name): minibatches for name, minibatches in told["left"].items()}
         for epoch in sorted(left):
@@ -77,7 +77,7 @@ class MinibatchQueue:
                 raise InputError(
                     "progress.epoch_malformed",
                     f"progress: epoch {epoch} has {shown(left[epoch])} left, expected minibatches of a run of "
-                    f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the data it had",
+                    f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the original data",
                 )
             if left[epoch]:
                 self._begun[epoch] = _Epoch(deque(sorted(set(left[epoch]))))
@@ -88,8 +88,9 @@ class MinibatchQueue:
         if self.num_done != told["done"]:
             raise InputError(
                 "progress.count_differs",
-                f"progress: {number_of(told['done'], 'minibatch')} done, but what is left makes {self.num_done} of "
-                f"{self.total_minibatches}; resume with the data and batch size it had",
+                f"progress: {number_of(told['done'], 'minibatch')} done, but the remaining minibatches make "
+                f"{self.num_done} of "
+                f"{self.total_minibatches}; resume with the original data and batch size",
             )
 
     def _length(self, epoch: int) -> int:

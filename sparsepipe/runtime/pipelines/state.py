@@ -144,7 +144,7 @@ class RunState:
         if data != self._data:
             raise InputError(
                 "pipelines.data_differ",
-                f"pipeline {member.number} has other training data than those that came before it; bring the same data "
+                f"pipeline {member.number} has other training data than earlier pipelines; copy the same data "
                 "to all hosts, or name a manifest, which checks them",
                 number=member.number,
             )

@@ -24,6 +24,6 @@ def mapped_file(path: Path, size: int) -> mmap.mmap:
                 raise
             raise InputError(
                 "disk.not_mappable",
-                f"{path}: its disk shares no memory between processes ({error.strerror}); choose a run folder on "
-                "another disk, or mount it so that files can be mapped (9p: -o cache=mmap; FUSE: without -o direct_io)",
+                f"{path}: its disk does not support shared memory mappings ({error.strerror}); choose a run folder on "
+                "another disk, or mount it with support for mmap (9p: -o cache=mmap; FUSE: without -o direct_io)",
             ) from None

@@ -87,7 +87,7 @@ class Checkpoint:
         if missing := [layer for layer in layers if layer not in held]:
             raise InputError(
                 "checkpoint.layer_missing",
-                f"{self.folder}: holds no layer {missing[0]!r} of {model}; it belongs to another model",
+                f"{self.folder}: holds no layer {missing[0]!r} of {model}; the checkpoint is of another model",
                 model=model,
             )
 
@@ -111,7 +111,7 @@ class Checkpoint:
                 raise InputError(
                     "checkpoint.order_differs",
                     f"{{{name}}} is {here}, but {there} in the checkpoint {self.folder}{place}; "
-                    "resume with that, or retrain in another folder",
+                    "resume with that value, or retrain in another folder",
                     setting=name,
                     name=name,
                 )
@@ -125,7 +125,7 @@ class Checkpoint:
             raise InputError(
                 "checkpoint.budget_differs",
                 f"the budget of a minibatch is {_budget_text(here)}, but {_budget_text(there)} in the checkpoint "
-                f"{self.folder}; resume with that, or retrain in another folder",
+                f"{self.folder}; resume with that value, or retrain in another folder",
                 setting=dict.fromkeys(("batch_seconds", "batch_bytes")),
             )
 
@@ -160,7 +160,8 @@ class Checkpoint:
         wanted, places = set(layers), self.manifest["layers"]
         if missing := [layer for layer in layers if layer not in places]:
             raise InputError(
-                "checkpoint.layer_missing", f"{self.folder}: holds no layer {missing[0]!r}; it belongs to another model"
+                "checkpoint.layer_missing",
+                f"{self.folder}: holds no layer {missing[0]!r}; the checkpoint is of another model",
             )
         tensors: dict[str, Tensor] = {}
         for name in sorted({places[layer] for layer in layers} & self.manifest["files"].keys()):
@@ -174,7 +175,7 @@ class Checkpoint:
             except (OSError, SafetensorError) as error:
                 raise InputError(
                     "checkpoint.shard_unreadable",
-                    f"{path}: a shard that cannot be read ({error}); resume from another run",
+                    f"{path}: this shard of the checkpoint cannot be read ({error}); resume from another run",
                 ) from None
         return tensors
 
@@ -183,12 +184,12 @@ class Checkpoint:
         if not path.exists():
             raise InputError(
                 "checkpoint.shard_missing",
-                f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}",
+                f"{path}: this shard of the checkpoint is missing; restore it, or remove {self.folder.name}",
             )
         if not path.is_file() or path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
             raise InputError(
                 "checkpoint.shard_differs",
-                f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}",
+                f"{path}: the shard was changed (SHA-256 differs); remove {self.folder.name}",
             )
 
 
@@ -419,7 +420,7 @@ def read_manifest(folder: Path) -> Fields:
         found = read_fields(path, fields({}), what="checkpoint's manifest")
         if found.get("format") != _FORMAT:
             raise InputError(
-                "checkpoint.foreign", f"{folder}: not a checkpoint of this project ({path.name} is of another format)"
+                "checkpoint.foreign", f"{folder}: not a checkpoint of sparsepipe ({path.name} has another format)"
             )
         found = _FACTS(dict(found), str(path))
         for name in _NEEDED:
@@ -427,9 +428,7 @@ def read_manifest(folder: Path) -> Fields:
     except DamagedRecord as error:
         raise error.within(after=f"; {aside}") from None
     if _SEAL in found and found[_SEAL] != _seal({key: value for key, value in found.items() if key != _SEAL}):
-        raise InputError(
-            "checkpoint.manifest_differs", f"{path}: not the manifest that was written (SHA-256 differs); {aside}"
-        )
+        raise InputError("checkpoint.manifest_differs", f"{path}: the manifest was changed (SHA-256 differs); {aside}")
     return found
 
 

@@ -159,7 +159,7 @@ def _coded(plain: np.ndarray) -> np.ndarray:
 def _decoded(coded: np.ndarray, count: int) -> np.ndarray:
     """Return the uint8 [count] that were coded."""
     damaged = PacketMismatch(
-        "packet.coding_damaged", f"{len(coded)} bytes of coded exponents are not those of {count} values"
+        "packet.coding_damaged", f"{len(coded)} bytes of compressed exponents do not encode {count} values"
     )
     width, padding = coded[:2].tolist() if len(coded) >= 2 else (0, 0)
     if width not in _WIDTHS or padding != -count % (8 // width):

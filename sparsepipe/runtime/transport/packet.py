@@ -166,7 +166,7 @@ def payload_bytes(header: Tensor) -> int:
     count = int(facts[0])
     if not 0 < count < _FACTS or not 0 <= int(facts[count]) <= _MOST_BYTES:
         told = f"{int(facts[count])} bytes" if 0 < count < _FACTS else f"{count} facts"
-        raise PacketMismatch("packet.header_malformed", f"a packet's header says {told}, more than there can be")
+        raise PacketMismatch("packet.header_malformed", f"a packet's header says {told}, more than possible")
     return int(facts[count])
 
 

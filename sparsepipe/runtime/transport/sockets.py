@@ -143,7 +143,7 @@ class _Incoming:
                 if length != (0 if self._headers_alone else told):
                     alone = ", expected alone" if self._headers_alone else ""
                     raise PacketMismatch(
-                        "packet.frame_malformed", f"a frame of {length} bytes whose header says {told}{alone}"
+                        "packet.frame_malformed", f"a frame of {length} bytes with the header {told}{alone}"
                     )
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
                 fill(self._connection, payload.numpy().data)

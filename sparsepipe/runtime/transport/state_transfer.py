@@ -49,7 +49,7 @@ class StateTransfer:
         if (needed := sum(sizes)) > (left := available_bytes()):
             raise InputError(
                 "memory.no_room_for_state",
-                f"{needed / 1e6:.0f} MB would come to rank {self.process.rank}, {left / 1e6:.0f} are free",
+                f"{needed / 1e6:.0f} MB would move to rank {self.process.rank}, {left / 1e6:.0f} are free",
             )
         self.incoming = {peer: torch.empty(size, dtype=torch.uint8) for peer, size in enumerate(sizes) if size}
 

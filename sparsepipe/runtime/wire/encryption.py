@@ -83,7 +83,11 @@ def new_certificate() -> str:
             _COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise InputError("encryption.timeout", f"openssl made no certificate within {_SECONDS:.0f} s") from None
+        raise InputError(
+            "encryption.timeout", f"openssl did not create a certificate within {_SECONDS:.0f} s"
+        ) from None
     if done.returncode:
-        raise InputError("encryption.no_certificate", f"openssl made no certificate: {complaint(done.stderr)}")
+        raise InputError(
+            "encryption.no_certificate", f"openssl could not create a certificate: {complaint(done.stderr)}"
+        )
     return done.stdout

@@ -80,7 +80,7 @@ class State(Enum):
 
     PREPARING = "preparing"
     READY = "ready"  # on all ranks
-    DONE = "done"  # the job follows this plan already
+    DONE = "done"  # the job already follows this plan
     REFUSED = "refused"
 
 
@@ -227,7 +227,7 @@ class Replanning:
                 self._check(plan)
             self._ballot.answer(rank, number, Answer.CHECKED)
             if not self._wait_for_all(number):
-                raise InputError("replan.rank_refuses", "another rank cannot switch to it")
+                raise InputError("replan.rank_refuses", "another rank cannot switch to this plan")
             if self._process.device.type == "cuda":
                 torch.cuda.set_device(self._process.device)  # of this thread
             connections = self._worker.connect_next(plan, self._opening + number)
@@ -253,7 +253,7 @@ class Replanning:
         plan = replan_request.read(self._run_dir, token)
         if plan == self._worker.plan:
             self._same = True
-            raise InputError("replan.same_plan", "the run follows this plan already")
+            raise InputError("replan.same_plan", "the run already follows this plan")
         self._check(plan)
         self._say(f"plan-{number}", json.dumps({"plan": plan.to_json(), "request": self._request}))
         self._ballot.propose(number)

@@ -148,7 +148,7 @@ def _check_data(process: Process, workload: Workload) -> None:
         raise InputError(
             "pipelines.data_differ",
             f"the data on this host ({workload.num_samples} training samples) differ from those of rank 0's host; "
-            "bring the same data to both, or name a manifest, which checks them",
+            "copy the same data to both, or name a manifest, which checks them",
         )
     if (found != found[0]).any():
         process.barrier("start")  # a rank that has other data tells

@@ -67,7 +67,7 @@ def _table_task(run: ResolvedRun, training: Dataset, validation: Dataset | None)
     config = run.config
     if not _has_clouds(training):
         raise InputError(
-            "model.of_clouds", f"model {config.model} takes point clouds, {config.data} has examples of other kinds"
+            "model.of_clouds", f"model {config.model} takes point clouds, but {config.data} contains other data"
         )
     facts = training.facts
     net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))

@@ -47,7 +47,7 @@ def check_current_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise InputError("current_folder.removed", "the current folder was removed; change to another") from None
+        raise InputError("current_folder.removed", "the current folder was deleted; change to another one") from None
 
 
 def python_path() -> str:

@@ -42,6 +42,6 @@ def check_threads(threads: int | None) -> None:
     if threads is not None and threads > cores:
         raise InputError(
             "threads.too_many",
-            f"{{threads}} is {threads}, but this process may use {number_of(cores, 'core')}; expected 1 to {cores}",
+            f"{{threads}} is {threads}, but this process can use {number_of(cores, 'core')}; expected 1 to {cores}",
             setting="threads",
         )

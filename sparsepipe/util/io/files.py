@@ -208,7 +208,7 @@ def read_numbered_rows(
                 if len(line) == _MOST_LINE_BYTES:
                     raise InputError(
                         "json.row_too_long",
-                        f"{path}:{number}: longer than a row of JSON can be; take the line out",
+                        f"{path}:{number}: too long for a row of JSON; remove the line",
                         number=number,
                     )
                 if line.endswith(b"\n") and not line.isspace() and (wanted is None or wanted(line)):
@@ -237,16 +237,16 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except RecursionError:
         raise InputError(
-            "json.too_deep", f"{path}:{number}: nested too deeply for a row of JSON; take the line out"
+            "json.too_deep", f"{path}:{number}: nested too deeply for a row of JSON; remove the line"
         ) from None
     except ValueError as error:
         raise InputError(
-            "json.row_malformed", f"{path}:{number}: not a row of JSON ({error}); take the line out", number=number
+            "json.row_malformed", f"{path}:{number}: not a row of JSON ({error}); remove the line", number=number
         ) from None
     if not isinstance(row, dict):
         raise InputError(
             "json.row_malformed",
-            f"{path}:{number}: not a row of JSON (expected an object); take the line out",
+            f"{path}:{number}: not a row of JSON (expected an object); remove the line",
             number=number,
         )
     return row

@@ -110,7 +110,7 @@ class UserFunction:
         """Read "home:name". Raises InputError for another form, and for a file that does not exist."""
         home, _, name = reference.rpartition(":")
         if not is_function(reference):
-            raise InputError("function.malformed", f"{reference!r} names no function, expected {_EXAMPLE}")
+            raise InputError("function.malformed", f"{reference!r} is not the name of a function, expected {_EXAMPLE}")
         home = str(expanded(home)) if home.endswith(".py") else module_now(home)
         if home.endswith(".py") and not Path(home).is_file():
             raise InputError(
@@ -193,15 +193,16 @@ class UserFunction:
             if not path.resolve().is_relative_to(root):
                 raise InputError(
                     "function.outside",
-                    f"{self}: {path} leads to {path.resolve()}, outside {root}, and is not sent; copy it there",
+                    f"{self}: {path} is a link to {path.resolve()}, outside {root}, and is not copied to hosts; copy "
+                    "it to that folder",
                     path=str(path),
                 )
         size = sum(path.stat().st_size for path in files.values())
         if size > _MOST_BYTES:
             raise InputError(
                 "function.too_large",
-                f"{self}: its {len(files)} files have {size / 1e6:.1f} MB, hosts are sent at most "
-                f"{_MOST_BYTES / 1e6:.0f} MB of code; read large values from data",
+                f"{self}: its {len(files)} files have {size / 1e6:.1f} MB, the maximum is "
+                f"{_MOST_BYTES / 1e6:.0f} MB of code; read large values from the data set instead",
                 size=size,
             )
         return files

@@ -100,7 +100,7 @@ def _read(path: Path) -> Any:
             if os.fstat(handle.fileno()).st_size > _MOST_FILE_BYTES:
                 raise InputError(
                     "operations.too_large",
-                    f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; cut it into several steps' files",
+                    f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; split it into files of fewer steps",
                 )
             num_rows, names = file.metadata.num_rows, set(file.schema_arrow.names)
             if missing := [name for name in COLUMNS if name not in names]:
@@ -115,7 +115,7 @@ def _read(path: Path) -> Any:
                 is_number = any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean))
                 if types.is_nested(kind) or (name != "optype" and not is_number):
                     raise InputError(
-                        "operations.not_numbers", f"{path}: column {name} has values that are no numbers", name=name
+                        "operations.not_numbers", f"{path}: column {name} has values that are not numbers", name=name
                     )
             return _in_parts(file, path)
     except InputError:
@@ -140,7 +140,7 @@ def _in_parts(file: Any, path: Path) -> Any:
     if max(claimed, num_bytes) > _MOST_BYTES:
         raise InputError(
             "operations.too_large",
-            f"{path}: unpacked larger than {_MOST_BYTES >> 20} MiB; cut it into several steps' files",
+            f"{path}: unpacked larger than {_MOST_BYTES >> 20} MiB; split it into files of fewer steps",
         )
     return pyarrow.Table.from_batches(parts).unify_dictionaries().to_pandas(ignore_metadata=True)
 
@@ -157,7 +157,7 @@ def _checked(table: Any, path: Path) -> Any:
             continue
         if not pandas.api.types.is_numeric_dtype(column) or column.isna().any():
             raise InputError(
-                "operations.not_numbers", f"{path}: column {name} has values that are no numbers", name=name
+                "operations.not_numbers", f"{path}: column {name} has values that are not numbers", name=name
             )
         if name in ("start_ts", "duration"):
             least, most = (0.0 if name == "duration" else -_MOST_SECONDS), _MOST_SECONDS
@@ -185,7 +185,7 @@ def _checked(table: Any, path: Path) -> Any:
     places = checked[["rank", "dp_rank", "stage"]].drop_duplicates()
     if places["rank"].duplicated().any() or places.duplicated(["dp_rank", "stage"]).any():
         raise InputError(
-            "operations.rank_twice", f"{path}: a rank is in two places, expected one dp_rank and stage each"
+            "operations.rank_twice", f"{path}: a rank has two positions, expected one dp_rank and stage per rank"
         )
     if int(checked["mb_id"].max() + 1) * int(checked["dp_rank"].max() + 1) > _MOST_ROWS:
         raise InputError("operations.number_too_large", f"{path}: microbatch or dp_rank numbers out of range")

@@ -88,7 +88,7 @@ class Choice:
             return ""
         near = meant(value, map(str, self.names)) if isinstance(value, str) else None
         told = f": did you mean {near!r}?" if near else f", expected one of {', '.join(map(str, self.names))}"
-        return _written(value) + told + (f", or one's own as {self.example}" if self.example else "")
+        return _written(value) + told + (f", or your own as {self.example}" if self.example else "")
 
     def __str__(self) -> str:
         return _listed((*self.names, *filter(None, [self.example])))

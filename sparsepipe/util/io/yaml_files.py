@@ -59,4 +59,4 @@ def _check_structure(path: Path, text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > _MOST_DEPTH:
-            raise InputError("yaml.too_deep", f"{path}:{line}: nested more than {_MOST_DEPTH} deep; write it flatter")
+            raise InputError("yaml.too_deep", f"{path}:{line}: nested more than {_MOST_DEPTH} deep; use less nesting")

@@ -138,7 +138,9 @@ class LayerCost:
     def __post_init__(self) -> None:
         counts = [sample.size for sample in self.samples]
         if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
-            raise InputError("cost.sizes_malformed", f"cost samples at sizes {counts}: expected one or more, growing")
+            raise InputError(
+                "cost.sizes_malformed", f"cost samples at sizes {counts}: expected one or more, in increasing order"
+            )
 
     def at(self, size: float) -> CostSample:
         """Return the cost of a minibatch of this size, by the scaling law. Raises InputError for a size below 0."""

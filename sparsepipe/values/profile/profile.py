@@ -613,7 +613,7 @@ class Profile(Printed):
             raise error.within(f"{path}: ") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                "profile.foreign", f"{path}: not a profile this project wrote ({error!r}); expected {FORMAT}"
+                "profile.foreign", f"{path}: not a profile of sparsepipe ({error!r}); expected {FORMAT}"
             ) from None
         return profile.renamed(device_type) if device_type else profile
 

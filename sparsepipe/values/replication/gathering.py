@@ -55,7 +55,7 @@ class Gathering(ABC):
         if pipeline not in self.live:
             raise InputError(
                 "replication.not_a_member",
-                f"pipeline {pipeline} contributes but does not exist: it left, or there are fewer",
+                f"pipeline {pipeline} contributes, but it does not exist or has left",
                 pipeline=pipeline,
             )
         if pipeline in self.waiting:

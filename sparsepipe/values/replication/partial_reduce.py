@@ -72,7 +72,7 @@ class PartialReduce:
         if self.patience is not None:
             raise InputError(
                 "replication.patience_and_wait",
-                f"{self.name}: patience and wait are two ways to say how long a group waits; give one",
+                f"{self.name}: patience and wait both limit the wait of a group; give only one of them",
             )
         least, most = self.limits(self.wait)
         if not least <= self.wait <= most:

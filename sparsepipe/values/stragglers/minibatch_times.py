@@ -98,7 +98,8 @@ class MinibatchTimes:
             raise InputError(
                 "straggler.too_few_workers",
                 f"straggler trace: {self.file} has times for {number_of(len(self._chosen), 'rank')} and there are "
-                f"{num_ranks}; name a worker for each, some twice: workers={'+'.join(map(str, self._chosen[:2]))}+…",
+                f"{num_ranks}; name a worker for each rank, repeated if needed: "
+                f"workers={'+'.join(map(str, self._chosen[:2]))}+…",
                 num_ranks=num_ranks,
             )
 
@@ -175,5 +176,5 @@ def _refuse_gaps(readings: Mapping[int, Readings], path: Path) -> None:
                 raise InputError(
                     "minibatch_times.gap",
                     f"{path}: worker {worker} has a gap, nothing from {before} to {after}, where others have a reading "
-                    f"every {_usual(readings)}; fill it, or leave that worker's rows out",
+                    f"every {_usual(readings)}; add the missing rows, or remove that worker's rows",
                 )

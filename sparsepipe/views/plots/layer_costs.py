@@ -247,7 +247,7 @@ def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
             if not profile.batch_size:
                 raise InputError(
                     "profile.no_batch_size",
-                    f"{network} at voxel size {voxel_size}: its profile lacks the batch size",
+                    f"{network} at voxel size {voxel_size}: its profile contains no batch size",
                 )
             kind, batch_size = profile.device_types[0], profile.batch_size
             layers = range(len(profile.graph.layers))

@@ -44,7 +44,7 @@ def stages_table(*plans: Plan) -> pd.DataFrame:
         if plan.estimate is None:
             raise InputError(
                 "plan.no_estimate",
-                f"plan {name!r} carries no estimate: make it with a planner, or draw its simulated trace",
+                f"plan {name!r} contains no estimate: use a planner, or draw the simulated trace instead",
             )
         for k, stage, estimate in zip(count(), plan.stages, plan.estimate.stages, strict=False):
             rows.append(

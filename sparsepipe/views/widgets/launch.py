@@ -126,7 +126,7 @@ class LaunchBoard(Shown):
         if name not in self.plans:
             raise InputError(
                 "board.plan_unknown",
-                f"no plan is called {shown(name)}: the board has {', '.join(self.plans) or 'none'}",
+                f"the board has no plan {shown(name)}: the board has {', '.join(self.plans) or 'none'}",
             )
         return self.settings.scheduled(self.plans[name])
 
@@ -148,7 +148,9 @@ class LaunchBoard(Shown):
 
     def _check_idle(self, name: str) -> None:
         if name in self.jobs and self.jobs[name].running:
-            raise InputError("board.job_running", f"job {name} is running already: cancel it first, or wait")
+            raise InputError(
+                "board.job_running", f"job {name} is already running: cancel it first, or wait for its end"
+            )
 
     def at_work(self) -> list[str]:
         """The runs of this board's folder that are at work now, on the cores of this machine."""

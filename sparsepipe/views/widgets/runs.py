@@ -75,7 +75,9 @@ class RunsTable(Shown):
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
         records = self.chosen
         if len(records) > 1:
-            raise InputError("runs.several_marked", f"{len(records)} runs are marked: a trace is of one, mark it alone")
+            raise InputError(
+                "runs.several_marked", f"{len(records)} runs are marked: a trace shows one run; mark only that run"
+            )
         (record,) = records
         trace = record.trace()
         if not trace.spans:

@@ -232,8 +232,8 @@ def _count(plan: Plan, batch_size: int) -> int:
     if count * depth > _MOST_PASSES or count * batch_size > _MOST_SAMPLES:
         raise InputError(
             "explorer.epoch_too_long",
-            f"{number_of(count, 'minibatch')} of {number_of(batch_size, 'sample', ',')} are too many to simulate while "
-            "sliders move: save the plan and run sparsepipe simulate --order",
+            f"{number_of(count, 'minibatch')} of {number_of(batch_size, 'sample', ',')} are too many for the "
+            "explorer: save the plan and run sparsepipe simulate --order",
         )
     return count
 

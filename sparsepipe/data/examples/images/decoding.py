@@ -43,7 +43,7 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decoder's
             raise unreadable(path, error, what="a picture") from None
         raise InputError(
-            "picture.unreadable", f"{path}: not a picture that can be read ({complaint(error)}); remove or replace it"
+            "picture.unreadable", f"{path}: cannot be read as a picture ({complaint(error)}); remove or replace it"
         ) from None
 
 

@@ -45,11 +45,11 @@ class FolderPictures:
         if missing:
             raise InputError(
                 "images.class_folder_missing",
-                f"{self.folder}: no folder {missing[0]}, a class of the training split; add it",
+                f"{self.folder}: no folder {missing[0]}, which is a class of the training split; add it",
             )
         if not found:
             raise InputError(
-                "images.none", f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its classes' folders; add some"
+                "images.none", f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its class folders; add some"
             )
         return found
 
@@ -111,7 +111,8 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
     for folder in (there["train"], *candidates):
         if twins := duplicate_names(sorted({*classes, *_classes(folder)})):
             raise InputError(
-                "images.classes_alike", f"{folder}: classes {twins}; expected a name for each, rename one or join them"
+                "images.classes_alike",
+                f"{folder}: classes {twins}; expected different names: rename one, or merge them",
             )
     if split == "train":
         return FolderPictures(there["train"], split, classes, cache)

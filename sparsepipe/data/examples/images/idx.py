@@ -48,7 +48,7 @@ class IdxPictures:
                 f"{self.images_file.name}, expected one for each; fetch both again",
             )
         if not len(labels):
-            raise InputError("idx.no_images", f"{self.images_file}: no image in it, expected at least one")
+            raise InputError("idx.no_images", f"{self.images_file}: contains no images, expected at least one")
         return tuple(labels.tolist())
 
     @cached_property
@@ -103,7 +103,7 @@ def read_idx(path: Path, *, axes: int) -> np.ndarray:
     data = read_bytes(path, what="an idx file")
     start = 4 + 4 * axes
     if len(data) < start or data[:2] != b"\0\0" or data[3] != axes:
-        raise InputError("idx.malformed", f"{path}: not an idx file of {axes} axes; give the file that MNIST calls so")
+        raise InputError("idx.malformed", f"{path}: not an idx file of {axes} axes; give an idx file of MNIST")
     if data[2] != _UNSIGNED_BYTES:
         raise InputError("idx.dtype_unknown", f"{path}: holds numbers of type {data[2]}, expected unsigned bytes (8)")
     shape = tuple(np.frombuffer(data[:start], dtype=">u4", offset=4).tolist())
@@ -111,6 +111,6 @@ def read_idx(path: Path, *, axes: int) -> np.ndarray:
     if given != claimed:
         remedy = "fetch the file again" if given < claimed else "repair its head"
         raise InputError(
-            "idx.size_differs", f"{path}: {given} bytes of content, expected {claimed} as its head says; {remedy}"
+            "idx.size_differs", f"{path}: {given} bytes of content, expected {claimed} as in its header; {remedy}"
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

@@ -99,7 +99,7 @@ class PlainTextExamples(TextExamples):
         if not len(chunks):
             raise InputError(
                 "texts.too_short",
-                f"{self._texts.files[0]}: no piece of text long enough in split {self.split}; add text",
+                f"{self._texts.files[0]}: the text is too short in split {self.split}; add text",
             )
         return chunks
 

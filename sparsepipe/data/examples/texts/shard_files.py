@@ -75,7 +75,7 @@ def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
             )
         if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
             raise InputError(
-                "shards.array_is_link", f"{path}: one of its arrays is a link, expected them in the file itself"
+                "shards.array_is_link", f"{path}: one of its arrays is a link, expected arrays in the file itself"
             )
         arrays = {name: file[name] for name in ARRAYS}
         for name, array in arrays.items():

@@ -172,7 +172,7 @@ def _read(path: Path, special: tuple[str, ...], lines: Sequence[str]) -> Vocabul
     if unknown > _MOST_UNKNOWN:
         raise InputError(
             "vocabulary.of_other_text",
-            f"{path}: a vocabulary of another text: {unknown:.0%} of the subwords here are not among its {size}; "
-            "leave it away and one is trained on this text",
+            f"{path}: is a vocabulary for another text: {unknown:.0%} of the subwords here are not among its {size}; "
+            "omit it to train a vocabulary on this text",
         )
     return vocabulary

@@ -64,7 +64,7 @@ def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
     if provider.get("type") != "local":
         raise InputError(
             "hostfile.provider_type",
-            f"provider type {shown(provider.get('type'))} makes its own machines: expected local, with head_ip and "
+            f"provider type {shown(provider.get('type'))} starts machines itself: expected local, with head_ip and "
             "worker_ips",
         )
     if unknown := [key for key in provider if key not in _RAY_KEYS]:
@@ -294,7 +294,8 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
                 if host.name in lines:
                     raise InputError(
                         "hostfile.host_twice",
-                        f"host {shown(host.name)} is listed again, as in line {lines[host.name]}: list it once, with "
+                        f"host {shown(host.name)} is listed twice, first in line {lines[host.name]}: list it once, "
+                        "with "
                         "slots=N for all its devices",
                     )
                 lines[host.name] = number
@@ -305,7 +306,7 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
             raise error.within(f"{path}:{number}: ") from None
     if not hosts:
         raise InputError(
-            "hostfile.no_hosts", f"{path}: names no hosts: expected a line for each, such as 'gpu1 slots=4'"
+            "hostfile.no_hosts", f"{path}: contains no hosts: expected one line per host, such as 'gpu1 slots=4'"
         )
     return tuple(hosts)
 
@@ -356,7 +357,7 @@ def _host(text: str, slots: int | None) -> Host:
         host = destination._replace(port=None)
         raise InputError(
             "hostfile.number_undecided",
-            f"host {shown(text)}: is {number} a number of devices or the port of ssh? Write '{host} slots={number}' or "
+            f"host {shown(text)}: is {number} the number of devices or the ssh port? Write '{host} slots={number}' or "
             f"'{destination} slots=1'",
         )
     ssh = destination._replace(port=port)

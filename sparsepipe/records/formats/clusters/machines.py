@@ -46,13 +46,13 @@ def _hosts(entries: object) -> tuple[Host, ...]:
         if host in devices_by_host and host != last:
             raise InputError(
                 "machines.host_scattered",
-                f"machines[{index}]: host {shown(host)} comes again after {shown(last)}: list the GPUs of a host one "
-                "after the other, for ranks are numbered host by host",
+                f"machines[{index}]: host {shown(host)} comes again after {shown(last)}: list all GPUs of a host "
+                "together, because ranks are numbered by host",
             )
         if gpu in devices_by_host.setdefault(host, []):
             raise InputError(
                 "machines.device_twice",
-                f"machines[{index}]: {shown(entry)} is listed twice: a GPU is one rank; remove one",
+                f"machines[{index}]: {shown(entry)} is listed twice: each GPU is one rank; remove one entry",
             )
         devices_by_host[host].append(gpu)
         last = host

@@ -52,7 +52,7 @@ def cluster_of_hosts(hosts: Sequence[Host], unsaid: Unsaid) -> Cluster:
     Raises InputError for no hosts, two of one name, and more devices than a cluster may have.
     """
     if not hosts:
-        raise InputError("hostfile.no_hosts", "names no hosts: expected at least one")
+        raise InputError("hostfile.no_hosts", "contains no hosts: expected at least one")
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
@@ -110,7 +110,8 @@ def hosts_of_job(variables: Mapping[str, str]) -> tuple[Host, ...]:
         if names is None:
             raise InputError(
                 "slurm.not_a_job",
-                f"SLURM_JOB_NODELIST{suffix} is not set: this is no job of Slurm; ask within sbatch or salloc",
+                f"SLURM_JOB_NODELIST{suffix} is not set: this is not a Slurm job; run the command within sbatch or "
+                "salloc",
             )
         counts = _read(variables, suffix, _TASK_COUNTS, partial(_counts, num_hosts=len(names)))
         counts = counts or [_read(variables, suffix, _COUNTS_OF_ALL, _count_of_all) or 1] * len(names)
@@ -132,7 +133,7 @@ def _suffixes(variables: Mapping[str, str]) -> list[str]:
             raise InputError(
                 "slurm.group_count",
                 f"{size} = {shown(count)}, and the job has SLURM_JOB_NODELIST{group}N for N = "
-                f"{sorted(numbers)[:8]}: expected one for each component, from 0; ask in the batch script itself",
+                f"{sorted(numbers)[:8]}: expected one for each component, from 0; run the command in the batch script",
             )
         if numbers:
             return [f"{group}{number}" for number in sorted(numbers)]
@@ -163,7 +164,8 @@ def _split(text: str) -> list[str]:
     parts.append(text[begin:])
     if depth or not all(part.strip() for part in parts):
         raise InputError(
-            "slurm.hosts_malformed", f"{shown(text)} is no list of hosts: expected such as gpu[01-03,07],login"
+            "slurm.hosts_malformed",
+            f"{shown(text)} is not a list of hosts: expected a list such as gpu[01-03,07],login",
         )
     return [part.strip() for part in parts]
 
