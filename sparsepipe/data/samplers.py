@@ -16,8 +16,8 @@ from ..errors import CODE_FAILURES, InputError
 from ..util.io.fields import complaint
 from ..util.io.functions import UserFunction, is_function
 from .labels import IGNORED
+from .minibatch_sizes import KEEP, sizes
 from .order import Minibatches
-from .sampling import KEEP, sizes
 
 WEIGHTED = "weighted"
 SAMPLERS = (WEIGHTED,)
