@@ -38,7 +38,7 @@ def draw(
     """Return the samples of an epoch, in order: some may come several times, some not at all.
 
     Args:
-        sampler: "weighted", or a function by its name, as `path/sampler.py:function`.
+        sampler: "weighted", or a function by its name, as `path/data.py:sampler`.
         samples: The split.
         weights: Of each sample, for "weighted"; None: such that each class is drawn as often.
         seed: Of all epochs.
@@ -54,7 +54,7 @@ def draw(
         return tuple(drawn.tolist())
     if not is_function(sampler):
         raise InputError(
-            "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/sampler.py:function"
+            "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/data.py:sampler"
         )
     function = UserFunction.parse(sampler)
     chosen = function.load()

@@ -266,7 +266,7 @@ def _for_workers(run: ResolvedRun, processes: int, *, elsewhere: bool) -> Resolv
         stragglers = Stragglers.parse(config.stragglers)
         stragglers.check(processes)
         config = config.replace(stragglers=str(stragglers) or None)
-    if config.loss_args and not elsewhere and config.workload.trains:
+    if run.counts_classes and not elsewhere and config.workload.trains:
         config = config.replace(loss_args=json.dumps(run.loss_args))  # class weights are counted once, here
     functions = functions_of(vars(config))
     for function in functions.values() if elsewhere else ():

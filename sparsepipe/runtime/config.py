@@ -165,7 +165,7 @@ class DataConfig(Settings):
     )
     sampler: str | None = setting(
         None,
-        Choice(SAMPLERS, "path/sampler.py:function", is_function),
+        Choice(SAMPLERS, "path/data.py:sampler", is_function),
         "samples of an epoch, instead of each once: weighted draws by the data set's weights, else each class as often",
         unit="S",
     )

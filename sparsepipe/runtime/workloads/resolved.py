@@ -171,11 +171,16 @@ class ResolvedRun:
         """The user's own functions by the settings that name them; those of metrics are metrics.0, metrics.1."""
         return functions_of(vars(self.config))
 
+    @property
+    def counts_classes(self) -> bool:
+        """Return whether the loss weighs classes by how often they occur."""
+        return json_object(self.config.loss_args, "loss_args").get("class_weights") == _BALANCED
+
     @cached_property
     def loss_args(self) -> dict[str, object]:
         """The arguments of the loss; of class weights that are to be balanced their numbers."""
         args = json_object(self.config.loss_args, "loss_args")
-        if args.get("class_weights") != _BALANCED:
+        if not self.counts_classes:
             return args
         training = self.data.training
         return args | {"class_weights": class_weights(training, int(training.facts["num_classes"]))}
