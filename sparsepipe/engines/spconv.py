@@ -128,7 +128,8 @@ class PartsWriter:
     def add(self, name: str, tensor: spconv.SparseConvTensor) -> int:
         """Note a tensor; return the number of its indices."""
         entries = [[key, self._entry(data)] for key, data in tensor.indice_dict.items() if _is_sent(data)]
-        self._tensors[name] = {"shape": tensor.spatial_shape, "batch_size": tensor.batch_size, "entries": entries}
+        size = int(tensor.batch_size)
+        self._tensors[name] = {"shape": tensor.spatial_shape, "batch_size": size, "entries": entries}
         return self._set_of(tensor.indices)
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -160,7 +161,8 @@ class PartsWriter:
         if key == "indice_pairs":
             return {"pairs": self._table(_flat(value, data)), "shape": list(value.shape)}
         if isinstance(value, Tensor):
-            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape)}
+            kind = str(value.dtype).removeprefix("torch.")
+            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape), "type": kind}
         if isinstance(value, np.ndarray):
             return {"array": value.tolist(), "type": str(value.dtype)}
         if isinstance(value, ConvAlgo):
@@ -210,7 +212,7 @@ class PartsReader:
         if "indices" in value:
             return self._indices[value["indices"]]
         if "tensor" in value:
-            return self._integers[slice(*value["tensor"])].view(value["shape"])
+            return self._integers[slice(*value["tensor"])].view(value["shape"]).to(getattr(torch, value["type"]))
         if "array" in value:
             return np.array(value["array"], dtype=value["type"])
         return ConvAlgo[value["algorithm"]]
