@@ -81,7 +81,6 @@ class SpconvEngine(PlainEngine):
         return Parts(sets, features, writer.tables())
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
-        """Raises InputError for another number of rows than of voxels."""
         reader = PartsReader(parts) if parts.tables else None
         return {
             name: feature.rows if reader is None or feature.coordinate_set is None else reader.tensor(name, feature)
@@ -189,8 +188,6 @@ class PartsReader:
 
     def tensor(self, name: str, feature: Feature) -> spconv.SparseConvTensor:
         indices, facts = self._indices[feature.coordinate_set or 0], self._tensors[name]
-        if len(feature.rows) != len(indices):
-            raise InputError("tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(indices)} indices")
         entries = {tuple(key) if isinstance(key, list) else key: self._entries[i] for key, i in facts["entries"]}
         size = facts["batch_size"]
         return spconv.SparseConvTensor(feature.rows, indices, facts["shape"], size, indice_dict=entries)
