@@ -445,8 +445,9 @@ def _with_other_indices(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Attribute | ast.Subscript) or isinstance(node.ctx, ast.Load):
         return None
     attribute = node.value if isinstance(node, ast.Subscript) else node
-    is_known = isinstance(attribute, ast.Attribute) and attribute.attr == "indices"
-    return attribute.value.id if is_known and isinstance(attribute.value, ast.Name) else None
+    if isinstance(attribute, ast.Attribute) and attribute.attr == "indices" and isinstance(attribute.value, ast.Name):
+        return attribute.value.id
+    return None
 
 
 def _uses(statements: _Body, name: str) -> tuple[tuple[str | int, ...], ...]:
