@@ -23,12 +23,12 @@ _HOME = {
     "campaign_of": "cached_runs",
     "emulated": "emulation",
     "equal_stages": "cached_runs",
-    "explain_prediction": "answers",
-    "explain_throughput": "answers",
-    "explain_waiting": "answers",
+    "explain_prediction": "cached_runs",
+    "explain_throughput": "cached_runs",
+    "explain_waiting": "cached_runs",
     "print_epoch": "cached_runs",
-    "published_profiles": "profiles",
-    "throughput_markdown": "answers",
+    "published_profiles": "machines",
+    "throughput_markdown": "cached_runs",
     "train": "cached_runs",
 }
 _FIGURES = (
