@@ -81,7 +81,6 @@ class SpconvEngine(PlainEngine):
         return Parts(sets, features, writer.tables())
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
-        """Raises InputError for another number of rows than of voxels."""
         reader = PartsReader(parts) if parts.tables else None
         return {
             name: feature.rows if reader is None or feature.coordinate_set is None else reader.tensor(name, feature)
@@ -128,7 +127,8 @@ class PartsWriter:
     def add(self, name: str, tensor: spconv.SparseConvTensor) -> int:
         """Note a tensor; return the number of its indices."""
         entries = [[key, self._entry(data)] for key, data in tensor.indice_dict.items() if _is_sent(data)]
-        self._tensors[name] = {"shape": tensor.spatial_shape, "batch_size": tensor.batch_size, "entries": entries}
+        size = int(tensor.batch_size)
+        self._tensors[name] = {"shape": tensor.spatial_shape, "batch_size": size, "entries": entries}
         return self._set_of(tensor.indices)
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,8 @@ class PartsWriter:
         if key == "indice_pairs":
             return {"pairs": self._table(_flat(value, data)), "shape": list(value.shape)}
         if isinstance(value, Tensor):
-            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape)}
+            kind = str(value.dtype).removeprefix("torch.")
+            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape), "type": kind}
         if isinstance(value, np.ndarray):
             return {"array": value.tolist(), "type": str(value.dtype)}
         if isinstance(value, ConvAlgo):
@@ -187,8 +188,6 @@ class PartsReader:
 
     def tensor(self, name: str, feature: Feature) -> spconv.SparseConvTensor:
         indices, facts = self._indices[feature.coordinate_set or 0], self._tensors[name]
-        if len(feature.rows) != len(indices):
-            raise InputError("tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(indices)} indices")
         entries = {tuple(key) if isinstance(key, list) else key: self._entries[i] for key, i in facts["entries"]}
         size = facts["batch_size"]
         return spconv.SparseConvTensor(feature.rows, indices, facts["shape"], size, indice_dict=entries)
@@ -210,7 +209,7 @@ class PartsReader:
         if "indices" in value:
             return self._indices[value["indices"]]
         if "tensor" in value:
-            return self._integers[slice(*value["tensor"])].view(value["shape"])
+            return self._integers[slice(*value["tensor"])].view(value["shape"]).to(getattr(torch, value["type"]))
         if "array" in value:
             return np.array(value["array"], dtype=value["type"])
         return ConvAlgo[value["algorithm"]]

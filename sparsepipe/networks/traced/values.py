@@ -60,6 +60,15 @@ def in_order(value: Any) -> Tensor:
     return features(value).index_select(0, order)
 
 
+def clone_of(value: Any) -> Any:
+    """Return a value that may be written into: a copy of a tensor; of spconv's, one with indices of its own."""
+    if is_of_spconv(value):
+        copy = value.replace_feature(value.features)
+        copy.indices = value.indices.clone()
+        return copy
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def one_sample_more(value: Any) -> Any:
     """Return a sparse tensor with its last sample once more, as a sample of its own."""
     places = coordinates(value)
