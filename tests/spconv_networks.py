@@ -178,14 +178,20 @@ class VoxelNeXt(nn.Module):
         x3 = self.conv3(self.conv2(self.conv1(self.conv_input(x))))
         x4 = self.conv4(x3)
         x5 = self.conv5(x4)
-        scales = [torch.tensor([1, 2**i, 2**i, 2**i], dtype=torch.int32) for i in range(3)]
-        indices = torch.cat([each.indices * scale for each, scale in zip((x3, x4, x5), scales, strict=True)])
-        rows = torch.cat([x3.features, x4.features, x5.features])
-        flat, inverse = torch.unique(indices[:, [0, 2, 3]], dim=0, return_inverse=True)
-        summed = torch.zeros(flat.shape[0], rows.shape[1], dtype=rows.dtype).index_add(0, inverse, rows)
-        bev = spconv.SparseConvTensor(summed, flat.contiguous(), x3.spatial_shape[1:], x3.batch_size)
+        x4.indices[:, 1:] *= 2
+        x5.indices[:, 1:] *= 4
+        x3 = x3.replace_feature(torch.cat([x3.features, x4.features, x5.features]))
+        x3.indices = torch.cat([x3.indices, x4.indices, x5.indices])
+        bev = self.bev_out(x3)
         bev = self.shared_conv(self.conv_out(bev))
         return self.heat(bev).features, self.size(bev).features
+
+    def bev_out(self, x: Any) -> Any:
+        """Sum the voxels of a column."""
+        flat, inverse = torch.unique(x.indices[:, [0, 2, 3]], dim=0, return_inverse=True)
+        summed = x.features.new_zeros((flat.shape[0], x.features.shape[1]))
+        summed.index_add_(0, inverse, x.features)
+        return spconv.SparseConvTensor(summed, flat.contiguous(), x.spatial_shape[1:], x.batch_size)
 
 
 def of_voxels(kind: type[nn.Module]) -> tuple[nn.Module, list[Any]]:

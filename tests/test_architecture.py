@@ -29,7 +29,7 @@ VALUES = {"errors", "util", "values", "records"}
 DECISIONS = {"planning", "networks"}  # made of values alone
 SHOWN = VALUES | {"planning"}  # what tables and figures know; widgets launch and watch, too
 ORDER = "sparsepipe.data.order"  # functions of numbers alone: which samples make a minibatch, and in what order
-HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
+HEAVY = {"torch", "MinkowskiEngine", "spconv", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "monitoring", "views"}
 RAY = ("connected", "placed_ranks")  # in launching/ray/
 OF_TORCH = {("networks", name) for name in ("traced", "images", "texts", "batch_norm", "losses")}
@@ -267,13 +267,17 @@ def test_values_planners_and_views_never_import_torch():
         for path, parts in sources()
         if parts[0] in TORCH_FREE and parts[:2] not in OF_TORCH
         for name in imports(path, parts)
-        if name.split(".")[0] in {"torch", "MinkowskiEngine", "ray"}
+        if name.split(".")[0] in {"torch", "MinkowskiEngine", "spconv", "ray"}
     ]
     assert not found
 
 
 def test_heavy_libraries_stay_in_their_files():
-    homes = {"MinkowskiEngine": {("engines", "minkowski")}, "ray": {("launching", "ray", name) for name in RAY}}
+    homes = {
+        "MinkowskiEngine": {("engines", "minkowski")},
+        "spconv": {("engines", "spconv")},
+        "ray": {("launching", "ray", name) for name in RAY},
+    }
     for path, parts in sources():
         for name in imports(path, parts):
             library = name.split(".")[0]

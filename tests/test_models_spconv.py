@@ -1,5 +1,8 @@
 """Networks of spconv's modules: repaired for CPUs, cut into stages, trained in two processes as in one."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from runtime_jobs import Job, run_jobs
@@ -21,6 +24,8 @@ ENGINE = engines.engine("spconv")
 
 import spconv.pytorch as spconv  # noqa: E402  # once the engine has repaired it
 import spconv_networks as networks  # noqa: E402
+from spconv.core import ConvAlgo  # noqa: E402
+from spconv.pytorch.core import ImplicitGemmIndiceData  # noqa: E402
 
 
 def tensor(number: int = 200, *, samples: int = 2, extent: int = 24):
@@ -78,10 +83,38 @@ def test_what_layers_found_out_about_voxels_crosses_once():
         there = vars(found["coarse"].indice_dict[key])
         assert there.keys() == vars(sent).keys()
         for field, value in vars(sent).items():
-            same = torch.equal(there[field], value) if isinstance(value, torch.Tensor) else there[field] == value
-            assert same, (key, field)
+            assert_equal(there[field], value)
     assert found["fine"].indice_dict["fine"] is found["coarse"].indice_dict["fine"]
     assert found["coarse"].indice_dict["down"].indices is found["fine"].indices
+
+
+def test_pairs_as_gpus_have_them_cross_too():
+    there = tensor()
+    rows = len(there.indices)
+    pairs = torch.arange(8 * rows, dtype=torch.int32).view(8, rows)
+    splits = {name: [pairs[0].clone()] for name in ("pair_mask_fwd_splits", "pair_mask_bwd_splits")}
+    splits |= {name: [pairs[1].long()] for name in ("mask_argsort_fwd_splits", "mask_argsort_bwd_splits")}
+    sizes = {"ksize": [2] * 3, "stride": [2] * 3, "dilation": [1] * 3, "padding": [0] * 3}
+    shapes = {"spatial_shape": [24] * 3, "out_spatial_shape": [12] * 3, "is_subm": False}
+    masks = [np.array([3, 5], dtype=np.uint32)]
+    there.indice_dict["a"] = ImplicitGemmIndiceData(
+        there.indices, there.indices, pairs, pairs.flip(1), masks=masks, algo=ConvAlgo.MaskImplicitGemm,
+        **splits, **sizes, **shapes,
+    )  # fmt: skip
+    found = vars(crossed({"x": there})["x"].indice_dict["a"])
+    for name, value in vars(there.indice_dict["a"]).items():
+        assert_equal(found[name], value)
+
+
+def assert_equal(found, value):
+    assert type(found) is type(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        assert found.dtype == value.dtype and (found == value).all()
+    elif isinstance(value, list):
+        for one, other in zip(found, value, strict=True):
+            assert_equal(one, other)
+    else:
+        assert found == value
 
 
 def test_pairs_of_a_crowded_grid_are_made_again():
@@ -112,7 +145,7 @@ def test_published_networks_are_the_same_in_stages(name):
     module, minibatches = networks.FAMILIES[name]()
     said: list[str] = []
     network = trace(module, minibatches[0], name=name, say=said.append)
-    assert len(network.rows) > 35 and len(said) == (1 if name == "SpUNet" else 0)
+    assert len(network.rows) > 35 and len(said) == {"SpUNet": 1, "SECOND": 0, "VoxelNeXt": 3}[name]
     ids = [row.id for row in network.rows]
     middle = len(ids) // 2
     for inputs, stages in zip(minibatches, ([ids[:middle], ids[middle:]], 5, 0), strict=True):
@@ -150,32 +183,6 @@ def test_a_minibatch_without_voxels_is_refused_where_layers_would_be_left_out():
     assert caught.value.code == "module.decides_by_size"
 
 
-NET = """
-import spconv.pytorch as spconv
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, in_channels, num_classes):
-        super().__init__()
-        self.fine = spconv.SubMConv3d(in_channels, 4, 3, indice_key="fine")
-        self.down = spconv.SparseConv3d(4, 4, 2, stride=2, indice_key="down")
-        self.norm = nn.BatchNorm1d(4)
-        self.up = spconv.SparseInverseConv3d(4, 4, 2, indice_key="down")
-        self.last = spconv.SubMConv3d(4, 4, 3, indice_key="fine")
-        self.head = nn.Linear(4, num_classes)
-
-    def forward(self, x):
-        x = self.down(self.fine(x))
-        x = self.last(self.up(x.replace_feature(self.norm(x.features).relu())))
-        sums = torch.zeros(x.batch_size, 4).index_add(0, x.indices[:, 0].long(), x.features)
-        return self.head(sums)
-
-
-def make(in_channels, num_classes):
-    return Net(in_channels, num_classes)
-"""
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 SETTINGS = {"voxel_size": 0.2, "num_points": 100, "batch_size": 8, "learning_rate": 0.1, "threads": 1}
 
@@ -183,12 +190,14 @@ SETTINGS = {"voxel_size": 0.2, "num_points": 100, "batch_size": 8, "learning_rat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_trains_in_two_processes_as_in_one(tmp_path):
-    (tmp_path / "net.py").write_text(NET)
+    guide = Path(__file__).parent.parent / "notebooks" / "guides" / "own_network.md"
+    code = next(block for block in guide.read_text().split("```python\n") if block.startswith("# spconv_net.py"))
+    (tmp_path / "net.py").write_text(code.partition("```")[0])
     config = RunConfig(f"{tmp_path}/net.py:make", "digits", **SETTINGS, minibatches=12, validate=False)
     task = open_task(resolve(config))
     assert task.engine.name == "spconv"
     ids = [row.id for row in task.network.rows]
-    cut = ids.index("norm") + 1  # between a convolution and its inverse
+    cut = ids.index("down.1") + 1  # between a convolution and its inverse
     plans = {
         "one": Plan((Stage(tuple(ids), (0,)),), **FLUSH),
         "two": Plan((Stage(tuple(ids[:cut]), (0,)), Stage(tuple(ids[cut:]), (1,))), **FLUSH),

@@ -32,6 +32,8 @@ def _same(a: Packet, b: Packet) -> None:
     for one, other in zip(a.slots, b.slots, strict=True):
         assert (one.coordinate_set, one.needs_gradient) == (other.coordinate_set, other.needs_gradient)
         assert one.rows.dtype == other.rows.dtype and torch.equal(one.rows, other.rows)
+    for one, other in zip(a.tables, b.tables, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
     for one, other in zip(a.coordinate_sets, b.coordinate_sets, strict=True):
         assert (one.tensor_stride, one.family) == (other.tensor_stride, other.family)
         assert other.coordinates.dtype == torch.int32 and torch.equal(one.coordinates, other.coordinates)
@@ -57,7 +59,10 @@ def _packets(draw) -> Packet:
         rows = torch.randn((length, draw(st.integers(0, 7))), generator=generator).to(dtype)
         slots.append(Slot(rows.t().contiguous().t() if draw(st.booleans()) else rows, place, draw(st.booleans())))
     direction, minibatch = draw(st.sampled_from([FORWARD, BACKWARD])), draw(st.integers(0, 2**40))
-    return Packet(direction, minibatch, draw(st.integers(0, 2**32)), tuple(slots), tuple(sets), minibatch % 7)
+    kinds = draw(st.lists(st.sampled_from([torch.uint8, torch.int32]), max_size=2))
+    tables = tuple(torch.randint(0, 200, (draw(st.integers(0, 90)),), generator=generator).to(kind) for kind in kinds)
+    boundary = draw(st.integers(0, 2**32))
+    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), minibatch % 7, tables=tables)
 
 
 @given(_packets())

@@ -28,7 +28,7 @@ class PlainEngine:
             f"layer {row.id!r}: engine {self.name!r} has no sparse layers; use 'native' or 'minkowski'",
         )
 
-    def tensor(self, batch: ExampleBatch, device: Any = "cpu") -> Any:
+    def tensor(self, batch: ExampleBatch, device: torch.device | str = "cpu") -> Any:
         """Put the inputs of a minibatch on a device, in the structure that the network's forward takes.
 
         Raises InputError for voxels, which a network of plain tensors cannot take.
@@ -71,6 +71,6 @@ class PlainEngine:
         return output
 
 
-def on_device(inputs: Any, device: Any) -> Any:
+def on_device(inputs: Any, device: torch.device | str) -> Any:
     """Move every tensor of a tensor, tuple or dict of inputs to a device."""
     return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import PointBatch
+from ..data.examples import ExampleBatch
 from ..errors import InputError
-from ..util.host.spconv_repairs import repair_spconv
+from ..util.io.spconv_repairs import repair_spconv
 from .base import CoordinateSet, Feature, Parts
 from .plain import PlainEngine
 
@@ -36,9 +37,12 @@ with warnings.catch_warnings():
 repair_spconv()
 
 AnyTensor: TypeAlias = spconv.SparseConvTensor | Tensor
+Pairs: TypeAlias = IndiceData | ImplicitGemmIndiceData
+AnyField: TypeAlias = Any  # of an entry, or as JSON has it
 
 _MOST_BYTES = 30  # a voxel, of the pairs of a SubMConv that are sent
 _STEP = 64  # voxels by multiples of which coordinates move: strides up to it divide space as they did
+_MARGIN = 16  # voxels at least to the end of space: where that is, a minibatch's other samples do not change
 _KINDS = {kind.__name__: kind for kind in (IndiceData, ImplicitGemmIndiceData)}
 
 
@@ -52,14 +56,14 @@ class SpconvEngine(PlainEngine):
     takes_points = True
     takes_examples = True
 
-    def tensor(self, batch: Any, device: Any = "cpu") -> Any:
+    def tensor(self, batch: PointBatch | ExampleBatch, device: torch.device | str = "cpu") -> AnyTensor:
         """Put a minibatch on a device; voxels as a sparse tensor whose coordinates start at or above 0."""
         if not isinstance(batch, PointBatch):
             return super().tensor(batch, device)
         coordinates = batch.coordinates.clone(memory_format=torch.contiguous_format)  # else spconv misreads them
         places = coordinates[:, 1:]
         places -= places.amin(dim=0).div(_STEP, rounding_mode="floor") * _STEP
-        shape = ((places.amax(dim=0) // _STEP + 1) * _STEP).tolist()
+        shape = (((places.amax(dim=0) + _MARGIN) // _STEP + 1) * _STEP).tolist()
         return spconv.SparseConvTensor(batch.features.to(device), coordinates.to(device), shape, len(batch))
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
@@ -67,18 +71,17 @@ class SpconvEngine(PlainEngine):
         dense = super().split({name: each for name, each in tensors.items() if name not in sparse})
         if not sparse:
             return dense
-        writer = _Writer()
-        places = {name: writer.add(name, each) for name, each in sparse.items()}
+        writer = PartsWriter()
+        sets_of = {name: writer.add(name, each) for name, each in sparse.items()}
         features = {
-            name: Feature(sparse[name].features, places[name]) if name in sparse else dense.features[name]
+            name: Feature(sparse[name].features, sets_of[name]) if name in sparse else dense.features[name]
             for name in tensors
         }
         sets = tuple(CoordinateSet((1,) * (each.shape[1] - 1), each, i) for i, each in enumerate(writer.indices))
         return Parts(sets, features, writer.tables())
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
-        """Raises InputError for another number of rows than of voxels."""
-        reader = _Reader(parts) if parts.tables else None
+        reader = PartsReader(parts) if parts.tables else None
         return {
             name: feature.rows if reader is None or feature.coordinate_set is None else reader.tensor(name, feature)
             for name, feature in parts.features.items()
@@ -110,21 +113,22 @@ class SpconvEngine(PlainEngine):
         return []
 
 
-class _Writer:
+class PartsWriter:
     """Takes sparse tensors apart into sets of indices, a table of facts (JSON) and one of integers."""
 
     def __init__(self) -> None:
         self.indices: list[Tensor] = []
         self._integers: list[Tensor] = []
         self._num_integers = 0
-        self._tensors: dict[str, Any] = {}
-        self._known: list[Any] = []  # entries of `indice_dict`, each once
-        self._facts: list[dict[str, Any]] = []
+        self._tensors: dict[str, dict[str, object]] = {}
+        self._entries: list[Pairs] = []  # of `indice_dict`, each once
+        self._facts: list[dict[str, object]] = []
 
-    def add(self, name: str, tensor: Any) -> int:
+    def add(self, name: str, tensor: spconv.SparseConvTensor) -> int:
         """Note a tensor; return the number of its indices."""
         entries = [[key, self._entry(data)] for key, data in tensor.indice_dict.items() if _is_sent(data)]
-        self._tensors[name] = {"shape": tensor.spatial_shape, "batch_size": tensor.batch_size, "entries": entries}
+        size = int(tensor.batch_size)
+        self._tensors[name] = {"shape": tensor.spatial_shape, "batch_size": size, "entries": entries}
         return self._set_of(tensor.indices)
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -139,24 +143,25 @@ class _Writer:
         self.indices.append(indices)
         return len(self.indices) - 1
 
-    def _entry(self, data: Any) -> int:
-        for number, known in enumerate(self._known):
+    def _entry(self, data: Pairs) -> int:
+        for number, known in enumerate(self._entries):
             if known is data:
                 return number
-        self._known.append(data)
+        self._entries.append(data)
         self._facts.append(
             {"kind": type(data).__name__} | {key: self._packed(key, each, data) for key, each in vars(data).items()}
         )
-        return len(self._known) - 1
+        return len(self._entries) - 1
 
-    def _packed(self, key: str, value: Any, data: Any) -> Any:
+    def _packed(self, key: str, value: AnyField, data: Pairs) -> object:
         """Return what JSON can hold instead of an attribute; tensors go to the table of integers."""
         if key in ("indices", "out_indices"):
             return {"indices": self._set_of(value)}
         if key == "indice_pairs":
             return {"pairs": self._table(_flat(value, data)), "shape": list(value.shape)}
         if isinstance(value, Tensor):
-            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape)}
+            kind = str(value.dtype).removeprefix("torch.")
+            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape), "type": kind}
         if isinstance(value, np.ndarray):
             return {"array": value.tolist(), "type": str(value.dtype)}
         if isinstance(value, ConvAlgo):
@@ -171,7 +176,7 @@ class _Writer:
         return [start, self._num_integers]
 
 
-class _Reader:
+class PartsReader:
     """Puts sparse tensors together again. Tensors share indices and entries as they did."""
 
     def __init__(self, parts: Parts) -> None:
@@ -181,15 +186,13 @@ class _Reader:
         self._tensors = document["tensors"]
         self._entries = [self._entry(each) for each in document["entries"]]
 
-    def tensor(self, name: str, feature: Feature) -> Any:
+    def tensor(self, name: str, feature: Feature) -> spconv.SparseConvTensor:
         indices, facts = self._indices[feature.coordinate_set or 0], self._tensors[name]
-        if len(feature.rows) != len(indices):
-            raise InputError("tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(indices)} indices")
         entries = {tuple(key) if isinstance(key, list) else key: self._entries[i] for key, i in facts["entries"]}
         size = facts["batch_size"]
         return spconv.SparseConvTensor(feature.rows, indices, facts["shape"], size, indice_dict=entries)
 
-    def _entry(self, facts: dict[str, Any]) -> Any:
+    def _entry(self, facts: dict[str, AnyField]) -> Pairs:
         kind = _KINDS[facts.pop("kind")]
         pairs = facts.pop("indice_pairs", None)
         values = {key: self._unpacked(each) for key, each in facts.items()}
@@ -198,7 +201,7 @@ class _Reader:
             values["indice_pairs"] = _unflat(flat, pairs["shape"], values["indice_pair_num"], values["is_subm"])
         return kind(**values)
 
-    def _unpacked(self, value: Any) -> Any:
+    def _unpacked(self, value: AnyField) -> AnyField:
         if isinstance(value, list):
             return [self._unpacked(each) for each in value]
         if not isinstance(value, dict):
@@ -206,13 +209,13 @@ class _Reader:
         if "indices" in value:
             return self._indices[value["indices"]]
         if "tensor" in value:
-            return self._integers[slice(*value["tensor"])].view(value["shape"])
+            return self._integers[slice(*value["tensor"])].view(value["shape"]).to(getattr(torch, value["type"]))
         if "array" in value:
             return np.array(value["array"], dtype=value["type"])
         return ConvAlgo[value["algorithm"]]
 
 
-def _is_sent(data: Any) -> bool:
+def _is_sent(data: Pairs) -> bool:
     """Return whether pairs are sent; else the next layer that reads them makes them again."""
     if not data.is_subm:
         return True
@@ -221,7 +224,7 @@ def _is_sent(data: Any) -> bool:
     return 8 * int(data.indice_pair_num.sum()) <= _MOST_BYTES * len(data.indices)
 
 
-def _flat(pairs: Tensor, data: Any) -> Tensor:
+def _flat(pairs: Tensor, data: Pairs) -> Tensor:
     """Return pairs [2, K, N] without the places behind the last pair of each position, and without mirrored ones."""
     counts = data.indice_pair_num.tolist()
     positions = len(counts) // 2 if data.is_subm else len(counts)

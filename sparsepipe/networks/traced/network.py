@@ -62,16 +62,16 @@ class TracedNetwork:
         None: it may be any, as one of those layers runs code that was not looked into.
         """
         keys: frozenset[str] | None = frozenset()
-        found = {}
+        keys_behind = {}
         for row in reversed(self.rows):
-            found[row.id] = keys
+            keys_behind[row.id] = keys
             parts = [part for path in row.modules for part in module_at(self.module, path).modules()]
             reads_any = any(reads_pairs(node) for program in row.programs.values() for node in program.steps)
             if keys is None or reads_any or not self.opaque_paths.isdisjoint(row.modules):
                 keys = None
             else:
                 keys |= {vars(part)["indice_key"] for part in parts if _reads_pairs_of_a_key(part)}
-        return found
+        return keys_behind
 
     def alive(self, before: Collection[str], *, training: bool = True) -> tuple[str, ...]:
         """Return the values that cross the boundary behind the layers `before`, in the layers' order."""

@@ -435,7 +435,18 @@ def _names(statements: _Body) -> tuple[set[str], set[str], set[str]]:
             loaded.add(node.target.id)
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name):
             written.add(node.value.id)
+        if (tensor := _with_other_indices(node)) is not None:
+            written.add(tensor)
     return loaded, stored, written
+
+
+def _with_other_indices(node: ast.AST) -> str | None:
+    """Return the name of a sparse tensor of spconv that gets other indices: `x.indices = …`, `x.indices[…] *= …`."""
+    if not isinstance(node, ast.Attribute | ast.Subscript) or isinstance(node.ctx, ast.Load):
+        return None
+    attribute = node.value if isinstance(node, ast.Subscript) else node
+    is_known = isinstance(attribute, ast.Attribute) and attribute.attr == "indices"
+    return attribute.value.id if is_known and isinstance(attribute.value, ast.Name) else None
 
 
 def _uses(statements: _Body, name: str) -> tuple[tuple[str | int, ...], ...]:

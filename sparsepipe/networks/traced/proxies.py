@@ -93,6 +93,11 @@ class ValueProxy(fx.Proxy):
     def items(self) -> Any:
         return [(key, self._item(key)) for key in self.node.meta["value"]]
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in ("node", "tracer") and is_of_spconv(self.node.meta["value"]):
+            raise CannotBeTraced("module.sets_attribute", f"it sets {name} of a sparse tensor")
+        super().__setattr__(name, value)
+
     def __setitem__(self, place: Any, value: Any) -> None:
         raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
 

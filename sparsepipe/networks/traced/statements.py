@@ -13,6 +13,8 @@ from typing import Any, NoReturn, Protocol
 
 from torch import Tensor, fx, nn
 
+from .values import clone_of
+
 Uses = tuple[tuple[str | int, ...], ...]  # what code reads of `self`: ("blocks", 3) is self.blocks[3], () all of it
 
 
@@ -82,7 +84,7 @@ class Statement(Call):
         values: dict[str, object] = dict(zip(self.names, given, strict=False))
         for name in self.copied & values.keys():
             value = values[name]
-            values[name] = value.clone() if isinstance(value, Tensor) else value
+            values[name] = clone_of(value)
         values.update(self.constants)
         values.update({name: module(path) for name, path in self.parts})
         if self.self_name:

@@ -181,14 +181,15 @@ class TracedSubnetwork(nn.Module):
             args, kwargs = filled(node.args, value), filled(node.kwargs, value)
             with torch.set_grad_enabled(ambient and not node.meta["no_grad"]):
                 values[node] = run(node, args, kwargs, self._module)
-        given: dict[str, Any] = {
+        given = {
             name: tensor
             for port in program.gives
             for name, tensor in zip(port.names, port.structure.split(values[port.node]), strict=True)
         }
         for tensor in given.values():
             if pairs_read is not None and is_of_spconv(tensor):  # no stage is sent what no layer reads
-                tensor.indice_dict = {key: each for key, each in tensor.indice_dict.items() if key in pairs_read}
+                entries = vars(tensor)["indice_dict"]
+                vars(tensor)["indice_dict"] = {key: each for key, each in entries.items() if key in pairs_read}
         return given
 
     def _module(self, path: str) -> nn.Module:

@@ -14,13 +14,13 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), type(...))
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: object) -> bool:
     """Return whether a value is a sparse tensor of MinkowskiEngine or spconv, which are asked only if imported."""
     library = sys.modules.get("MinkowskiEngine")
     return (library is not None and isinstance(value, library.SparseTensor)) or is_of_spconv(value)
 
 
-def is_of_spconv(value: Any) -> bool:
+def is_of_spconv(value: object) -> bool:
     """Return whether a value is a sparse tensor of spconv."""
     library = sys.modules.get("spconv.pytorch")
     return library is not None and isinstance(value, library.SparseConvTensor)
@@ -58,6 +58,15 @@ def in_order(value: Any) -> Tensor:
         return value
     order = torch.unique(coordinates(value), dim=0, return_inverse=True)[1].argsort()
     return features(value).index_select(0, order)
+
+
+def clone_of(value: Any) -> Any:
+    """Return a value that may be written into: a copy of a tensor; of spconv's, one with indices of its own."""
+    if is_of_spconv(value):
+        copy = value.replace_feature(value.features)
+        copy.indices = value.indices.clone()
+        return copy
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def one_sample_more(value: Any) -> Any:

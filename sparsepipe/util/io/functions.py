@@ -33,9 +33,9 @@ from typing import Any
 from ...errors import CODE_FAILURES, InputError
 from ..derived.digests import digest
 from ..host.imports import restore_removed_names
-from ..host.spconv_repairs import repair_spconv
 from ..moved_modules import module_now
 from .files import expanded, sha256
+from .spconv_repairs import repair_spconv
 
 _USER = "sparsepipe_user_"  # what names of users' files begin with, as modules
 _NEIGHBOURS = "__sparsepipe_neighbours__"  # in a user's file: names of the neighbours that it imported

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
-from ..io.told import tell
+from .told import tell
+
+Tensor: TypeAlias = Any  # torch's, which this folder does not import
 
 
 def repair_spconv() -> None:
@@ -20,13 +22,13 @@ def repair_spconv() -> None:
     core, ops = (sys.modules.get(f"spconv.pytorch.{name}") for name in ("core", "ops"))
     if core is None or ops is None or core.scatter_nd is _scattered:
         return
-    core.scatter_nd = _scattered  # type: ignore[attr-defined]
-    ops.get_current_stream = _stream_of_gpus(ops.get_current_stream, ops.torch.cuda)  # type: ignore[attr-defined]
-    ops.indice_conv = _with_bias(ops.indice_conv)  # type: ignore[attr-defined]
+    vars(core).update(scatter_nd=_scattered)
+    stream = _stream_of_gpus(ops.get_current_stream, ops.torch.cuda)
+    vars(ops).update(get_current_stream=stream, indice_conv=_with_bias(ops.indice_conv))
     tell("spconv: repaired for CPUs in this process: dense(), the backward, biases in evaluation")
 
 
-def _scattered(indices: Any, updates: Any, shape: Sequence[int]) -> Any:
+def _scattered(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
     """Return zeros of a shape with rows `updates` [N, C] at `indices` [N, D]."""
     return updates.new_zeros(shape).index_put(tuple(indices.unbind(dim=-1)), updates)
 
@@ -36,12 +38,12 @@ def _stream_of_gpus(current: Callable[[], int], cuda: ModuleType) -> Callable[[]
     return lambda: current() if cuda.is_available() else 0
 
 
-def _with_bias(convolve: Callable[..., Any]) -> Callable[..., Any]:
+def _with_bias(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a convolution that adds its bias on a CPU, too."""
     parameters = signature(convolve)
 
     @wraps(convolve)
-    def convolved(*args: Any, **kwargs: Any) -> Any:
+    def convolved(*args: object, **kwargs: object) -> Tensor:
         given = parameters.bind(*args, **kwargs).arguments
         if given["features"].is_cuda or (bias := given.pop("bias", None)) is None:
             return convolve(*args, **kwargs)
