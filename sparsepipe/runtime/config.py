@@ -11,10 +11,10 @@ from typing import Any
 from ..data.augmentation import AUGMENTATIONS, OF_IMAGES, is_combination
 from ..data.crops import named_crop
 from ..data.labels import TASKS
+from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..data.samplers import SAMPLERS
-from ..data.sampling import KEEP, LAST_MINIBATCH, MERGE
 from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.losses import LOSSES
@@ -149,7 +149,7 @@ class DataConfig(Settings):
     )
     sampler: str | None = setting(
         None,
-        Choice(SAMPLERS, "path/sampler.py:function", is_function),
+        Choice(SAMPLERS, "path/data.py:sampler", is_function),
         "samples of an epoch, instead of each once: weighted draws by the data set's weights, else each class as often",
         unit="S",
     )
