@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_data_examples_own import own
 from torch.utils.data import default_collate
 
+from sparsepipe.data import check, info
 from sparsepipe.data.batch import PointBatch
 from sparsepipe.data.examples import open_examples
 from sparsepipe.data.examples.joining import joined_items
@@ -131,6 +132,15 @@ def test_a_collate_of_ones_own_makes_the_minibatch(tmp_path: Path) -> None:
         open_examples(reference, split="train", collate=f"{file}:odd").batch([0])
     with raises("function.missing", "none_such"):
         open_examples(reference, split="train", collate=f"{file}:none_such")
+
+
+def test_a_data_set_of_dicts_is_described_and_checked(tmp_path: Path) -> None:
+    reference = own(tmp_path, SCENES.replace("MORE", "pass").replace("default_rng(index)", "default_rng(index % 3)"))
+    assert info(reference)["example"]["inputs"]["coord"] == "float32 [3]"
+    report = check(reference)
+    assert not report.faults and not report.within_split, "samples 0 and 3 begin with the same numbers, 3 has more points"
+    boxes = info(reference, collate=reference.replace(":make", ":boxes"))["example"]
+    assert boxes["target"][0] == {"boxes": "float64 [4]", "labels": "int64 []"}
 
 
 def test_draws_in_a_collate_repeat_by_seed_samples_and_epoch(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from coded import raises
 from test_data_examples_own import own
 
-from sparsepipe.data.samplers import dealt, draw
+from sparsepipe.data.examples import open_examples
+from sparsepipe.data.samplers import class_weights, dealt, draw
 
 
 @dataclass
@@ -55,3 +56,14 @@ def test_a_sampler_of_ones_own_says_the_samples_of_an_epoch(tmp_path: Path) -> N
 def test_what_is_no_sampler_is_refused(tmp_path: Path, sampler: str, weights: list | None, code: str) -> None:
     with raises(code):
         draw(own(tmp_path, sampler) if "def" in sampler else sampler, RARE, weights=weights)
+
+
+def test_balanced_weights_are_inverse_to_counts(tmp_path: Path) -> None:
+    body = "import torch\ndef make(split): return [(1.0, torch.tensor([0, 0, 0, 2, -100])), (1.0, torch.tensor([2]))]\n"
+    voxels = open_examples(own(tmp_path, body), split="train")
+    weights = class_weights(voxels, 4)
+    assert weights == pytest.approx([2.5 / 3, 0.0, 2.5 / 2, 0.0])
+    counts = [3, 0, 2, 0]
+    assert sum(weight * count for weight, count in zip(weights, counts, strict=True)) == pytest.approx(sum(counts))
+    with raises("loss.class_weights_malformed", "train/0"):
+        class_weights(voxels, 2)

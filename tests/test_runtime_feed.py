@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from coded import raises
-from runtime_jobs import UNET, Job, plan_of, run_jobs, same_training, settings, shapes
+from runtime_jobs import Job, plan_of, run_jobs, same_training, settings, shapes
 from test_data_examples_own import own
 from test_data_scenes import scenes
 
 from sparsepipe.data.examples import open_examples
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.learning import Learning
 from sparsepipe.runtime.workloads.reading import ReadOnce
+from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.values.plan import Plan, Stage
 
 DRAWS = """
 import os, torch
@@ -126,7 +129,13 @@ def test_an_iterable_keeps_its_order(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stages_and_reading_processes_train_as_one_process_on_crops_and_draws(tmp_path: Path) -> None:
     rooms, objects = scenes(tmp_path / "rooms", counts=(400, 500, 300, 350)), shapes(tmp_path)
-    crops = {"model": UNET, "task": "segmentation", "features": ("colours",), "voxel_size": 0.2, "num_points": "all"}
+    crops = {
+        "model": "minkunet14a-segmentation-narrow",
+        "task": "segmentation",
+        "features": ("colours",),
+        "voxel_size": 0.2,
+        "num_points": "all",
+    }
     crops |= {"augmentation": "rotate-z+flip+colour-jitter+mix3d", "crop": "sphere:2.5,overlap=0.3", "validate": True}
     crops |= {"batch_size": 1, "epochs": 2, "views": 2}
     draws = {"sampler": "weighted", "epochs": 2}
@@ -138,7 +147,56 @@ def test_stages_and_reading_processes_train_as_one_process_on_crops_and_draws(tm
             jobs.append(Job(f"{name}-{kind}", plan, config.replace(num_workers=workers)))
     results = run_jobs(tmp_path, jobs)
     for name in ("crops", "draws"):
-        for kind in ("read", "two"):
-            same_training(results[f"{name}-one"], results[f"{name}-{kind}"])
+        same_training(results[f"{name}-one"], results[f"{name}-two"])
     validated = [results[f"crops-{kind}"].rows("epoch") for kind in ("one", "two")]
     assert validated[0][-1]["validation"] == validated[1][-1]["validation"]
+
+
+RAGGED = """
+import torch
+from torch import nn
+
+class Clouds:
+    size_of = staticmethod(lambda item: len(item["coord"]))
+    size_unit, inputs, target, loss = "points", ("coord", "feat", "offset"), "heights", "net.py:error"
+    def __len__(self): return 9
+    def __getitem__(self, index):
+        coord = torch.rand(5 + 3 * (index % 4), 3)
+        return {"coord": coord, "feat": torch.rand(len(coord), 2), "heights": coord[:, 2].max(), "name": str(index)}
+
+def make(split): return Clouds()
+def mixed(items):
+    counts = torch.tensor([len(item["coord"]) for item in items])
+    joined = {name: torch.cat([item[name] for item in items]) for name in ("coord", "feat")}
+    return joined | {"offset": counts.cumsum(0), "heights": torch.stack([item["heights"] for item in items])}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+    def forward(self, coord, feat, offset):
+        rows = torch.relu(self.second(torch.relu(self.first(torch.cat([coord, feat], dim=1)))))
+        sums = torch.cat([rows.new_zeros(1, 16), rows.cumsum(0)[offset - 1]])
+        return self.last(torch.diff(sums, dim=0))[:, 0]
+
+def net(): return Net()
+def error(output, target): return ((output - target) ** 2).mean()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collate", [None, "mixed"])
+def test_ragged_minibatches_train_in_two_stages_as_in_one_process(tmp_path: Path, collate: str | None) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(RAGGED.replace("net.py:error", f"{file}:error"))
+    changes = {"collate": f"{file}:{collate}" if collate else None, "num_workers": 2 if collate else 0}
+    config = settings(f"{file}:make", model=f"{file}:net", engine="auto", batch_size=2, epochs=2, **changes)
+    ids = [layer.id for layer in layer_graph(resolve(config)).layers]
+    one, two = (
+        Plan(tuple(Stage(tuple(part), (rank,)) for rank, part in enumerate(parts)), schedule="gpipe")
+        for parts in ([ids], [ids[: len(ids) // 2], ids[len(ids) // 2 :]])
+    )
+    results = run_jobs(tmp_path, [Job("one", one, config), Job("two", two, config)])
+    same_training(results["one"], results["two"])
+    assert len(results["one"].losses) == 8, "a last minibatch of one sample goes with the one before"
+    assert all(row["points"] > row["samples"] for row in results["one"].rows("step"))

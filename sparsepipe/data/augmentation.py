@@ -22,15 +22,31 @@ _NEIGHBOURS = np.array(list(np.ndindex(3, 3, 3))) - 1  # of a grid point, itself
 class Augmentation:
     """Configure random changes of clouds; none by default. Lengths are cube sides, or metres for scans.
 
-    `rotation`: degrees about the z axis, from -rotation to rotation. `tilt`: degrees about a random horizontal axis.
-    `scale`: smallest and largest factor. `jitter`: standard deviation of each coordinate, cut at three of it.
-    `dropout`: the largest share of points left out. `elastic`: (spacing, magnitude) of smooth random displacements, one
-    after another (as for scans in Choy et al., 4D Spatio-Temporal ConvNets, CVPR 2019). `in_cube`: what left the unit
-    cube is shrunk and moved back into it, as dense grids, which end there, need. `flip`: probability of a mirror image,
-    along x and along y. `colour_jitter`: standard deviation of each colour, as a share of full brightness.
-    `colour_drop`: probability that a cloud loses its colours. `mix`: probability that another cloud of the split,
-    changed too, is put on top (Nekrasov et al., Mix3D, 3DV 2021); the data set does so, for classes of points alone.
-    Raises InputError for a setting out of its range.
+    Attributes:
+        rotation: Turn about the z axis, at most so many degrees either way.
+        tilt: Turn about a random horizontal axis, in degrees, likewise.
+        scale: Smallest and largest factor.
+        jitter: Standard deviation of each coordinate, cut at three of it.
+        dropout: Largest share of points left out.
+        elastic: Pairs (spacing, magnitude) of smooth random displacements, one after another (as for scans in Choy et
+            al., 4D Spatio-Temporal ConvNets, CVPR 2019).
+        in_cube: Whether what left the unit cube is shrunk and moved back, as dense grids need, which end there.
+        flip: Probability of a mirror image, along x and along y.
+        colour_jitter: Standard deviation of each colour, as a share of full brightness.
+        colour_drop: Probability that a cloud loses its colours.
+        mix: Probability that another cloud of the split, changed too, is put on top (Nekrasov et al., Mix3D, 3DV 2021);
+            for classes of points alone.
+
+    Raises:
+        InputError: A setting out of its range.
+
+    Example:
+        >>> changes = sp.data.Augmentation(rotation=45, scale=(0.9, 1.1), flip=0.5)
+        >>> sp.data.Augmentation.from_json(changes.to_json()) == changes
+        True
+
+    See also:
+        guides/scenes, `data.load`
     """
 
     rotation: float = 0.0

@@ -171,7 +171,24 @@ class PointBatch:
 def collate(samples: Sequence[Sample]) -> PointBatch:
     """Put samples side by side into one minibatch, in order.
 
-    Raises InputError without samples, or if their widths differ.
+    Args:
+        samples: Voxelized clouds, each with one class, or each with a class for each voxel.
+
+    Returns:
+        The minibatch, whose coordinates begin with the sample's index.
+
+    Raises:
+        InputError: No samples, or samples of different widths or kinds of labels.
+
+    Example:
+        >>> import torch
+        >>> cloud = sp.data.Sample(torch.tensor([[0, 0, 0], [1, 0, 2]], dtype=torch.int32), torch.ones(2, 1), label=3)
+        >>> batch = sp.data.collate([cloud, cloud])
+        >>> batch.coordinates[:, 0].tolist(), batch.labels.tolist()
+        ([0, 0, 1, 1], [3, 3])
+
+    See also:
+        guides/own_data, `data.Sample`
     """
     if not samples:
         raise InputError("batch.no_samples", "an empty minibatch; expected at least one sample")

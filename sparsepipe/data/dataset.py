@@ -166,8 +166,7 @@ class VoxelDataset:
         self._kept_bytes = 0
         self._counts: dict[int, int] = {}
         self._digest: dict[str, str] | None = None
-        self._steps: tuple[int, ...] | None = None  # see `near_origin`
-        self._reach: int | None = None
+        self._bounds: tuple[tuple[int, ...] | None, int | None] = None, None  # steps and reach, see `near_origin`
 
     def __len__(self) -> int:
         return len(self.files)
@@ -372,8 +371,7 @@ class VoxelDataset:
         voxels in a dense grid, moves nothing, nor are clouds moved that were scaled to the unit cube.
         """
         moved = copy(self)
-        moved._steps = steps if self.folder.metric else None
-        moved._reach = reach
+        moved._bounds = steps if self.folder.metric else None, reach
         return moved
 
     def with_views(self, count: int) -> "VoxelDataset":
@@ -422,13 +420,16 @@ class VoxelDataset:
 
     def _within_reach(self, sample: Sample) -> Sample | None:
         """Return a sample moved near the origin, None if the engine cannot hold it there."""
-        placed = sample if self._steps is None else near_origin(sample, self._steps)
-        return placed if self._reach is None or can_be_held(placed, self._reach) else None
+        steps, reach = self._bounds
+        placed = sample if steps is None else near_origin(sample, steps)
+        return placed if reach is None or can_be_held(placed, reach) else None
 
     def _out_of_reach(self, file: SampleFile, content: Mesh | Cloud) -> InputError:
         cloud = self._drawn(file, content, self.recipe.most_points)  # of a crop the whole: that is too long as well
         voxel_size = self.recipe.voxel_size * (1 if self.folder.metric else cube_of(cloud.points)[1])
-        return self._named(too_far(cloud.points, voxel_size, f"the {self._reach} that the engine holds"), cloud, file)
+        return self._named(
+            too_far(cloud.points, voxel_size, f"the {self._bounds[1]} that the engine holds"), cloud, file
+        )
 
     def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
         """Return an error that names the file and the point by its row there."""

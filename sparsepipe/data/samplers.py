@@ -2,20 +2,22 @@
 
 `weighted` draws as many samples as there are, with repetition, by the data set's weights, or each class as often. A
 function `sampler(num_samples, seed, epoch)` of the user's returns the indices of an epoch; so does the `sampler` of a
-user's data set, as torch's samplers. Every process draws for itself: the same, by seed and epoch.
+user's data set, as torch's samplers. Every process draws for itself: the same, by seed and epoch. Classes can be
+weighed in the loss instead (`class_weights`).
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import CODE_FAILURES, InputError
 from ..util.io.fields import complaint
 from ..util.io.functions import UserFunction, is_function
+from .labels import IGNORED
+from .minibatch_sizes import KEEP, sizes
 from .order import Minibatches
-from .sampling import KEEP, sizes
 
 WEIGHTED = "weighted"
 SAMPLERS = (WEIGHTED,)
@@ -36,7 +38,7 @@ def draw(
     """Return the samples of an epoch, in order: some may come several times, some not at all.
 
     Args:
-        sampler: "weighted", or a function by its name, as `path/sampler.py:function`.
+        sampler: "weighted", or a function by its name, as `path/data.py:sampler`.
         samples: The split.
         weights: Of each sample, for "weighted"; None: such that each class is drawn as often.
         seed: Of all epochs.
@@ -52,7 +54,7 @@ def draw(
         return tuple(drawn.tolist())
     if not is_function(sampler):
         raise InputError(
-            "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/sampler.py:function"
+            "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/data.py:sampler"
         )
     function = UserFunction.parse(sampler)
     chosen = function.load()
@@ -93,6 +95,31 @@ def dealt(indices: Sequence[int], *, batch_size: int, last: str = KEEP) -> Minib
     counts = sizes(len(indices), batch_size, last=last)
     ends = accumulate(counts)
     return tuple(tuple(indices[end - count : end]) for end, count in zip(ends, counts, strict=True))
+
+
+def class_weights(samples: Any, num_classes: int) -> list[float]:
+    """Return weights by which each class counts as much in the loss: the mean count over a class's own; 0 without any.
+
+    A split whose samples have one class each is counted by its labels; another is read, once.
+    Raises InputError for targets that are no classes.
+    """
+    counts = np.zeros(num_classes, dtype=np.int64)
+    if samples.targets_are_labels:
+        counts += np.bincount(samples.labels, minlength=num_classes)
+    for index in () if samples.targets_are_labels else range(len(samples)):
+        target = samples.batch([index]).target
+        known = None if isinstance(target, dict | tuple | list) or target.is_floating_point() else target.reshape(-1)
+        known = None if known is None else known[known != IGNORED].numpy()
+        if known is None or (len(known) and not 0 <= known.min() <= known.max() < num_classes):
+            raise InputError(
+                "loss.class_weights_malformed",
+                f"class_weights balanced: the target of {samples.name(index)} is not classes from 0 to "
+                f"{num_classes - 1}; give a number for each class",
+            )
+        counts += np.bincount(known, minlength=num_classes)
+    there = counts > 0
+    mean = counts.sum() / max(there.sum(), 1)
+    return [float(mean / count) if count else 0.0 for count in counts.tolist()]
 
 
 def _by_class(samples: Drawable) -> np.ndarray:

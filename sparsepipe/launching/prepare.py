@@ -225,6 +225,8 @@ def _for_workers(run: ResolvedRun, processes: int, *, elsewhere: bool) -> Resolv
         stragglers = Stragglers.parse(config.stragglers)
         stragglers.check(processes)
         config = config.replace(stragglers=str(stragglers) or None)
+    if run.counts_classes and not elsewhere and config.workload.trains:
+        config = config.replace(loss_args=json.dumps(run.loss_args))  # class weights are counted once, here
     functions = functions_of(vars(config))
     for function in functions.values() if elsewhere else ():
         function.files_for_hosts()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ...errors import InputError, one_line
 from ...util.text.counting import number_of
@@ -19,6 +20,7 @@ from ..labels import IGNORED
 from ..reach import can_be_held, reach
 from .base import ExampleBatch, ExampleDataset
 from .collate import PADDING
+from .joining import OFFSET
 from .opening import SPLITS, open_examples
 from .texts.bert import PlainTextExamples
 
@@ -194,18 +196,21 @@ class _Reader:
                     )
         if not isinstance(batch, ExampleBatch) or isinstance(dataset, PlainTextExamples):
             return
+        stacked = all(tensor.ndim and len(tensor) == batch.samples for tensor in _tensors(batch.inputs))
+        stacked = stacked and not (isinstance(batch.inputs, Mapping) and OFFSET in batch.inputs)
         for row, index in enumerate(chosen, start=skipped):
             here = dataset.name(index), dataset.split
-            first = self._first.setdefault(_digest(batch, row), here)
+            found = _digest(batch, row) if stacked else _digest(dataset.batch([index]), None)
+            first = self._first.setdefault(found, here)
             if first != here:
                 self.twins.append(Twins(first[0], here[0], (first[1], here[1])))
 
 
-def _digest(batch: ExampleBatch, row: int) -> bytes:
-    """Hash what a sample holds, padding left away."""
+def _digest(batch: ExampleBatch, row: int | None) -> bytes:
+    """Hash what a sample holds, padding left away. `row`: of a stacked minibatch; None: it is the only sample."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in _tensors(batch.inputs):
-        array = tensor[row].numpy()
+        array = tensor.numpy() if row is None else tensor[row].numpy()
         if array.ndim and array.dtype.kind in "iub":
             filled = np.flatnonzero((array != PADDING) & (array != IGNORED))
             array = array[: filled[-1] + 1] if array.ndim == 1 and len(filled) else array
@@ -215,10 +220,7 @@ def _digest(batch: ExampleBatch, row: int) -> bytes:
 
 
 def _tensors(parts: Any) -> Iterator[Tensor]:
-    if isinstance(parts, Tensor):
-        yield parts
-    else:
-        yield from parts.values() if isinstance(parts, Mapping) else parts
+    yield from (leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, Tensor))
 
 
 def _by_class(opened: Mapping[str, ExampleDataset]) -> dict[str, dict[str, int]]:
@@ -244,6 +246,8 @@ def _shapes(batch: object) -> dict[str, Any]:
 def _shape(parts: Any) -> Any:
     if isinstance(parts, Mapping):
         return {name: _shape(part) for name, part in parts.items()}
-    if not isinstance(parts, Tensor):
+    if isinstance(parts, tuple | list):
         return [_shape(part) for part in parts]
+    if not isinstance(parts, Tensor):
+        return type(parts).__name__
     return f"{str(parts.dtype).removeprefix('torch.')} {list(parts.shape[1:])}"

@@ -3,7 +3,7 @@
 from ...util.lazy_names import lazy_names
 
 _MODULES = (
-    *("clusters", "dnn_partitioning", "dynpipe", "pipedream_conf", "pipedream_driver", "plan_files"),
+    *("clusters", "dnn_partitioning", "dynpipe", "dynpipe_logs", "pipedream_conf", "pipedream_driver", "plan_files"),
     *("sailor", "sdpipe", "sparsepipe_servers", "spot_machines", "stage_modules"),
 )
 

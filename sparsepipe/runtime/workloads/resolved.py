@@ -12,6 +12,7 @@ from ...data.folder import open_folder
 from ...data.labels import SEGMENTATION
 from ...data.layouts import DataFolder
 from ...data.recipe import Recipe
+from ...data.samplers import class_weights
 from ...data.soundness import check_split
 from ...data.sources import find
 from ...errors import InputError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # they bring torch, for which nobody who launches a table nee
     from ...data.examples import ExampleDataset
     from ...networks.losses import Loss
 
+_BALANCED = "balanced"  # as class weights: each class counts as much
 _OF_RUNS = ("split", "seed", "cache", "augmentation", "collate")  # options of a data set that a run gives by itself
 
 
@@ -169,11 +171,25 @@ class ResolvedRun:
         """The user's own functions, by the settings that name them: model, data, loss."""
         return functions_of(vars(self.config))
 
+    @property
+    def counts_classes(self) -> bool:
+        """Return whether the loss weighs classes by how often they occur."""
+        return json_object(self.config.loss_args, "loss_args").get("class_weights") == _BALANCED
+
+    @cached_property
+    def loss_args(self) -> dict[str, object]:
+        """The arguments of the loss; of class weights that are to be balanced their numbers."""
+        args = json_object(self.config.loss_args, "loss_args")
+        if not self.counts_classes:
+            return args
+        training = self.data.training
+        return args | {"class_weights": class_weights(training, int(training.facts["num_classes"]))}
+
     @cached_property
     def loss(self) -> "Loss":
         """The loss that the settings name, by default the one that goes with the data."""
-        args, training = json_object(self.config.loss_args, "loss_args"), self.data.training
-        return open_loss(self.config.loss or training.loss, facts=training.facts, args=args)
+        training = self.data.training
+        return open_loss(self.config.loss or training.loss, facts=training.facts, args=self.loss_args)
 
     @property
     def size_unit(self) -> str:
