@@ -27,7 +27,7 @@ def repair_spconv() -> None:
     stream = _stream_of_gpus(ops.get_current_stream, ops.torch.cuda)
     vars(ops).update(get_current_stream=stream, indice_conv=_with_bias(ops.indice_conv))
     vars(ops).update({name: _in_one_thread(vars(ops)[name], ops.torch) for name in _RACING})
-    tell("spconv: repaired for CPUs in this process: dense(), the backward, biases in evaluation, one thread an operation")
+    tell("spconv: repaired for CPUs in this process: dense(), the backward, biases in evaluation, sums by one thread")
 
 
 _RACING = ("indice_conv", "indice_conv_backward", "indice_maxpool", "indice_maxpool_backward")
