@@ -65,6 +65,20 @@ def crossed(tensors):
     return ENGINE.join(type(parts)(packet.coordinate_sets, features, packet.tables))
 
 
+def test_several_threads_add_up_what_one_does():
+    places = torch.unique(torch.randint(0, 24, (900, 3)), dim=0)
+    indices = torch.cat([torch.zeros(len(places), 1), places], dim=1).int()
+    layer, rows, threads = spconv.SubMConv3d(32, 32, 3), torch.randn(len(places), 32), torch.get_num_threads()
+    found = []
+    for count in (1, 4, 4, 4):
+        torch.set_num_threads(count)
+        found.append(layer(spconv.SparseConvTensor(rows, indices, [24] * 3, 1)).features.detach())
+        assert torch.get_num_threads() == count
+    torch.set_num_threads(threads)
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], rtol=1e-5, atol=1e-5)
+
+
 def test_what_layers_found_out_about_voxels_crosses_once():
     layers = nn.Sequential(
         spconv.SubMConv3d(4, 4, 3, indice_key="fine"),

@@ -216,7 +216,7 @@ class LayerTracer(fx.Tracer):
         if isinstance(inner, Statement) and any(Structure.of(each) is None for each in proxy.node.meta["value"]):
             raise UnevenStatement(inner)  # whoever reads it may give what can cross
         form, origin = call.learned
-        made = iter([proxy._item(number) for number in range(len(proxy.node.meta["value"]))])
+        made = iter([proxy[number] for number in range(len(proxy.node.meta["value"]))])
         leaves = [next(made) if number is None else reader.leaves[number] for number in origin]
         return built(form, leaves, reader.objects)[0]
 

@@ -18,6 +18,7 @@ def repair_spconv() -> None:
     - `SparseConvTensor.dense` indexes with a list, which torch takes for an index of the first axis alone.
     - The backward asks for a CUDA stream, on a CPU too.
     - In evaluation a convolution gives its bias to a function that adds none on a CPU.
+    - With several threads on a CPU, convolutions and pools add into the same rows at once: sums are lost.
     """
     core, ops = (sys.modules.get(f"spconv.pytorch.{name}") for name in ("core", "ops"))
     if core is None or ops is None or core.scatter_nd is _scattered:
@@ -25,7 +26,11 @@ def repair_spconv() -> None:
     vars(core).update(scatter_nd=_scattered)
     stream = _stream_of_gpus(ops.get_current_stream, ops.torch.cuda)
     vars(ops).update(get_current_stream=stream, indice_conv=_with_bias(ops.indice_conv))
-    tell("spconv: repaired for CPUs in this process: dense(), the backward, biases in evaluation")
+    vars(ops).update({name: _in_one_thread(vars(ops)[name], ops.torch) for name in _RACING})
+    tell("spconv: repaired for CPUs in this process: dense(), the backward, biases in evaluation, sums by one thread")
+
+
+_RACING = ("indice_conv", "indice_conv_backward", "indice_maxpool", "indice_maxpool_backward")
 
 
 def _scattered(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
@@ -50,3 +55,20 @@ def _with_bias(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return convolve(**given) + bias
 
     return convolved
+
+
+def _in_one_thread(operation: Callable[..., Any], torch: ModuleType) -> Callable[..., Any]:
+    """Return an operation on rows, its first argument, that uses one thread on a CPU."""
+
+    @wraps(operation)
+    def operated(*args: Any, **kwargs: object) -> Any:
+        threads = torch.get_num_threads()
+        if threads == 1 or args[0].is_cuda:
+            return operation(*args, **kwargs)
+        torch.set_num_threads(1)
+        try:
+            return operation(*args, **kwargs)
+        finally:
+            torch.set_num_threads(threads)
+
+    return operated
