@@ -45,6 +45,7 @@ _HOMES = {  # a file of this folder: what it gives
     "labels": ("IGNORED",),
     "layouts": ("DataFolder",),
     "manifests": ("Manifest", "list_datasets"),
+    "minibatch_sizes": ("LAST_MINIBATCH", "sizes"),
     "order": (
         "ORDERS",
         "bucketed_minibatches",
@@ -54,7 +55,6 @@ _HOMES = {  # a file of this folder: what it gives
         "voxel_balanced_minibatches",
     ),
     "predicted_points": ("to_points",),
-    "sampling": ("LAST_MINIBATCH", "sizes"),
     "shapes": ("make_shapes",),
     "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
