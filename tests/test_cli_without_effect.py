@@ -33,7 +33,7 @@ def told(words, data, *, plan=TWO_STAGES, model=MODEL):
     ("words", "why"),
     [
         ("--epochs 3 --minibatches 4", "--epochs has no effect: --minibatches says when the run ends"),
-        ("--decay-epochs 2", "--decay-epochs has no effect: it is of --learning-rate-schedule step or exponential"),
+        ("--decay-epochs 2", "--decay-epochs has no effect: it is of --learning-rate-schedule step, exponential"),
         ("--decay-epochs 2 --learning-rate-schedule polynomial", "--decay-epochs has no effect"),
         ("--learning-rate-decay 2 --learning-rate-schedule cosine", "--learning-rate-decay has no effect"),
         ("--optimizer adam --momentum 0.5", "--momentum has no effect: it is of --optimizer sgd"),

@@ -214,8 +214,9 @@ def _reading(row: Setting) -> dict[str, Any]:
         case Amount(of):
             return {"type": quantity(of), **metavar}
         case Several(item):
-            read = count if isinstance(item, WholeNumber) else number(item) if isinstance(item, Number) else str
-            return {"type": several(read), **metavar}
+            if isinstance(item, Number):
+                return {"type": several(number(item)), **metavar}
+            return {"type": several(count if isinstance(item, WholeNumber) else str), **metavar}
     return metavar
 
 

@@ -12,7 +12,7 @@ from ..data.manifests import LEARNED, get_learned
 from ..errors import InputError
 from ..networks import network
 from ..runtime import RunConfig
-from ..runtime.config import BUDGETS
+from ..runtime.config import BUDGETS, OPTIMIZERS
 from ..runtime.workloads.resolved import ResolvedRun
 from ..util.io.files import expanded
 from ..util.io.functions import is_function
@@ -90,6 +90,15 @@ def _by_budget(run: _Run) -> bool:
     return any(getattr(run.config, name) is not None for name in BUDGETS)
 
 
+def _of_optimizers(*names: str) -> _Case:
+    """Return when a setting of some optimizers has no effect; a parameter group may have another optimizer."""
+    return _Case(
+        lambda run: run.config.optimizer not in names and not run.config.patterns,
+        f"it is of --optimizer {', '.join(names)}; give one of them",
+    )
+
+
+_DECAYING = ("step", "exponential", "polynomial", "milestones", "plateau")
 _NOT_OF_CLOUDS = "the data are no point clouds"
 OF_MODULES = "they are of torch modules, and the model is a table"
 _NO_CHECKPOINTS = "no checkpoints are written (--checkpoint-every 0)"
@@ -97,17 +106,27 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     "epochs": (_Case(lambda run: run.config.minibatches is not None, "--minibatches says when the run ends"),),
     "learning_rate_decay": (
         _Case(
-            lambda run: run.config.learning_rate_schedule not in ("step", "exponential", "polynomial"),
-            "it is of --learning-rate-schedule step, exponential or polynomial; give one of them",
+            lambda run: run.config.learning_rate_schedule not in _DECAYING,
+            f"it is of --learning-rate-schedule {', '.join(_DECAYING)}; give one of them",
         ),
     ),
     "decay_epochs": (
         _Case(
-            lambda run: run.config.learning_rate_schedule not in ("step", "exponential"),
-            "it is of --learning-rate-schedule step or exponential; give one of them",
+            lambda run: run.config.learning_rate_schedule not in ("step", "exponential", "cosine-restarts"),
+            "it is of --learning-rate-schedule step, exponential or cosine-restarts; give one of them",
         ),
     ),
-    "momentum": (_Case(lambda run: run.config.optimizer != "sgd", "it is of --optimizer sgd; give that"),),
+    "momentum": (_of_optimizers("sgd", "muon"),),
+    "nesterov": (_of_optimizers("sgd", "muon"),),
+    "betas": (_of_optimizers("adam", "adamw", "lamb", "lion", "muon"),),
+    "eps": (_of_optimizers("adam", "adamw", "lamb", "muon"),),
+    "optimizer_args": (
+        _Case(
+            lambda run: run.config.optimizer in OPTIMIZERS and not run.config.patterns,
+            "it is of classes of torch.optim and of your own",
+        ),
+    ),
+    "allow_shape": (_Case(lambda run: run.config.initial is None, "no weights to start from; give --initial"),),
     "loss_scale": (
         _Case(
             lambda run: run.config.precision != "float16",

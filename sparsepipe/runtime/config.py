@@ -458,8 +458,9 @@ class WeightsConfig(Settings):
     def __post_init__(self) -> None:
         if isinstance(self.freeze, list):
             object.__setattr__(self, "freeze", tuple(self.freeze))
-        if isinstance(self.initial, PathLike) or str(self.initial).startswith("~"):
-            object.__setattr__(self, "initial", fspath(expanded(self.initial)))
+        initial = self.initial
+        if initial is not None and (isinstance(initial, PathLike) or str(initial).startswith("~")):
+            object.__setattr__(self, "initial", fspath(expanded(initial)))
         super().__post_init__()
 
 

@@ -89,7 +89,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     check_trains([name for name, parameter in parameters.items() if not parameter.requires_grad], parameters)
     for path, part in module.named_modules():
         if (f"{path}.{RUNNING_MEAN}" if path else RUNNING_MEAN) in frozen:
-            part.train = MethodType(_keep_evaluating, part)  # type: ignore[method-assign]  # of this part alone
+            part.train = MethodType(_keep_evaluating, part)  # of this part alone
             part.train()
 
 

@@ -237,7 +237,7 @@ class Muon(Moments):
 def _orthogonal(matrix: Tensor, *, eps: float) -> Tensor:
     """Return a matrix with nearly the same singular vectors and singular values near 1, by five Newton-Schulz steps."""
     wide = matrix.shape[0] <= matrix.shape[1]
-    x = matrix.float() if wide else matrix.float().T
+    x: Tensor = matrix.float() if wide else matrix.float().T
     x = x / x.norm().clamp(min=eps)
     for _ in range(5):
         gram = x @ x.T

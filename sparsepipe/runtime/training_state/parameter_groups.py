@@ -36,23 +36,22 @@ def open_optimizer(config: OptimizerConfig, parameters: Mapping[str, Tensor]) ->
 
 
 def _opened(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> Optimizer:
-    decay, given = config.weight_decay, {}
-    if config.betas is not None:
-        given["betas"] = config.betas
-    eps = {} if config.eps is None else {"eps": config.eps}
-    match config.optimizer:
+    name, decay = config.optimizer, config.weight_decay
+    first, second = config.betas or (0.9, 0.99 if name == "lion" else 0.999)
+    eps = {"lamb": 1e-6, "muon": 1e-7}.get(name, 1e-8) if config.eps is None else config.eps
+    match name:
         case "sgd":
             return SGD(momentum=config.momentum, weight_decay=decay, nesterov=config.nesterov)
         case "adam" | "adamw":
-            return Adam(weight_decay=decay, decoupled=config.optimizer == "adamw", **given, **eps)
+            return Adam(weight_decay=decay, betas=(first, second), eps=eps, decoupled=name == "adamw")
         case "lamb":
-            return LAMB(weight_decay=decay, **given, **eps)
+            return LAMB(weight_decay=decay, betas=(first, second), eps=eps)
         case "lion":
-            return Lion(weight_decay=decay, **given)
+            return Lion(weight_decay=decay, betas=(first, second))
         case "muon":
             last = [name.endswith("kernel") for name in parameters]  # MinkowskiEngine's layout, [K, I, O]
             return Muon(
-                weight_decay=decay, momentum=config.momentum, nesterov=config.nesterov, channels_last=last, **eps
+                weight_decay=decay, momentum=config.momentum, nesterov=config.nesterov, channels_last=last, eps=eps
             )
     return TorchOptimizer(config, parameters)
 
@@ -188,7 +187,8 @@ class TorchOptimizer:
 def optimizer_class(name: str) -> Callable[..., Any]:
     """Return a class of torch.optim, or of the user's own. Raises InputError if there is none."""
     if not is_function(name):
-        return getattr(torch.optim, TORCH_OPTIMIZERS[name])
+        kind: Callable[..., Any] = getattr(torch.optim, TORCH_OPTIMIZERS[name])
+        return kind
     return UserFunction.parse(name).load()
 
 
