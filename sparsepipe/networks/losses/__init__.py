@@ -31,7 +31,7 @@ LOSSES: Mapping[str, tuple[str, str]] = {
     "classes": ("classes", "CrossEntropy"),
     "voxels": ("classes", "Segmentation"),
     "pixels": ("classes", "PixelCrossEntropy"),
-    "tokens": ("tokens", "TokenCrossEntropy"),
+    "tokens": ("masked_words", "TokenCrossEntropy"),
     "masked-words": ("masked_words", "MaskedWords"),
     "output": ("of_output", "OutputLoss"),
 }
