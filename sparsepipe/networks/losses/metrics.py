@@ -284,8 +284,8 @@ class AveragePrecision:
             given = boxes[here & ~truth][order.indices[: self._MOST]]
             hits.append(_matched(_overlaps(given, wanted), self._THRESHOLDS))
             ranked.append(order.values[: self._MOST])
-        order = torch.cat(ranked).sort(descending=True, stable=True).indices
-        right = torch.cat(hits)[order].cumsum(dim=0)
+        by_score = torch.cat(ranked).sort(descending=True, stable=True).indices
+        right = torch.cat(hits)[by_score].cumsum(dim=0)
         recall = right / truth.sum()
         precision = right / torch.arange(1, len(right) + 1)[:, None]
         precision = precision.flip(0).cummax(dim=0).values.flip(0) if len(right) else precision
