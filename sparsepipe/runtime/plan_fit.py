@@ -58,12 +58,13 @@ def accumulating(plan: Plan, count: int | None) -> Plan:
     """
     if count is None:
         return plan
-    if plan.members:
-        changed = tuple(accumulating(member, count) for member in plan.members)
-        return plan if changed == plan.members else plan.with_pipelines(changed)
-    if not plan.updates_by_step:
-        return plan if plan.accumulation == count else replace(plan, accumulation=count, estimate=None)
-    return plan if plan.num_microbatches == count else replace(plan, num_microbatches=count, estimate=None)
+    changed = [
+        replace(pipeline, num_microbatches=count) if pipeline.updates_by_step else replace(pipeline, accumulation=count)
+        for pipeline in plan.pipelines
+    ]
+    if tuple(changed) == plan.pipelines:
+        return plan
+    return plan.with_pipelines(replace(pipeline, estimate=None) for pipeline in changed)
 
 
 def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:

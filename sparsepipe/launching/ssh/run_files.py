@@ -200,8 +200,8 @@ class RunFiles:
                 folder = f"code/{function.sha256()[:16]}"
                 for inner, path in files.items():
                     self._send_file(connection, path, f"{folder}/{inner}")
-                place = f"{connection.folder}/{folder}/{next(iter(files))}:{function.name}"
-                config |= with_functions(config, {name: place})
+                reference = f"{connection.folder}/{folder}/{next(iter(files))}:{function.name}"
+                config |= with_functions(config, {name: reference})
         return json.dumps(config, indent=2).encode()
 
     # --- from the hosts ----------------------------------------------------------------------------------------------

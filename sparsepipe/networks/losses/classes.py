@@ -182,9 +182,9 @@ class Segmentation:
 
 def confusion_counts(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return the confusion of `rows` [N, classes] with labels [N], label by row: float64 [num_classes ** 2]."""
-    found, labels = rows.argmax(dim=1), labels.to(rows.device)
+    predicted, labels = rows.argmax(dim=1), labels.to(rows.device)
     known = labels != IGNORED
-    pairs = labels[known] * num_classes + found[known]
+    pairs = labels[known] * num_classes + predicted[known]
     return torch.bincount(pairs, minlength=num_classes**2).to("cpu", torch.float64)
 
 

@@ -11,7 +11,7 @@ A new metric is a class here with the members of `Metric`, and a name in METRICS
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Metric(Protocol):
 
     additive: bool  # rows are counts: their sum is enough, and takes the room of one row
 
-    def rows(self, output: Any, target: Any, minibatch: int) -> Tensor:
+    def rows(self, output: object, target: object, minibatch: int) -> Tensor:
         """Return the rows, float64 [k, width], of a minibatch. Raises InputError if output and target do not fit."""
         ...
 
@@ -66,29 +66,28 @@ class Measures:
         self._metrics = {name: (OwnMetric if is_function(name) else kinds[name])(name) for name in names}
         self._rows: dict[str, dict[int, Tensor]] = {name: {} for name in self._metrics}
 
-    def add(self, minibatch: int, output: Any, target: Any) -> None:
+    def add(self, minibatch: int, output: object, target: object) -> None:
         """Take the outputs and targets of a minibatch. Raises InputError if a metric cannot take them."""
         for name, metric in self._metrics.items():
-            found = metric.rows(output, target, minibatch)
-            kept = self._rows[name]
+            rows, of_metric = metric.rows(output, target, minibatch), self._rows[name]
             if metric.additive:
-                found = found.sum(dim=0, keepdim=True)
-                kept[0] = kept[0] + found if 0 in kept else found
+                counts = rows.sum(dim=0, keepdim=True)
+                of_metric[0] = of_metric[0] + counts if 0 in of_metric else counts
             else:
-                kept[minibatch] = found
+                of_metric[minibatch] = rows
 
     def gather(self, *, rank: int, world_size: int, add_up: Sum) -> None:
         """Put the rows of all ranks together, on every rank: all come here, and `add_up` sums over them."""
         if not self._metrics:
             return
         shapes = torch.zeros(world_size, len(self._metrics), 2, dtype=torch.float64)
-        for place, kept in enumerate(self._rows.values()):
-            if kept:
-                shapes[rank, place, 0] = sum(len(rows) for rows in kept.values())
-                shapes[rank, place, 1] = next(iter(kept.values())).shape[1]
+        for number, parts in enumerate(self._rows.values()):
+            if parts:
+                shapes[rank, number, 0] = sum(len(rows) for rows in parts.values())
+                shapes[rank, number, 1] = next(iter(parts.values())).shape[1]
         add_up(shapes)
-        for place, (name, metric) in enumerate(self._metrics.items()):
-            counts, width = shapes[:, place, 0].long(), int(shapes[:, place, 1].max())
+        for number, (name, metric) in enumerate(self._metrics.items()):
+            counts, width = shapes[:, number, 0].long(), int(shapes[:, number, 1].max())
             table = torch.zeros(int(counts.sum()), 1 + width, dtype=torch.float64)
             start = int(counts[:rank].sum())
             for minibatch, rows in self._rows[name].items():
@@ -107,18 +106,18 @@ class Measures:
 
     def tables(self) -> dict[str, list[list[float]]]:
         """Return the tables of all metrics that have one, by the metric's name."""
-        found = {name: metric.table(self._joined(name)) for name, metric in self._metrics.items() if self._rows[name]}
-        return {name: table for name, table in found.items() if table is not None}
+        tables = {name: metric.table(self._joined(name)) for name, metric in self._metrics.items() if self._rows[name]}
+        return {name: table for name, table in tables.items() if table is not None}
 
     def _reported(self, name: str, metric: Metric) -> list[tuple[str, float | None]]:
         if not any(len(rows) for rows in self._rows[name].values()):
             return []
-        found = metric.report(self._joined(name)).items()
-        return [(key, value if value is None or math.isfinite(value) else None) for key, value in found]
+        numbers = metric.report(self._joined(name)).items()
+        return [(key, value if value is None or math.isfinite(value) else None) for key, value in numbers]
 
     def _joined(self, name: str) -> Tensor:
-        kept = self._rows[name]
-        return torch.cat([kept[minibatch] for minibatch in sorted(kept)])
+        parts = self._rows[name]
+        return torch.cat([parts[minibatch] for minibatch in sorted(parts)])
 
 
 class Tally:
@@ -173,7 +172,7 @@ class ConfusionMetric:
         """`name`: which numbers to report: "f1", "mean_iou", or "confusion", whose matrix is recorded."""
         self._name = name
 
-    def rows(self, output: Any, target: Any, minibatch: int) -> Tensor:
+    def rows(self, output: object, target: object, minibatch: int) -> Tensor:
         scores, labels = known_items(output, target, self._name)
         classes = max(2, scores.shape[1])
         chosen = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(dim=1)
@@ -187,11 +186,11 @@ class ConfusionMetric:
         if self._name == "mean_iou":
             ious = class_ious(confusion)
             return {"mean_iou": mean_of(float(ious.sum()), len(ious)), "iou_classes": len(ious)}
-        right, labelled, found = confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0)
-        occurs = (labelled + found) > 0
+        right, labelled, predicted = confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0)
+        occurs = (labelled + predicted) > 0
         of_class = {
-            "f1": 2 * right / (labelled + found).clamp(min=1),
-            "precision": right / found.clamp(min=1),
+            "f1": 2 * right / (labelled + predicted).clamp(min=1),
+            "precision": right / predicted.clamp(min=1),
             "recall": right / labelled.clamp(min=1),
         }
         if is_binary:
@@ -214,7 +213,7 @@ class AreaUnderCurve:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def rows(self, output: Any, target: Any, minibatch: int) -> Tensor:
+    def rows(self, output: object, target: object, minibatch: int) -> Tensor:
         scores, labels = known_items(output, target, self._name)
         scores = scores.double()
         ranked = scores if scores.shape[1] == 1 else scores.softmax(dim=1)
@@ -246,7 +245,7 @@ class AveragePrecision:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def rows(self, output: Any, target: Any, minibatch: int) -> Tensor:
+    def rows(self, output: object, target: object, minibatch: int) -> Tensor:
         """A row is (minibatch, sample, 1 for a box of the target, label, score, six coordinates)."""
         if not isinstance(output, list | tuple) or not isinstance(target, list | tuple) or len(output) != len(target):
             raise InputError(
@@ -254,19 +253,19 @@ class AveragePrecision:
                 f"metric map: output {described(output)}, target {described(target)}; expected two lists with a dict "
                 "of boxes and labels for each sample",
             )
-        found: list[Tensor] = []
+        tables: list[Tensor] = []
         for sample, pair in enumerate(zip(output, target, strict=True)):
             for is_truth, boxes in enumerate(pair):
-                found.append(_box_rows(minibatch, sample, boxes, is_truth=bool(is_truth)))
-        return torch.cat(found)
+                tables.append(_box_rows(minibatch, sample, boxes, is_truth=bool(is_truth)))
+        return torch.cat(tables)
 
     def report(self, rows: Tensor) -> dict[str, float | None]:
         _, sample = rows[:, :2].unique(dim=0, return_inverse=True)
         truth = rows[:, 2] > 0
         by_class = []
         for label in rows[truth, 3].unique():
-            own = rows[:, 3] == label
-            by_class.append(self._precisions(sample[own], truth[own], rows[own, 4], rows[own, 5:]))
+            of_class = rows[:, 3] == label
+            by_class.append(self._precisions(sample[of_class], truth[of_class], rows[of_class, 4], rows[of_class, 5:]))
         if not by_class:
             return dict.fromkeys(("map", "map_50", "map_75"))
         mean = torch.stack(by_class).mean(dim=0)
@@ -285,8 +284,8 @@ class AveragePrecision:
             given = boxes[here & ~truth][order.indices[: self._MOST]]
             hits.append(_matched(_overlaps(given, wanted), self._THRESHOLDS))
             ranked.append(order.values[: self._MOST])
-        order = torch.cat(ranked).sort(descending=True, stable=True).indices
-        right = torch.cat(hits)[order].cumsum(dim=0)
+        by_score = torch.cat(ranked).sort(descending=True, stable=True).indices
+        right = torch.cat(hits)[by_score].cumsum(dim=0)
         recall = right / truth.sum()
         precision = right / torch.arange(1, len(right) + 1)[:, None]
         precision = precision.flip(0).cummax(dim=0).values.flip(0) if len(right) else precision
@@ -303,15 +302,14 @@ class OwnMetric:
         """Raises InputError if there is no such function."""
         self._name, self._function = reference, UserFunction.parse(reference).load()
 
-    def rows(self, output: Any, target: Any, minibatch: int) -> Tensor:
+    def rows(self, output: object, target: object, minibatch: int) -> Tensor:
         scores, labels = known_items(output, target, self._name)
         return torch.cat([scores.double(), labels.double()[:, None]], dim=1)
 
     def report(self, rows: Tensor) -> dict[str, float | None]:
         scores, labels = rows[:, :-1], rows[:, -1].long()
         try:
-            found = dict(self._function(scores, labels))
-            return {str(name): float(value) for name, value in found.items()}
+            return {str(name): float(value) for name, value in dict(self._function(scores, labels)).items()}
         except CODE_FAILURES as error:  # whatever the user's function raises: it is told in a line
             raise InputError(
                 "metric.raises",
@@ -324,7 +322,7 @@ class OwnMetric:
         return None
 
 
-def known_items(output: Any, target: Any, name: str) -> tuple[Tensor, Tensor]:
+def known_items(output: object, target: object, name: str) -> tuple[Tensor, Tensor]:
     """Return scores [N, C] and labels int64 [N], on the CPU, of the items that have a label.
 
     Images are taken with classes second, words with classes last. Raises InputError unless there are scores for each
@@ -359,22 +357,22 @@ def _area(scores: Tensor, positive: Tensor) -> float | None:
     wins, losses = int(positive.sum()), int((~positive).sum())
     if not wins or not losses:
         return None
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
+    _, inverse, counts = scores.unique(return_inverse=True, return_counts=True)
     middle = counts.cumsum(0).double() - (counts.double() - 1) / 2  # the mean rank of equal scores, from 1
-    ranks = float(middle[place[positive]].sum())
+    ranks = float(middle[inverse[positive]].sum())
     return (ranks - wins * (wins + 1) / 2) / (wins * losses)
 
 
-def _box_rows(minibatch: int, sample: int, found: Any, *, is_truth: bool) -> Tensor:
+def _box_rows(minibatch: int, sample: int, boxes_of_sample: object, *, is_truth: bool) -> Tensor:
     names = ("boxes", "labels") if is_truth else ("boxes", "labels", "scores")
-    parts = [found.get(name) if isinstance(found, Mapping) else None for name in names]
+    parts = [boxes_of_sample.get(name) if isinstance(boxes_of_sample, Mapping) else None for name in names]
     tensors = [part.detach().double().cpu() for part in parts if isinstance(part, Tensor)]
     boxes = tensors[0] if len(tensors) == len(names) else torch.zeros(0)
     if boxes.dim() != 2 or boxes.shape[1] not in (4, 6) or any(part.shape != boxes.shape[:1] for part in tensors[1:]):
         raise InputError(
             "metric.boxes_malformed",
-            f"metric map: {described(found)} of a sample, expected boxes [n, 4] or [n, 6] and {', '.join(names[1:])} "
-            "[n]",
+            f"metric map: {described(boxes_of_sample)} of a sample, expected boxes [n, 4] or [n, 6] and "
+            f"{', '.join(names[1:])} [n]",
         )
     if boxes.shape[1] == 4:  # of the plane: as thick as all others
         low, high = boxes[:, :2], boxes[:, 2:]

@@ -276,8 +276,8 @@ class RunState:
     def _closed(self, member: Member, request: Request) -> None:
         epoch, row = request.given["epoch"], dict(request.given["row"])
         if row.get("validation") and all(scored["epoch"] != epoch for scored in self._scored):
-            scores = {name: row[name] for name in ("minibatches", "validation")}
-            self._scored.append({"epoch": epoch, **scores})
+            minibatches = row.get("minibatches", self._work.queue.num_done)
+            self._scored.append({"epoch": epoch, "minibatches": minibatches, "validation": row["validation"]})
         if row.pop("ends", False):
             self._work.stop()
         self._work.close_epoch(member, epoch, row)

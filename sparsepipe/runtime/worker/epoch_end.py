@@ -24,7 +24,7 @@ from ..processes.process import Process
 from ..reporting.recorder import Recorder
 from ..training_state.checkpoint import without_prefix
 from ..training_state.checkpoint_folders import folder_of
-from ..training_state.moving_average import validated_weights
+from ..training_state.moving_average import AVERAGE, validated_weights
 from ..transport.state_transfer import StateTransfer
 from .context import WorkerContext
 from .stage_replica import StageReplica
@@ -112,7 +112,7 @@ class BestEpoch:
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """What a function `on_epoch` is called with, once an epoch is validated.
+    """An epoch that was validated: the argument of a function `on_epoch`.
 
     Attributes:
         epoch: Its number, from 0.
@@ -141,8 +141,8 @@ class EpochEnd:
 def call_on_epoch(reference: str, end: EpochEnd, recorder: Recorder) -> None:
     """Call a function of the user's own, and record the numbers that it returns. Raises InputError if it raises."""
     try:
-        found = UserFunction.parse(reference).load()(end)
-        numbers = {str(name): float(value) for name, value in dict(found or {}).items()}
+        result = UserFunction.parse(reference).load()(end)
+        numbers = {str(name): float(value) for name, value in dict(result or {}).items()}
     except CODE_FAILURES as error:  # whatever the user's function raises: it is told in a line
         raise InputError(
             "callback.raises",
@@ -160,16 +160,16 @@ def gather_weights(context: WorkerContext, replicas: Iterable[StageReplica]) -> 
     All ranks come here. Raises InputError if there is no room for them.
     """
     process, target = context.process, context.plan.stages[-1].ranks[0]
-    own: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for replica in replicas:
         if replica.writes:
-            own |= replica.tensors()
-    kept = {key: tensor for key, tensor in own.items() if key.startswith(("weight:", "ema:", "buffer:"))}
-    transfer = StateTransfer.of(process, {} if process.rank == target else {target: kept})
+            state |= replica.tensors()
+    held = {key: tensor for key, tensor in state.items() if key.startswith(("weight:", AVERAGE, "buffer:"))}
+    transfer = StateTransfer.of(process, {} if process.rank == target else {target: held})
     transfer.make_room()
     received = {key: tensor.clone() for key, tensor in transfer.run().items()}
     if process.rank != target:
         return {}
-    tensors = {key: tensor.detach().cpu().clone() for key, tensor in kept.items()} | received
-    found = validated_weights(tensors) | without_prefix(tensors, "buffer:")
-    return MappingProxyType(dict(sorted(found.items())))  # the same order under every plan
+    tensors = {key: tensor.detach().cpu().clone() for key, tensor in held.items()} | received
+    weights = validated_weights(tensors) | without_prefix(tensors, "buffer:")
+    return MappingProxyType(dict(sorted(weights.items())))  # the same order under every plan

@@ -362,7 +362,7 @@ class PipelineWorker(Worker):
         self._judge(epoch, done, self._row_of(epoch), is_kept=is_kept)
 
     def _row_of(self, epoch: int) -> dict[str, Any]:
-        """What this pipeline knows of an epoch, or of its latest one."""
+        """Return the row of an epoch as this pipeline trained it, or of its latest one."""
         return {"train": {}, **(self.of_epoch.get(epoch) or (self.epochs.rows[-1] if self.epochs.rows else {}))}
 
     def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, Any]) -> None:

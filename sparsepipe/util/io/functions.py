@@ -67,7 +67,7 @@ def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
     Raises InputError for a file that does not exist.
     """
     named = {name: settings.get(name) for name in _NAMING}
-    named |= {f"metrics.{place}": value for place, value in enumerate(settings.get("metrics") or ())}
+    named |= {f"metrics.{number}": value for number, value in enumerate(settings.get("metrics") or ())}
     return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
 
 
@@ -75,10 +75,10 @@ def with_functions(settings: Mapping[str, Any], references: Mapping[str, str]) -
     """Return those settings that name functions by other `references`, whose keys are as `functions_of` has them."""
     changed: dict[str, Any] = {}
     for key, reference in references.items():
-        name, _, place = key.partition(".")
-        if place:
+        name, _, number = key.partition(".")
+        if number:
             several = changed.get(name, settings[name])
-            changed[name] = (*several[: int(place)], reference, *several[int(place) + 1 :])
+            changed[name] = (*several[: int(number)], reference, *several[int(number) + 1 :])
         else:
             changed[name] = reference
     return changed
