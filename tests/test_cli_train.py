@@ -242,6 +242,17 @@ def test_the_expected_profile_is_the_one_that_the_plan_was_made_from(shapes: Pat
     assert code == 0 and not json.loads(out)["compared"], "Python knows no file"
 
 
+def test_a_plan_for_minibatches_of_several_sizes_is_trained_on_them(shapes: Path, tmp_path: Path) -> None:
+    made(tmp_path, shapes)
+    words = ["plan", "-p", "profile.json", "-n", 2, "--order", "planned", "--batch-voxels", 9000]
+    words += ["--sample-sizes", "lognormal:cv=0.5", "-o", "sized.json"]
+    code, _, errors = sparsepipe(*words, folder=tmp_path)
+    assert code == 0, errors
+    config = config_of(tmp_path, "sized.json")
+    assert (config["order"], config["batch_voxels"]) == ("planned", 9000)
+    assert config_of(tmp_path, "sized.json", "--order", "snake")["order"] == "snake"
+
+
 def test_a_plan_that_names_no_network_asks_for_one(tmp_path: Path) -> None:
     Plan((Stage(IDS, (0,)),)).save(tmp_path / "plan.json")
     for words in ([], ["plan.json"], ["plan.json", "-m", MODEL]):

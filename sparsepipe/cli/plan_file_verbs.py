@@ -10,13 +10,14 @@ from ..networks import is_table, network
 from ..records.formats.pipedream_conf import export_plan
 from ..records.formats.plan_files import check_plan
 from ..records.formats.stage_modules import write_stage_modules
+from ..runtime.config import BUDGETS
 from ..util.io.files import expanded
 from ..util.text.numbers import duration, scaled_bytes
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..views import text
-from .options import Parser, count, flags, plan_argument
+from .options import Parser, count, flags, given, plan_argument
 from .output import Answer, table
 from .profile_and_cluster import load_profile, profile_and_cluster
 
@@ -134,13 +135,16 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
 
 
 _MACHINES = ("profile", "cluster", "server_file", "devices", "bandwidth", "memory")  # options of `plan`
+_MINIBATCHES = ("order", "batch_size", *BUDGETS)  # options of `plan`, which `train` takes from it
 _FACTS = ("voxel_size", "num_points")  # of the data, which profiles of before have alone
 
 
-def machines_of(options: argparse.Namespace) -> dict[str, object]:
-    """Return the options by which `plan` was told its profile and its devices, as the plan's file keeps them."""
-    given = {name: getattr(options, name) for name in _MACHINES if getattr(options, name)}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+def written_options(options: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Return the options by which `plan` names profile, devices and minibatches, as the plan's file keeps them."""
+    named = {name: value for name, value in given(options, _MACHINES).items() if value}
+    machines = {name: str(value) if isinstance(value, Path) else value for name, value in named.items()}
+    minibatches = given(options, _MINIBATCHES)
+    return {"machines": machines, **({"minibatches": minibatches} if minibatches else {})}
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,15 @@ class PlanFacts:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings of a run that its profile was measured with: network, data and sizes."""
+        """The settings of a run that its profile was measured with, and the minibatches that it was planned for."""
+        minibatches = self.provenance.get("minibatches")
+        settings = self._profiled | (minibatches if isinstance(minibatches, dict) else {})
+        if any(budget in settings for budget in BUDGETS):
+            settings.pop("batch_size", None)  # that of the profile
+        return settings
+
+    @property
+    def _profiled(self) -> dict[str, object]:
         origin = self.origin
         if isinstance(known := origin.get("settings"), dict):
             return dict(known)
@@ -196,6 +208,6 @@ class PlanFacts:
         return profile, devices
 
 
-def _of_machines(given: Mapping[str, object]) -> tuple[Profile, Cluster]:
+def _of_machines(named: Mapping[str, object]) -> tuple[Profile, Cluster]:
     """Return what options of `plan` name, whose others are not given."""
-    return profile_and_cluster(argparse.Namespace(**{**dict.fromkeys(_MACHINES), **given}), warn=False)
+    return profile_and_cluster(argparse.Namespace(**{**dict.fromkeys(_MACHINES), **named}), warn=False)

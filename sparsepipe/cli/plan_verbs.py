@@ -51,7 +51,7 @@ from .arguments import of_planners
 from .options import given
 from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
 from .output import Answer, progress_line, warn
-from .plan_file_verbs import machines_of
+from .plan_file_verbs import written_options
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import OF_MODULES, no_effect, of_other_data
@@ -155,11 +155,11 @@ def plan(options: argparse.Namespace) -> Answer:
         plans = []
         for name, own in asked:
             chosen, document, table = plans_with_sizes(options, found, cluster, planner=name, **own)
-            plans.append(_with_machines(chosen, options))
+            plans.append(_with_options(chosen, options))
             compared.append(document)
             tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
     else:
-        plans = [_with_machines(partition(found, cluster, planner=name, **own), options) for name, own in asked]
+        plans = [_with_options(partition(found, cluster, planner=name, **own), options) for name, own in asked]
     if options.out:
         plans[0].save(options.out)
     if options.json:  # else their texts do
@@ -191,7 +191,7 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
     several = partition_pipelines(found, cluster, options.pipelines, replication=rule, planner=name, **settings, **own)
-    several = _with_machines(several, options)
+    several = _with_options(several, options)
     if options.out:
         several.save(options.out)
     if options.json:
@@ -199,9 +199,9 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     return Answer(several.to_json(), str(several))
 
 
-def _with_machines(plan: Plan, options: argparse.Namespace) -> Plan:
-    """The plan with the options that named its profile and its devices: `train` compares the run with that profile."""
-    return replace(plan, provenance={**(plan.provenance or {}), "machines": machines_of(options)})
+def _with_options(plan: Plan, options: argparse.Namespace) -> Plan:
+    """The plan with the options that named its profile, devices and minibatches: `train` takes them from it."""
+    return replace(plan, provenance={**(plan.provenance or {}), **written_options(options)})
 
 
 def _planners(options: argparse.Namespace, schedule: str) -> list[str]:

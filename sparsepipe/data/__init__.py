@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .labels import IGNORED
     from .layouts import DataFolder
     from .manifests import Manifest, list_datasets
+    from .minibatch_sizes import LAST_MINIBATCH, sizes
     from .order import (
         ORDERS,
         bucketed_minibatches,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         voxel_balanced_minibatches,
     )
     from .predicted_points import to_points
-    from .sampling import LAST_MINIBATCH, sizes
     from .shapes import make_shapes
     from .sources import find
     from .voxels import unit_cube, voxelize

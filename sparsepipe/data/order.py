@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..util.io.fields import given_integer
-from .sampling import KEEP, sizes
+from .minibatch_sizes import KEEP, sizes
 
 Minibatches = tuple[tuple[int, ...], ...]
 Sizes = NDArray[np.float64]

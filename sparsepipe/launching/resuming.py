@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..data.sampling import sizes
+from ..data.minibatch_sizes import sizes
 from ..errors import InputError
 from ..records import RunRecord
 from ..runtime.config import RunConfig

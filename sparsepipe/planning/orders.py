@@ -13,7 +13,7 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from . import PlanSettings, partition, planners_with
-from .exact.optimal import CONTIGUOUS
+from .exact.optimal import CONTIGUOUS, PERIOD
 from .run_estimate import largest_size, stage_costs
 from .simulator import simulate
 from .simulator.bound import lower_bound
@@ -93,6 +93,9 @@ def partition_with_sizes(
     See also:
         guides/scenes_of_varying_size, `partition`
     """
+    if settings.get("objective", PERIOD) != PERIOD:
+        text = f"the time lost to sizes is that of training: leave objective out, or set it to {PERIOD!r}"
+        raise InputError("planner.sizes_of_training", text)
     plans = [partition(profile, cluster, **settings)]
     limits_stages = settings.get("planner", PlanSettings.planner) in planners_with("most_stages")
     if limits_stages and settings.get("cost_model") != CONTIGUOUS:

@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from .processes.devices import forget_gpu
+from .processes.gpu_file import forget_gpu
 from .processes.identity import Identity
 from .processes.last_words import keep_pipe, say
 from .processes.lifeline import watch

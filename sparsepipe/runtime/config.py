@@ -10,9 +10,9 @@ from typing import Any
 
 from ..data.augmentation import AUGMENTATIONS, OF_IMAGES
 from ..data.labels import TASKS
+from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
-from ..data.sampling import KEEP, LAST_MINIBATCH, MERGE
 from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.losses import LOSSES

@@ -8,6 +8,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _MOVED: Mapping[str, str] = {  # a part of a folder that went elsewhere before the folder
+    "sparsepipe.replication.ad_psgd": "sparsepipe.values.replication.asynchronous",
+    "sparsepipe.replication.wsp": "sparsepipe.values.replication.asynchronous",
+    "sparsepipe.replication.all_reduce": "sparsepipe.values.replication.synchronous",
+    "sparsepipe.replication.diloco": "sparsepipe.values.replication.synchronous",
+    "sparsepipe.replication.local_sgd": "sparsepipe.values.replication.synchronous",
+    "sparsepipe.replication.quorum": "sparsepipe.values.replication.partial_reduce",
+    "sparsepipe.values.replication.ad_psgd": "sparsepipe.values.replication.asynchronous",
+    "sparsepipe.values.replication.wsp": "sparsepipe.values.replication.asynchronous",
+    "sparsepipe.values.replication.all_reduce": "sparsepipe.values.replication.synchronous",
+    "sparsepipe.values.replication.diloco": "sparsepipe.values.replication.synchronous",
+    "sparsepipe.values.replication.local_sgd": "sparsepipe.values.replication.synchronous",
+    "sparsepipe.values.replication.quorum": "sparsepipe.values.replication.partial_reduce",
     "sparsepipe.cluster": "sparsepipe.values.cluster",
     "sparsepipe.display.markup": "sparsepipe.views.markup",
     "sparsepipe.display.ties": "sparsepipe.views.ties",
@@ -31,6 +43,7 @@ _MOVED: Mapping[str, str] = {  # a part of a folder that went elsewhere before t
     "sparsepipe.replaying": "sparsepipe.planning.replaying",
     "sparsepipe.replication": "sparsepipe.values.replication",
     "sparsepipe.reproduce": "sparsepipe.study",
+    "sparsepipe.runtime.pipelines.changes": "sparsepipe.runtime.pipelines.tallies",
     "sparsepipe.schedule": "sparsepipe.values.schedule",
     "sparsepipe.simulator": "sparsepipe.planning.simulator",
     "sparsepipe.sinks": "sparsepipe.records.sinks",

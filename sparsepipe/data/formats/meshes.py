@@ -98,7 +98,7 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     match = _KEYWORD.match(first)
     if match is None:
         raise InputError(
-            "off.no_keyword", f"{path}:{number}: starts with {first[:20]!r}, expected OFF; this is not {_WHAT}"
+            "off.no_keyword", f"{path}:{number}: starts with {first[:20]!r}, expected OFF; this is not {_WHAT_OFF}"
         )
     glued = first[match.end() :].strip()
     rows = [(number, glued), *lines[1:]] if glued else lines[1:]
@@ -124,7 +124,7 @@ def _content_lines(path: Path) -> list[tuple[int, str]]:
     found = [(number, line) for number, line in lines if line]
     if not found:
         raise InputError(
-            "file.only_comments", f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it"
+            "file.only_comments", f"{path}: only comments, expected {_WHAT_OFF}; fetch the file again or remove it"
         )
     return found
 
@@ -190,7 +190,8 @@ def _floats(path: Path, rows: list[tuple[int, str]], words: list[list[str]]) -> 
             [float(word) for word in found]
         except ValueError:
             raise InputError(
-                "off.word_not_a_number", f"{path}:{number}: not {_WHAT}: {row[:40]!r} holds a word that is no number"
+                "off.word_not_a_number",
+                f"{path}:{number}: not {_WHAT_OFF}: {row[:40]!r} holds a word that is no number",
             ) from None
     raise AssertionError("a word is no number in no row")
 
@@ -214,7 +215,7 @@ def read_stl(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     elif held < 0:
         raise InputError(
             "stl.malformed",
-            f"{path}: {len(data)} bytes, expected 'solid' or a head of {_HEAD_BYTES} bytes: not {_WHAT}",
+            f"{path}: {len(data)} bytes, expected 'solid' or a head of {_HEAD_BYTES} bytes: not {_WHAT_STL}",
         )
     elif held != expected:
         numbers = f"{held} bytes after its head, expected {expected} for {count} triangles"

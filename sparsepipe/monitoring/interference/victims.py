@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.processes.devices import uuid_of
+from ...runtime.processes.gpu_file import uuid_of
 from ...util.host.background_load import processors_of
 from ...values.graph import LayerGraph
 from .places import CPU, GPU, torch_device

@@ -28,7 +28,7 @@ __all__ = ["LOSSES", "CrossEntropy", "Loss", "Outcome", "Segmentation", "Tally",
 LOSSES: Mapping[str, tuple[str, str]] = {
     "classes": ("classes", "CrossEntropy"),
     "voxels": ("classes", "Segmentation"),
-    "tokens": ("tokens", "TokenCrossEntropy"),
+    "tokens": ("masked_words", "TokenCrossEntropy"),
     "masked-words": ("masked_words", "MaskedWords"),
     "output": ("of_output", "OutputLoss"),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...util.host.metrics import MachineWatch
-from .devices import gpu_of
+from .gpu_file import gpu_of
 
 SECONDS = 2.0  # that a reading is about: as long as `sparsepipe interference measure` measures
 

@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...data.sampling import KEEP, sizes
+from ...data.minibatch_sizes import KEEP, sizes
 from ...errors import DamagedRecord, InputError
 from ...records.record_files import read_fields
 from ...util.io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text

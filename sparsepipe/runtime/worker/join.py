@@ -15,7 +15,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from ...errors import InputError
 from ...util.host.addresses import is_loopback
 from ..failures import DeadlinePassed, seconds_left, translated
-from ..processes.devices import check_device, tell_gpu
+from ..processes.devices import check_device
+from ..processes.gpu_file import tell_gpu
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process

@@ -1,7 +1,6 @@
 """NVIDIA's shards of BERT's samples, in HDF5: the same in each epoch. Their arrays: see shard_files."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,114 +11,14 @@ import numpy as np
 from ....errors import InputError
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text, read_text
-from ...formats.hdf5 import check_storage, hdf5_file
 from ...labels import IGNORED
-from ...layouts.litter import entries, folders
-from ...layouts.splits import split_of, splits_named
 from ...presence import look_at
 from ..base import ExampleBatch
 from ..files import check_indices, named_digest
 from .base import TextExamples
 from .bert import bert_batch
 from .masking import MaskedSample
-
-ARRAYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
-_SUFFIXES = (".hdf5", ".h5")
-_MOST_LENGTH = 65_536
-
-
-def found(root: Path) -> bool:
-    """Return whether a folder holds HDF5 files in which there are words."""
-    train = next((folder for folder in folders(root) if split_of(folder.name) == "train"), root)
-    path = next(iter(_shards(train)), None)
-    if path is None or not path.is_file():  # a pipe would be waited for
-        return False
-    try:
-        with hdf5_file(path, what="a shard of samples") as file:
-            return any(name in file for name in ARRAYS)
-    except InputError:
-        return False
-
-
-def files_of(root: Path, split: str) -> tuple[tuple[Path, ...], bool | None]:
-    """Return the shards of a split, and where the same files hold both splits which rows: True those for testing."""
-    inside = {name: folder for folder in folders(root) if (name := split_of(folder.name))}
-    by_split: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
-    for name, folder in inside.items():
-        by_split[name] += _shards(folder)
-    unnamed: list[Path] = []
-    for path in _shards(root):
-        named = splits_named(path.stem)
-        (by_split[named[0]] if len(named) == 1 else unnamed).append(path)
-    by_split["train"] += unnamed
-    testing = by_split["test"] or by_split["validation"]
-    if split == "test" and testing:
-        return tuple(testing), None
-    if not by_split["train"]:
-        raise InputError("shards.no_training", f"{root}: no shard for training, only for testing; add some")
-    return tuple(by_split["train"]), None if testing else split == "test"
-
-
-def _shards(folder: Path) -> list[Path]:
-    return [path for path in entries(folder) if path.suffix.lower() in _SUFFIXES]
-
-
-def shape_of(path: Path) -> tuple[int, int]:
-    """Return how many samples a shard has, of how many words."""
-    with opened_shard(path) as arrays:
-        return tuple(arrays["input_ids"].shape)
-
-
-@contextmanager
-def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
-    """Give a shard's arrays, unread, once they are there and fit each other. Raises InputError that names the file."""
-    import h5py
-
-    with hdf5_file(path, what="a shard of samples") as file:
-        links = {name: file.get(name, getlink=True) for name in ARRAYS}
-        missing = [name for name, link in links.items() if link is None]
-        if missing:
-            raise InputError(
-                "shards.array_missing", f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}"
-            )
-        if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
-            raise InputError(
-                "shards.array_is_link", f"{path}: one of its arrays is a link, expected them in the file itself"
-            )
-        arrays = {name: file[name] for name in ARRAYS}
-        for name, array in arrays.items():
-            _check(path, name, array)
-        _check_shapes(path, {name: array.shape for name, array in arrays.items()})
-        yield arrays
-
-
-def _check(path: Path, name: str, array: object) -> None:
-    import h5py
-
-    if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
-        raise InputError(
-            "shards.not_whole_numbers", f"{path}: {name} is no array of whole numbers; make the shard again"
-        )
-    check_storage(path, name, array)
-
-
-def _check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    words, masked = shapes["input_ids"], shapes["masked_lm_positions"]
-    if len(words) != 2 or 0 in words or words[1] > _MOST_LENGTH:
-        raise InputError("shards.input_shape", f"{path}: input_ids is {list(words)}, expected [samples, words]")
-    if len(masked) != 2 or masked[0] != words[0]:
-        raise InputError(
-            "shards.position_shape",
-            f"{path}: masked_lm_positions is {list(masked)}, expected [{words[0]}, masked words]",
-        )
-    wanted: dict[str, set[tuple[int, ...]]] = {"input_mask": {words}, "segment_ids": {words}, "masked_lm_ids": {masked}}
-    wanted["next_sentence_labels"] = {words[:1], (words[0], 1)}
-    for name, allowed in wanted.items():
-        if shapes[name] not in allowed:
-            raise InputError(
-                "shards.array_shape", f"{path}: {name} is {list(shapes[name])}, expected {[*min(allowed, key=len)]}"
-            )
-
+from .shard_files import files_of, opened_shard, shape_of
 
 _EVERY = 20  # samples of a shard: the last of so many is for testing, where no file is
 _VOCABULARY_SIZE = 30522  # of bert-base-uncased and bert-large-uncased, with which NVIDIA's are made
