@@ -17,7 +17,7 @@ from sparsepipe.profiling.temporary_bytes import peak_bytes
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.stages.base import InFlight, Output, PacketAndSamples
 from sparsepipe.runtime.stages.network_stage import NetworkStage
-from sparsepipe.runtime.training_state.optimizer import optimizer
+from sparsepipe.runtime.training_state.parameter_groups import open_optimizer
 from sparsepipe.runtime.training_state.weights import Version, Weights
 from sparsepipe.runtime.transport.packet import Packet, decode, encode
 from sparsepipe.runtime.workloads.opening import LearningTask
@@ -96,8 +96,8 @@ class StagePeaks:
     def _train(self, stage: int, batch: Any, forwards: Any, backwards: Any, minibatches: int) -> None:
         """Do a stage's actions as a rank's worker does them."""
         runner, config = self._open(stage), self._config
-        chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
-        weights, program = Weights(runner.parameters(), chosen), compile(self._plan, minibatches)
+        parameters = runner.parameters()
+        weights, program = Weights(parameters, open_optimizer(config, parameters)), compile(self._plan, minibatches)
         (rank,) = self._plan.stages[stage].ranks
         weights.expect(program.weights[stage, m] for _, op, m in program.actions[rank] if op is Op.FORWARD)
         flights = dict[int, InFlight]()
