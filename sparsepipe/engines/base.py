@@ -55,7 +55,7 @@ class Engine(Protocol):
         """
         ...
 
-    def tensor(self, batch: Any, device: Any = "cpu") -> Any:
+    def tensor(self, batch: Any, device: torch.device | str = "cpu") -> Any:
         """Put a minibatch, a PointBatch, on a device as this engine's sparse tensor; plain tensors: an ExampleBatch.
 
         Raises InputError for coordinates the engine cannot hold; PointBatch has already refused duplicates and gaps.

@@ -51,7 +51,7 @@ class MinkowskiEngine:
             )  # which the library wants named
             return checked(LAYERS[row.kind](**{**row.args, **space}), row, self)
 
-    def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
+    def tensor(self, batch: PointBatch, device: torch.device | str = "cpu") -> ME.SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
         limit = reach(self.name, dimension)
         coordinates = within_reach(batch.coordinates.to(device), limit)

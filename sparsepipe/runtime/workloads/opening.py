@@ -138,10 +138,12 @@ def _module_task(
 def _engine_for(module: nn.Module, asked: str, model: str) -> str:
     """Return the engine of a module's layers. Raises InputError if another is asked for."""
     homes = {kind.__module__ for child in module.modules() for kind in type(child).__mro__}
-    engines_of = (name for start, name in _OF_SPARSE_MODULES.items() if any(home.startswith(start) for home in homes))
-    own = next(engines_of, _OF_PLAIN_MODULES)
-    if asked not in (AUTO, own):
+    engines_of = (
+        engine_of for start, engine_of in _OF_SPARSE_MODULES.items() if any(home.startswith(start) for home in homes)
+    )
+    name = next(engines_of, _OF_PLAIN_MODULES)
+    if asked not in (AUTO, name):
         raise InputError(
-            "engine.of_modules", f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine"
+            "engine.of_modules", f"engine {asked!r} asked, but {model} is made of {name} modules: leave out the engine"
         )
-    return own
+    return name
