@@ -16,15 +16,23 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .recording import CannotBeTraced
 from .statements import Call, Statement
 from .values import is_constant, is_number, is_tensor
 
 
 def is_record(value: object) -> bool:
-    """Return whether a value is a dict of a class of its own, with methods, that pytree does not know."""
+    """Return whether a value is a dict of a class of its own that pytree does not know, and holds all in its entries.
+
+    Attributes of the object itself may be numbers and words.
+    """
     kind = type(value)
-    return issubclass(kind, dict) and kind is not dict and kind not in pytree.SUPPORTED_NODES
+    if not issubclass(kind, dict) or kind is dict or kind in pytree.SUPPORTED_NODES:
+        return False
+    return all(is_constant(each) or is_number(each) for each in _attributes(value).values())
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    return getattr(value, "__dict__", {}) if type(value) is not dict else {}
 
 
 def holds_record(value: object) -> bool:
@@ -90,7 +98,7 @@ class Reader:
     leaves: list[Any] = field(default_factory=list)
 
     def form(self, value: object) -> Form:
-        """Raises CannotBeTraced for a container whose attributes are more than numbers and words."""
+        """Take a value apart; its leaves come behind those that are there."""
         self._numbers = {id(each): i for i, each in enumerate(self.objects)}
         root, contents = self._entry(value), []
         while len(contents) < len(self.objects):  # it grows
@@ -114,11 +122,7 @@ class Reader:
     def _contents(self, value: Any) -> Contents:
         if isinstance(value, list):
             return Contents(list, None, tuple(map(self._entry, value)))
-        attributes = tuple(sorted(getattr(value, "__dict__", {}).items()))
-        for name, each in attributes:
-            if not (is_constant(each) or is_number(each)):
-                kind = type(value).__name__
-                raise CannotBeTraced("module.gives_object", f"it keeps a {type(each).__name__} in {name} of a {kind}")
+        attributes = tuple(sorted(_attributes(value).items()))
         return Contents(type(value), tuple(value), tuple(map(self._entry, dict.values(value))), attributes)
 
 
