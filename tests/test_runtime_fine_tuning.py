@@ -139,7 +139,7 @@ def test_names_match_without_their_prefix(case):
     assert match.source == {
         n: f"{stripped}{n}" for n in NETWORK.shapes if file.get(f"{stripped}{n}") == NETWORK.shapes[n]
     }
-    assert set(match.kept) == NETWORK.shapes.keys() - match.source.keys()
+    assert set(match.drawn) == NETWORK.shapes.keys() - match.source.keys()
     assert set(match.unused) == {n for n in file if n.removeprefix(stripped) not in NETWORK.shapes}
 
 

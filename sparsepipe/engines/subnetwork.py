@@ -159,8 +159,8 @@ def frozen_network(network: Network, engine: Engine, patterns: Sequence[str]) ->
     trained = {id: [f"{id}.{name}" for name, _ in module.named_parameters()] for id, module in modules.items()}
     names = [f"{id}.{name}" for id, module in modules.items() for name in module.state_dict()]
     frozen = matching(patterns, names, setting="freeze")
-    rows = frozenset(id for id, own in trained.items() if own and frozen.issuperset(own))
-    check_trains(frozen, [name for own in trained.values() for name in own])
+    rows = frozenset(id for id, parameters in trained.items() if parameters and frozen.issuperset(parameters))
+    check_trains(frozen, [name for parameters in trained.values() for name in parameters])
     return replace(network, frozen=frozen, frozen_rows=rows)
 
 

@@ -298,6 +298,13 @@ def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, clus
     if found := plan.violations(profile.graph, cluster) if profile else plan.violations_together():
         raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
     check_rule(plan)
+    if config.learning_rate_schedule == "plateau":
+        raise InputError(
+            "replication.plateau",
+            "{learning_rate_schedule} plateau follows the validation loss, which one of several pipelines knows; plan "
+            "one pipeline, or choose another schedule",
+            setting="learning_rate_schedule",
+        )
     if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
         raise InputError(
             "replication.float16",

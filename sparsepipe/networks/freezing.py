@@ -25,17 +25,17 @@ def matching(patterns: Sequence[str], names: Collection[str], *, setting: str) -
     Raises:
         InputError: A pattern matches none.
     """
-    found: set[str] = set()
+    matches: set[str] = set()
     for pattern in patterns:
-        if not (own := {name for name in names if fnmatchcase(name, pattern)}):
+        if not (of_pattern := {name for name in names if fnmatchcase(name, pattern)}):
             some = ", ".join(list(names)[:_SHOWN])
             raise InputError(
                 "setting.pattern_unmatched",
                 f"{{{setting}}} {pattern!r} matches no tensor of the network; its {len(names)} tensors are {some}, …",
                 setting=setting,
             )
-        found |= own
-    return frozenset(found)
+        matches |= of_pattern
+    return frozenset(matches)
 
 
 def check_trains(frozen: Collection[str], parameters: Collection[str]) -> None:

@@ -40,7 +40,7 @@ from ..util.io.settings import (
     row,
     setting,
 )
-from .learning_rate import LR_SCHEDULES, LearningRate, check_arguments
+from .learning_rate import LR_SCHEDULES, Arguments, LearningRate, check_arguments
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "lion", "muon")
 # Others by name, with their class of torch.optim.
@@ -356,7 +356,7 @@ class OptimizerConfig(Settings):
         check_arguments(self.learning_rate_schedule, json_object(self.schedule_args, "schedule_args"))
 
     @cached_property
-    def _groups(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    def _groups(self) -> tuple[tuple[str, Arguments], ...]:
         """The parameter groups: each pattern with its settings."""
         if self.parameter_groups is None:
             return ()
@@ -399,16 +399,16 @@ class OptimizerConfig(Settings):
             name: The weight's name in the module's state_dict.
             dimensions: Its number of axes.
         """
-        changes: dict[str, Any] = {"parameter_groups": None}
-        if self.decay_matrices_only and dimensions < 2:
-            changes["weight_decay"] = 0.0
+        changes = {"weight_decay": 0.0} if self.decay_matrices_only and dimensions < 2 else {}
         for pattern, given in self._groups:
             if fnmatchcase(name, pattern):
                 changes |= given
         factor = float(changes.pop(_FACTOR, 1.0))
-        own = OptimizerConfig(**{item.name: getattr(self, item.name) for item in fields(OptimizerConfig)} | changes)
-        # Muon steps matrices; the step of AdamW for all others has the same size.
-        return (replace(own, optimizer="adamw") if own.optimizer == "muon" and dimensions < 2 else own), factor
+        values = {item.name: getattr(self, item.name) for item in fields(OptimizerConfig)}
+        settings = OptimizerConfig(**values | changes | {"parameter_groups": None})
+        if settings.optimizer == "muon" and dimensions < 2:  # it steps matrices; AdamW's steps have the same size
+            settings = replace(settings, optimizer="adamw")
+        return settings, factor
 
     @property
     def rate(self) -> LearningRate:

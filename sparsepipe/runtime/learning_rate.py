@@ -11,9 +11,11 @@ from ..util.io.fields import shown
 from ..util.io.functions import UserFunction, is_function
 from ..util.io.quantities import expected
 
+Arguments = Mapping[str, Any]  # of a schedule, by name
+
 
 class Progress(NamedTuple):
-    """How far a run is: minibatches since the warm-up, of how many, epochs in all, and losses of past validations."""
+    """The progress of a run: minibatches since the warm-up, of how many, all epochs, losses of past validations."""
 
     minibatches: int
     total: int
@@ -27,7 +29,7 @@ class Progress(NamedTuple):
 
 
 # Arguments of schedules, with their defaults; () stands for a list of numbers.
-SCHEDULE_ARGS: dict[str, dict[str, Any]] = {
+SCHEDULE_ARGS: dict[str, Arguments] = {
     "one-cycle": {"rise": 0.3, "start": 0.04, "end": 4e-6},  # share of the run that rises; factors at both ends
     "cosine-restarts": {"growth": 1.0, "least": 0.0},  # of the cycle from one to the next; the smallest factor
     "milestones": {"epochs": ()},
@@ -54,7 +56,7 @@ class LearningRate:
     warmup: int = 0
     decay: float = 0.1
     decay_epochs: float = 30.0
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Arguments = field(default_factory=dict)
 
     def at(
         self, minibatch: int, *, epoch_minibatches: int, total_minibatches: int, losses: Sequence[float] = ()
@@ -81,7 +83,7 @@ class LearningRate:
         return self.args.get(name, SCHEDULE_ARGS[self.schedule][name])
 
 
-def check_arguments(schedule: str, args: Mapping[str, Any]) -> None:
+def check_arguments(schedule: str, args: Arguments) -> None:
     """Raise InputError for arguments that a schedule does not take; a function of the user's own says so itself."""
     if is_function(schedule):
         return
@@ -93,7 +95,8 @@ def check_arguments(schedule: str, args: Mapping[str, Any]) -> None:
             raise InputError("setting.schedule_argument", text, setting="schedule_args")
         numbers = value if isinstance(known[name], tuple) else [value]
         if not isinstance(numbers, list) or not all(
-            isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < math.inf for one in numbers
+            isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < math.inf
+            for number in numbers
         ):
             what = "a list of numbers" if isinstance(known[name], tuple) else "a number"
             text = f"{{schedule_args}} of {schedule}: {name} is {shown(value)}, expected {what} of 0 or more"
@@ -106,7 +109,7 @@ def check_arguments(schedule: str, args: Mapping[str, Any]) -> None:
         raise InputError("setting.schedule_argument", text, setting="schedule_args")
 
 
-def _factor_of_function(schedule: str, minibatch: int, given: Mapping[str, Any]) -> float:
+def _factor_of_function(schedule: str, minibatch: int, given: Arguments) -> float:
     function = _loaded(schedule)
     try:
         factor = float(function(minibatch, **given))
@@ -124,7 +127,7 @@ def _factor_of_function(schedule: str, minibatch: int, given: Mapping[str, Any])
 
 
 @lru_cache(maxsize=8)
-def _loaded(schedule: str) -> Callable[..., Any]:
+def _loaded(schedule: str) -> Callable[..., float]:
     return UserFunction.parse(schedule).load()
 
 

@@ -17,11 +17,10 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     """Raise InputError if a plan would deadlock, asks for what the settings leave out, or for ranks that are none
     of the job's `num_processes`: as many as the plan's ranks unless given.
     """
-    if config.learning_rate_schedule == "plateau" and (not config.validate or plan.replication is not None):
+    if config.learning_rate_schedule == "plateau" and not config.validate:
         raise InputError(
             "setting.plateau_without_validation",
-            "{learning_rate_schedule} plateau follows the validation loss of each epoch, which one pipeline knows: "
-            "leave out {validate}, and plan one pipeline",
+            "{learning_rate_schedule} plateau follows the validation loss of each epoch: leave out {validate}",
             setting=dict.fromkeys(("learning_rate_schedule", "validate")),
         )
     if config.precision == "float16" and not plan.flushes:

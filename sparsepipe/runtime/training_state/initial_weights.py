@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -54,7 +53,11 @@ class StateNames:
         state = module.state_dict(keep_vars=True)
         tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
         first: dict[int, str] = {}
-        tied = {name: one for name, each in tensors.items() if (one := first.setdefault(id(each), name)) != name}
+        tied = {
+            name: first_name
+            for name, each in tensors.items()
+            if (first_name := first.setdefault(id(each), name)) != name
+        }
         unsaved = tuple(name for name, _ in module.named_buffers(remove_duplicate=False) if name not in state)
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied, unsaved)
 
@@ -64,9 +67,12 @@ class StateNames:
         if isinstance(network, Network):
             layers = nn.ModuleDict({row.id: engine.layer(row) for row in network.rows})
             return cls.of(layers)
-        return cls.of(network.module)  # type: ignore[attr-defined]  # a traced one
+        from ...networks.traced.network import TracedNetwork  # here: tables need none of it
 
-    def to_json(self) -> dict[str, Any]:
+        assert isinstance(network, TracedNetwork)
+        return cls.of(network.module)
+
+    def to_json(self) -> dict[str, object]:
         """Return what a checkpoint's manifest says of them: nothing of most networks."""
         facts = {"tied_names": dict(self.tied), "unsaved_buffers": list(self.unsaved)}
         return {name: value for name, value in facts.items() if value}
@@ -74,23 +80,23 @@ class StateNames:
     def names_of(self, name: str) -> list[str]:
         """Return all names of the tensor that has this one, which comes first."""
         first = self.tied.get(name, name)
-        return list(dict.fromkeys([name, first, *(other for other, one in self.tied.items() if one == first)]))
+        return list(dict.fromkeys([name, first, *(other for other, target in self.tied.items() if target == first)]))
 
 
 @dataclass(frozen=True)
 class Match:
-    """Which tensor of a file each tensor of a network takes, by its names.
+    """The match of a network's tensors with those of a file, by their names.
 
     Args:
         source: Name in the network → name in the file.
-        kept: Names in the network that start as the seed draws them.
+        drawn: Names in the network that start as the seed draws them.
         unused: Names in the file that the network has no place for.
         shapes: Those of another shape, with (shape in the file, shape in the network); they are kept, too.
         stripped, added: The prefix that names in the file lost, and the one that they got.
     """
 
     source: Mapping[str, str]
-    kept: tuple[str, ...]
+    drawn: tuple[str, ...]
     unused: tuple[str, ...]
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     stripped: str = ""
@@ -112,9 +118,9 @@ class Match:
             InputError: No name matches, or a shape differs that may not.
         """
         pairs = [(stripped, added) for stripped in _prefixes(file) for added in _prefixes(network.shapes)]
-        found = {pair: _sources(file, network, *pair) for pair in pairs}
-        stripped, added = max(pairs, key=lambda pair: (len(found[pair]), -len("".join(pair))))
-        source = found[stripped, added]
+        sources = {pair: _sources(file, network, *pair) for pair in pairs}
+        stripped, added = max(pairs, key=lambda pair: (len(sources[pair]), -len("".join(pair))))
+        source = sources[stripped, added]
         if not source:
             raise InputError(
                 "initial.nothing_matches",
@@ -123,7 +129,9 @@ class Match:
                 setting="initial",
             )
         shapes = {
-            name: (file[one], network.shapes[name]) for name, one in source.items() if file[one] != network.shapes[name]
+            name: (file[there], network.shapes[name])
+            for name, there in source.items()
+            if file[there] != network.shapes[name]
         }
         if shapes and not allow_shape:
             name, (there, here) = next(iter(shapes.items()))
@@ -134,16 +142,16 @@ class Match:
                 "{allow_shape} starts these as the seed draws them",
                 setting=dict.fromkeys(("allow_shape", "initial")),
             )
-        taken = {name: one for name, one in source.items() if name not in shapes}
+        taken = {name: there for name, there in source.items() if name not in shapes}
         used = set(source.values())
-        kept = tuple(name for name in network.shapes if name not in taken)
-        return cls(taken, kept, tuple(name for name in file if name not in used), shapes, stripped, added)
+        drawn = tuple(name for name in network.shapes if name not in taken)
+        return cls(taken, drawn, tuple(name for name in file if name not in used), shapes, stripped, added)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the report that a run keeps."""
         return {
             "matched": dict(self.source),
-            "kept": list(self.kept),
+            "drawn": list(self.drawn),
             "unused": list(self.unused),
             "shapes": {name: [list(shape) for shape in pair] for name, pair in self.shapes.items()},
             "stripped": self.stripped,
@@ -152,11 +160,11 @@ class Match:
 
     def __str__(self) -> str:
         """The report in a line."""
-        parts = [f"{len(self.source)} of {number_of(len(self.source) + len(self.kept), 'tensor')} matched"]
+        parts = [f"{len(self.source)} of {number_of(len(self.source) + len(self.drawn), 'tensor')} matched"]
         parts += [f"prefix {self.stripped!r} stripped"] * bool(self.stripped)
         parts += [f"prefix {self.added!r} added"] * bool(self.added)
         parts += [f"other shape: {_some(self.shapes)}"] * bool(self.shapes)
-        rest = [name for name in self.kept if name not in self.shapes]
+        rest = [name for name in self.drawn if name not in self.shapes]
         parts += [f"not in the file: {_some(rest)}"] * bool(rest)
         parts += [f"unused: {_some(self.unused)}"] * bool(self.unused)
         return "; ".join(parts)
@@ -164,24 +172,24 @@ class Match:
 
 def _prefixes(names: Collection[str]) -> list[str]:
     """Return the prefixes of known parts that names begin with, such as "module.backbone.", and none."""
-    found = {""}
+    prefixes = {""}
     for name in names:
         prefix = ""
         for part in name.split(".")[:-1]:
             if part not in _PREFIXES:
                 break
             prefix += f"{part}."
-            found.add(prefix)
-    return sorted(found, key=len)
+            prefixes.add(prefix)
+    return sorted(prefixes, key=len)
 
 
 def _sources(file: Collection[str], network: StateNames, stripped: str, added: str) -> dict[str, str]:
     """Return which name in the file each name in the network takes, directly or by another name of its tensor."""
-    renamed = {f"{added}{one.removeprefix(stripped)}": one for one in file if one.startswith(stripped)}
+    renamed = {f"{added}{old.removeprefix(stripped)}": old for old in file if old.startswith(stripped)}
     pairs = (
         (name, next((renamed[n] for n in network.names_of(name) if n in renamed), None)) for name in network.shapes
     )
-    return {name: one for name, one in pairs if one is not None}
+    return {name: old for name, old in pairs if old is not None}
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -193,12 +201,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
         InputError: There is no such file, or it has no tensors by name.
     """
     if path.is_dir():
-        found = checkpoint.load(path) if (path / MANIFEST).exists() else checkpoint.latest(path)
-        if found is None:
+        held = checkpoint.load(path) if (path / MANIFEST).exists() else checkpoint.latest(path)
+        if held is None:
             raise InputError(
                 "initial.no_checkpoint", f"{path}: neither a checkpoint nor a run that has one", setting="initial"
             )
-        return exported_state(found)
+        return exported_state(held)
     if not path.exists():
         raise InputError(
             "initial.no_file", f"{path}: no such file; give a file of weights, or a run", setting="initial"
@@ -223,13 +231,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return _tensors(content, path)
 
 
-def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
+def _tensors(content: object, path: Path) -> dict[str, Tensor]:
     """Return the tensors of a dictionary, or of the one within it that has some."""
     while isinstance(content, Mapping):
-        found = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+        tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
         inner = next((content[name] for name in _NESTED if isinstance(content.get(name), Mapping)), None)
-        if found and inner is None:
-            return found
+        if tensors and inner is None:
+            return tensors
         content = inner
     raise InputError(
         "initial.no_tensors",
@@ -238,7 +246,7 @@ def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
     )
 
 
-def exported_state(found: checkpoint.Checkpoint) -> dict[str, Tensor]:
+def exported_state(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     """Return the tensors of all stages of a checkpoint by the names of the module's state_dict.
 
     Weights are the moving averages if the run has them (`ema`).
@@ -246,13 +254,13 @@ def exported_state(found: checkpoint.Checkpoint) -> dict[str, Tensor]:
     Raises:
         InputError: A file of the checkpoint is missing or damaged.
     """
-    held = found.read(list(found.manifest["layers"]))
+    held = saved.read(list(saved.manifest["layers"]))
     state = validated_weights(held) | checkpoint.without_prefix(held, "buffer:")
-    for name in found.manifest.get("unsaved_buffers", ()):
+    for name in saved.manifest.get("unsaved_buffers", ()):
         state.pop(name, None)
-    tied: Mapping[str, str] = found.manifest.get("tied_names", {})
+    tied: Mapping[str, str] = saved.manifest.get("tied_names", {})
     for first in dict.fromkeys(tied.values()):
-        names = [first, *(name for name, one in tied.items() if one == first)]
+        names = [first, *(name for name, target in tied.items() if target == first)]
         held_as = next(name for name in names if name in state)
         state |= dict.fromkeys(names, state[held_as])
     return state
@@ -306,7 +314,7 @@ class InitialState:
 
 
 class InitialWeights:
-    """What a run's folder has of the weights that it starts from, and which tensors of the network they are."""
+    """The weights in a run's folder that it starts from, matched with its network."""
 
     def __init__(self, path: Path, network: StateNames, *, allow_shape: bool) -> None:
         """Raises InputError for a file that does not match the network; see `Match.of`."""

@@ -81,33 +81,32 @@ class Moments:
     """Base of optimizers that keep tensors of each weight by kind: zeros of its shape at first; `steps` is a number."""
 
     def __init__(self, name: str, kinds: Sequence[str]) -> None:
-        self._name, self._kinds = name, kinds
-        self._kept: dict[str, list[Tensor | None]] = {}
+        self._name = name
+        self._moments: dict[str, dict[int, Tensor]] = {kind: {} for kind in kinds}  # by place in the list of weights
 
-    def of(self, weights: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """Return the tensors of each kind, one for each weight."""
-        for kind in self._kinds:
-            kept = self._kept.setdefault(kind, [None] * len(weights))
-            for place, weight in enumerate(weights):
-                if kept[place] is None:  # also of a weight that was frozen when the checkpoint was written
-                    number = torch.zeros((), device=weight.device)
-                    kept[place] = number if kind == "steps" else torch.zeros_like(weight)
-        return self._kept  # type: ignore[return-value]  # none is None now
+    def of(self, weights: Sequence[Tensor]) -> dict[str, dict[int, Tensor]]:
+        """Return the tensors of each kind, of each weight."""
+        for kind, tensors in self._moments.items():
+            for number, weight in enumerate(weights):
+                if number not in tensors:  # also of a weight that was frozen when the checkpoint was written
+                    scalar = torch.zeros((), device=weight.device)
+                    tensors[number] = scalar if kind == "steps" else torch.zeros_like(weight)
+        return self._moments
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         return {
-            f"{kind}:{name}": tensor
-            for kind, kept in self._kept.items()
-            for name, tensor in zip(names, kept, strict=True)
-            if tensor is not None
+            f"{kind}:{names[number]}": tensor
+            for kind, tensors in self._moments.items()
+            for number, tensor in sorted(tensors.items())
         }
 
     def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
-        _only(state, set(self._kinds), self._name)
-        found = {kind: [state.get(f"{kind}:{name}") for name in names] for kind in self._kinds} if state else {}
-        self._kept = (
-            found if adopt else {kind: [t if t is None else t.clone() for t in own] for kind, own in found.items()}
-        )
+        _only(state, set(self._moments), self._name)
+        for kind, tensors in self._moments.items():
+            tensors.clear()
+            for number, name in enumerate(names):
+                if (tensor := state.get(f"{kind}:{name}")) is not None:
+                    tensors[number] = tensor if adopt else tensor.clone()
 
 
 class Adam(Moments):

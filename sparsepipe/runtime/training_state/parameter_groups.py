@@ -5,7 +5,7 @@ A weight's group follows from its name and its shape alone, so any cut of the ne
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,13 @@ def open_optimizer(config: OptimizerConfig, parameters: Mapping[str, Tensor]) ->
 
     Raises InputError for a class that does not exist, or that refuses its arguments.
     """
-    places: dict[tuple[OptimizerConfig, float], list[int]] = {}
+    positions: dict[tuple[OptimizerConfig, float], list[int]] = {}
     names = list(parameters)
-    for place, (name, weight) in enumerate(parameters.items()):
-        places.setdefault(config.group_of(name, weight.dim()), []).append(place)
+    for position, (name, weight) in enumerate(parameters.items()):
+        positions.setdefault(config.group_of(name, weight.dim()), []).append(position)
     groups = [
-        (own, factor, _opened(settings, {names[place]: parameters[names[place]] for place in own}))
-        for (settings, factor), own in places.items()
+        (members, factor, _opened(settings, {names[position]: parameters[names[position]] for position in members}))
+        for (settings, factor), members in positions.items()
     ]
     if len(groups) == 1 and groups[0][1] == 1:
         return groups[0][2]
@@ -60,29 +60,32 @@ class ParameterGroups:
     """Several optimizers, each of its own weights, at the learning rate times a factor of its own."""
 
     def __init__(self, groups: Sequence[tuple[Sequence[int], float, Optimizer]]) -> None:
-        """`groups`: the places of the weights in the list that is stepped, the factor, and what steps them."""
+        """`groups`: the positions of the weights in the list that is stepped, the factor, and what steps them."""
         self._groups = groups
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
-        for places, factor, optimizer in self._groups:
+        for positions, factor, optimizer in self._groups:
             optimizer.step(
-                [weights[place] for place in places], [gradients[place] for place in places], learning_rate * factor
+                [weights[position] for position in positions],
+                [gradients[position] for position in positions],
+                learning_rate * factor,
             )
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
-        for places, _, optimizer in self._groups:
-            state |= optimizer.state([names[place] for place in places])
+        for positions, _, optimizer in self._groups:
+            state |= optimizer.state([names[position] for position in positions])
         return state
 
     def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
-        for places, _, optimizer in self._groups:
-            own = [names[place] for place in places]
-            known = set(own)
+        for positions, _, optimizer in self._groups:
+            group_names = [names[position] for position in positions]
+            known = set(group_names)
             theirs = {key: tensor for key, tensor in state.items() if key.split(":", 1)[1] in known}
-            optimizer.load(own, theirs, adopt=adopt)
+            optimizer.load(group_names, theirs, adopt=adopt)
 
 
+Made = TypeVar("Made")
 _TENSOR, _NUMBER, _GROUP = "state.", "number.", "group."  # kinds of what a class of torch.optim keeps
 
 
@@ -95,33 +98,33 @@ class TorchOptimizer:
     def __init__(self, config: OptimizerConfig, weights: Mapping[str, Tensor]) -> None:
         """Raises InputError for a class that does not exist, or that refuses its arguments."""
         self._name = config.optimizer
-        arguments: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+        arguments: dict[str, object] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
         kind = optimizer_class(self._name)
         if not config.weight_decay and "weight_decay" not in _parameters(kind):
             del arguments["weight_decay"]
         arguments |= json_object(config.optimizer_args, "optimizer_args")
         self._weights = [nn.Parameter(weight.detach()) for weight in weights.values()]
-        self._optimizer: torch.optim.Optimizer = self._called(lambda: kind(self._weights, **arguments))
-        if not isinstance(self._optimizer, torch.optim.Optimizer):
+        made = self._called(lambda: kind(self._weights, **arguments))
+        if not isinstance(made, torch.optim.Optimizer):
             raise InputError(
                 "optimizer.not_an_optimizer",
-                f"{{optimizer}} {self._name}: returns a {type(self._optimizer).__name__}, expected a "
-                "torch.optim.Optimizer",
+                f"{{optimizer}} {self._name}: returns a {type(made).__name__}, expected a torch.optim.Optimizer",
                 setting="optimizer",
             )
+        self._optimizer = made
         self._initial = [dict(group) for group in self._optimizer.param_groups]
 
     @torch.no_grad()
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
-        for own, weight, gradient in zip(self._weights, weights, gradients, strict=True):
-            own.data, own.grad = weight.detach(), gradient
+        for parameter, weight, gradient in zip(self._weights, weights, gradients, strict=True):
+            parameter.data, parameter.grad = weight.detach(), gradient
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._called(self._optimizer.step)
-        for own, weight in zip(self._weights, weights, strict=True):
-            if own.data_ptr() != weight.data_ptr():  # the class made new memory
-                weight.copy_(own)
-            own.grad = None
+        for parameter, weight in zip(self._weights, weights, strict=True):
+            if parameter.data_ptr() != weight.data_ptr():  # the class made new memory
+                weight.copy_(parameter)
+            parameter.grad = None
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -131,9 +134,9 @@ class TorchOptimizer:
             for key, value in group.items()
             if key not in ("params", "lr") and isinstance(value, int | float | Tensor) and value is not before[key]
         }
-        for name, own in zip(names, self._weights, strict=True):
-            kept = self._optimizer.state.get(own, {})
-            for key, value in kept.items():
+        for name, parameter in zip(names, self._weights, strict=True):
+            values = self._optimizer.state.get(parameter, {})
+            for key, value in values.items():
                 if isinstance(value, Tensor):
                     state[f"{_TENSOR}{key}:{name}"] = value
                 elif isinstance(value, int | float | complex):
@@ -145,7 +148,7 @@ class TorchOptimizer:
                         "checkpoints hold tensors and numbers",
                         setting="optimizer",
                     )
-            if kept:
+            if values:
                 state |= {f"{_GROUP}{key}:{name}": _number(value) for key, value in changed.items()}
         return state
 
@@ -155,8 +158,8 @@ class TorchOptimizer:
         for key, tensor in state.items():
             kind, name = key.split(":", 1)
             if kind.startswith(_TENSOR):
-                kept = self._optimizer.state.setdefault(weight_of[name], {})
-                kept[kind.removeprefix(_TENSOR)] = tensor if adopt else tensor.clone()
+                values = self._optimizer.state.setdefault(weight_of[name], {})
+                values[kind.removeprefix(_TENSOR)] = tensor if adopt else tensor.clone()
             elif kind.startswith(_NUMBER):
                 self._optimizer.state.setdefault(weight_of[name], {})[kind.removeprefix(_NUMBER)] = tensor.item()
             elif kind.startswith(_GROUP):
@@ -170,7 +173,7 @@ class TorchOptimizer:
                     name=self._name,
                 )
 
-    def _called(self, call: Callable[[], Any]) -> Any:
+    def _called(self, call: Callable[[], Made]) -> Made:
         try:
             return call()
         except InputError:
@@ -184,15 +187,15 @@ class TorchOptimizer:
             ) from error
 
 
-def optimizer_class(name: str) -> Callable[..., Any]:
+def optimizer_class(name: str) -> Callable[..., object]:
     """Return a class of torch.optim, or of the user's own. Raises InputError if there is none."""
     if not is_function(name):
-        kind: Callable[..., Any] = getattr(torch.optim, TORCH_OPTIMIZERS[name])
+        kind: Callable[..., object] = getattr(torch.optim, TORCH_OPTIMIZERS[name])
         return kind
     return UserFunction.parse(name).load()
 
 
-def _parameters(kind: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(kind: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(kind).parameters
     except (TypeError, ValueError):  # of a class written in C

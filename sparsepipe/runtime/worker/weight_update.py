@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...values.schedule import Action
 from ..config import RunConfig
+from ..learning_rate import LearningRate
 from ..training_state.loss_scale import LossScale
 from .connections import Connections
 from .context import WorkerContext
@@ -26,7 +27,7 @@ class WeightUpdate:
 
     def __init__(self, context: WorkerContext, config: RunConfig, *, connections: Connections, num_stages: int) -> None:
         self._context, self._connections, self._clip_norm = context, connections, config.clip_norm
-        self._schedule = config.rate
+        self._schedule: LearningRate = config.rate
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self._most_waiting = num_stages if context.plan.flushes else 1
