@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from runtime_jobs import Job, run_jobs, same_training
 from torch import nn
 
+from sparsepipe.engines import engine
 from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.networks.losses import open_loss
 from sparsepipe.networks.traced import trace, verify
@@ -172,35 +173,49 @@ def test_a_segmentor_of_pointcept_is_the_same_network_when_cut(name, monkeypatch
     if not folder:
         pytest.skip("SPARSEPIPE_POINTCEPT names no checkout of Pointcept")
     module = of_pointcept(Path(folder), name, monkeypatch)
-    from sparsepipe.engines import engine
+    spconv = engine("spconv")  # repairs the library
 
     def of_grid(*counts: int, seed: int):
         made = minibatch(*counts, seed=seed)
         return made | {"grid_coord": made["cell"]}
 
     net = trace(module, of_grid(300, 200, seed=0), another=of_grid(150, 320, 240, seed=1))
-    verify(net, of_grid(210, 333, 100, seed=2), engine=engine("spconv"), stages=4)
+    verify(net, of_grid(210, 333, 100, seed=2), engine=spconv, stages=4)
     assert max(row.num_parameters for row in net.rows) < 0.5 * sum(row.num_parameters for row in net.rows)
 
 
 def of_pointcept(folder: Path, name: str, monkeypatch) -> nn.Module:
     """Build a small segmentor of Pointcept. What its package imports for other networks need not be there."""
     monkeypatch.syspath_prepend(str(folder))
-    pytest.importorskip("spconv.pytorch", reason="Pointcept's networks are made of spconv's modules")
-    for absent in ("peft", "torch_cluster", "torch_scatter", "pointops", "wandb", "tensorboardX"):
-        if importlib.util.find_spec(absent) is None:
-            stand_in = ModuleType(absent)
-            stand_in.__spec__ = importlib.machinery.ModuleSpec(absent, None)
-            # Sums, means and maxima of rows that are next to each other, by torch's own function.
-            stand_in.segment_csr = lambda rows, ends, reduce: torch.segment_reduce(rows, reduce, offsets=ends)
-            stand_in.LoraConfig = stand_in.get_peft_model = None
-            monkeypatch.setitem(sys.modules, absent, stand_in)
-    monkeypatch.setitem(sys.modules, "pointcept.models", package := ModuleType("pointcept.models"))
-    package.__path__ = [str(folder / "pointcept" / "models")]  # without all its networks
-    home = {"PT-v3m1": "point_transformer_v3.point_transformer_v3m1_base"}.get(
-        name, "sparse_unet.spconv_unet_v1m1_base"
-    )
-    for each in ("default", home):
+    for needed in ("spconv.pytorch", "addict", "torch_geometric"):
+        pytest.importorskip(needed, reason=f"Pointcept's networks import {needed}")
+
+    def stand_in(name: str, **attributes: object) -> None:
+        made = ModuleType(name)
+        made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        vars(made).update(attributes)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    absent = {name: {} for name in ("torch_cluster", "pointops", "wandb", "tensorboardX")}
+    absent["peft"] = dict.fromkeys(("LoraConfig", "get_peft_model"))
+    # Sums, means and maxima of rows that are next to each other, by torch's own function.
+    absent["torch_scatter"] = dict.fromkeys(("scatter", "scatter_min")) | {
+        "segment_csr": lambda rows, ends, reduce: torch.segment_reduce(rows, reduce, offsets=ends)
+    }
+    for module, attributes in absent.items():
+        if importlib.util.find_spec(module) is None:
+            stand_in(module, **attributes)
+    timm = next(iter(importlib.util.find_spec("timm").submodule_search_locations))
+    for package, path in {
+        "timm": timm,
+        "timm.layers": f"{timm}/layers",
+        "pointcept.models": f"{folder}/pointcept/models",
+    }.items():
+        stand_in(package, __path__=[path])  # without all that it has
+    for home, imported in (("drop", "DropPath"), ("weight_init", "trunc_normal_")):
+        setattr(sys.modules["timm.layers"], imported, getattr(importlib.import_module(f"timm.layers.{home}"), imported))
+    homes = {"PT-v3m1": "point_transformer_v3.point_transformer_v3m1_base"}
+    for each in ("default", homes.get(name, "sparse_unet.spconv_unet_v1m1_base")):
         importlib.import_module(f"pointcept.models.{each}")
     backbone = {"type": name, "in_channels": 6}
     if name == "PT-v3m1":

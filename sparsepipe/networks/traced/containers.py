@@ -76,7 +76,7 @@ class Row:
 class Contents:
     """What a dict or list holds. `keys`: None for a list; `attributes`: what else an object of the class has."""
 
-    kind: type
+    kind: type[Any]
     keys: tuple[Any, ...] | None
     entries: tuple[Any, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
@@ -100,7 +100,7 @@ class Reader:
     def form(self, value: object) -> Form:
         """Take a value apart; its leaves come behind those that are there."""
         self._numbers = {id(each): i for i, each in enumerate(self.objects)}
-        root, contents = self._entry(value), []
+        root, contents = self._entry(value), list[Contents]()
         while len(contents) < len(self.objects):  # it grows
             contents.append(self._contents(self.objects[len(contents)]))
         return Form(root, tuple(contents))

@@ -60,8 +60,8 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     """Say how two operations at the same place differ; "" where they do not."""
     if a.op == b.op == "get_attr":
         return _other_state(a, b)
-    if _same_statement(a.target, b.target) and a.target != b.target:
-        raise UnevenStatement(a.target.inner)
+    if a.target != b.target and (statement := _shared_statement(a.target, b.target)) is not None:
+        raise UnevenStatement(statement)
     if a.op != b.op or a.target != b.target or a.meta["path"] != b.meta["path"]:
         return f"it does {_call(b)} in another minibatch where it did {_call(a)}: what decides must not be in Python"
     ours, theirs = _placed((a.args, a.kwargs), places), _placed((b.args, b.kwargs), places)
@@ -79,10 +79,11 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     return ""
 
 
-def _same_statement(a: Any, b: Any) -> bool:
-    """Whether both are the same statements, given containers."""
-    calls = isinstance(a, ContainerCall) and isinstance(b, ContainerCall)
-    return calls and isinstance(a.inner, Statement) and a.inner == b.inner
+def _shared_statement(a: Any, b: Any) -> Statement | None:
+    """Return the statement that both are, given containers; None if they are not."""
+    if isinstance(a, ContainerCall) and isinstance(b, ContainerCall) and isinstance(a.inner, Statement):
+        return a.inner if a.inner == b.inner else None
+    return None
 
 
 def _other_state(a: fx.Node, b: fx.Node) -> str:

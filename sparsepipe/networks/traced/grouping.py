@@ -261,7 +261,7 @@ class Grouping:
         if kept := sorted(read & self.written):
             return "", "buffer's update", kept[0]  # by a name that it has in both modes
         anchors = [node for node in group if self._is_anchor(node) or self.whole(node)] or group[:1]
-        paths = [self.whole(n) or (n.meta["path"] if module_called(n) is None else module_called(n)) for n in anchors]
+        paths = [str(self.whole(n) or module_called(n) or n.meta["path"]) for n in anchors]
         places = list(dict.fromkeys(paths))
         if len(places) == 1 and (self.whole(anchors[0]) or module_called(anchors[0]) is not None):
             kind = type(module_at(self.root, places[0])).__name__
