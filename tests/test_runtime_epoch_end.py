@@ -77,6 +77,7 @@ def _scores(result):
     return [row["validation"] for row in result.rows("epoch")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS, "part3"])
 def test_every_plan_has_the_numbers_of_one_process(runs, name):
     found, _ = runs
@@ -96,6 +97,7 @@ def test_every_plan_has_the_numbers_of_one_process(runs, name):
     )
 
 
+@pytest.mark.slow
 def test_averages_validate_and_the_best_checkpoint_stays(runs):
     """The moving averages are what is validated, called with and computed with; the weights are what is trained."""
     found, config = runs
@@ -119,6 +121,7 @@ def test_averages_validate_and_the_best_checkpoint_stays(runs):
     assert right == pytest.approx(_scores(one)[-1]["accuracy"])
 
 
+@pytest.mark.slow
 def test_a_run_ends_once_no_validation_is_better(runs):
     """With a learning rate of 0 the second validation is like the first."""
     found, _ = runs
@@ -126,7 +129,6 @@ def test_a_run_ends_once_no_validation_is_better(runs):
     assert [row["minibatches"] for row in result.rows("epoch")] == [5, 10]
     summary = result.rows("summary")[-1]
     assert summary["stopped_early"] and summary["minibatches"] == 10 and summary["best"]["epoch"] == 0
-    assert not list((result.folder / "control").glob("*")) if (result.folder / "control").exists() else True
 
 
 def test_the_moving_average_is_its_formula():
@@ -181,6 +183,7 @@ def pictures(tmp_path_factory):
     return run_jobs(folder, jobs)
 
 
+@pytest.mark.slow
 def test_images_are_judged_by_pixel_under_any_plan(pictures):
     """Losses, mean IoU and the other metrics are those of one process, and those of the recorded predictions."""
     assert pictures["t1"].losses == pytest.approx(pictures["t2"].losses, rel=1e-2), "gradients come in another layout"
@@ -212,6 +215,7 @@ def test_layers_of_a_type_compute_in_float32():
     assert all(weight.grad.dtype == torch.float32 for weight in layers.parameters())
 
 
+@pytest.mark.slow
 def test_pipeline_replicas_keep_the_best_epoch_and_end_early(tmp_path):
     """With a learning rate of 0 the second epoch is no better, whichever pipeline closes it."""
     own = tmp_path / "own.py"

@@ -71,7 +71,7 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     return f"{one_line(summary['run_dir'])}: {', '.join(parts)}" + _of_inference(summary)
 
 
-def _best_text(summary: Mapping[str, Any]) -> str:
+def _best_text(summary: Mapping[str, object]) -> str:
     """The best epoch of a run that compares them; empty for others."""
     if not isinstance(best := summary.get("best"), Mapping):
         return ""

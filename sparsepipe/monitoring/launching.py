@@ -36,7 +36,7 @@ def launch(
     tell: Callable[[str], None] = lambda text: None,
     predict: Callable[[int], LayerFactors | None] | None = None,
     predictor: Predictor | None = None,
-    on_epoch: Callable[[Any], Any] | None = None,
+    on_epoch: Callable[..., object] | None = None,
     **given: Any,
 ) -> Job:
     """Launch the worker processes of a plan and return the job immediately.

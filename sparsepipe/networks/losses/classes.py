@@ -117,16 +117,22 @@ class PixelCrossEntropy(CrossEntropy):
         return self.num_classes**2 + (0 if self.class_weights is None else 2)
 
     @property
-    def items(self) -> Callable[[Any], tuple[float, ...]]:
+    def items(self) -> Callable[[object], tuple[float, ...]]:
         counts = num_known if self.class_weights is None else partial(_weight, self.class_weights)
         return lambda target: counts(self.known(target))
 
-    def known(self, target: Any) -> Any:
+    def known(self, target: object) -> object:
         """Return a target with IGNORED in the place of the label that is ignored."""
         return target.masked_fill(target == self.ignored, IGNORED) if isinstance(target, Tensor) else target
 
     def __call__(
-        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+        self,
+        output: object,
+        target: object,
+        *,
+        samples: int,
+        detailed: bool = False,
+        weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a score of each class for each pixel of the target."""
         return super().__call__(output, self.known(target), samples=samples, detailed=detailed, weights=weights)
@@ -269,7 +275,7 @@ def _check_classes(num_classes: int, class_weights: Any) -> None:
         )
 
 
-def _check_smoothing(label_smoothing: Any) -> None:
+def _check_smoothing(label_smoothing: object) -> None:
     if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
         raise InputError(
             "loss.label_smoothing_malformed",

@@ -48,7 +48,7 @@ def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:
     return tuple(value for value in found if isinstance(value, Tensor))
 
 
-def further_outputs(output: Any, *, count: int) -> dict[str, Tensor]:
+def further_outputs(output: object, *, count: int) -> dict[str, Tensor]:
     """Return what a network gives besides its main output, by name: tensors of `count` rows of a dict or a tuple.
 
     Entries of a tuple are named by their places, from 1.

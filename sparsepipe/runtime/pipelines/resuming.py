@@ -55,7 +55,7 @@ def recorded_replans(run_dir: Path) -> list[dict[str, Any]]:
     return [dict(row) for row in read_metrics(path, REPLAN)] if path.exists() else []
 
 
-def recorded_scores(run_dir: Path) -> list[dict[str, Any]]:
+def recorded_scores(run_dir: Path) -> list[dict[str, object]]:
     """Return the epochs that the record has kept and that were validated, with their scores."""
     path = run_dir / METRICS
     rows = read_metrics(path, "epoch") if path.exists() else []

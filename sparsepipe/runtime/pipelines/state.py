@@ -55,7 +55,7 @@ class RunOfPipelines:
     sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
     pace: float = 0.0  # samples per second that it was recorded with; 0 where no record says
     replans: tuple[Mapping[str, Any], ...] = ()  # rows of changes of pipelines' plans in it
-    scored: tuple[Mapping[str, Any], ...] = ()  # epochs in it that were validated, with their scores
+    scored: tuple[Mapping[str, object], ...] = ()  # epochs in it that were validated, with their scores
 
 
 class RunState:
@@ -72,7 +72,6 @@ class RunState:
         self._data: str | None = None  # the digest that the first rank gave
         self._summed_up = False  # a pipeline has closed the run, and told of it
         self._replans: list[Mapping[str, Any]] = [*run.replans]  # rows of changes of pipelines' plans
-        self._scored: list[Mapping[str, Any]] = [*run.scored]  # epochs with the scores of their validation
         self._started = False  # minibatches are handed out
         self._ready_since: float | None = None  # when the first pipeline asked for some
 
@@ -130,6 +129,7 @@ class RunState:
             arithmetic = self.run.rule.arithmetic if self.run.rule else None
             closed, sums = self.run.closed, self.run.sums
             self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, closed=closed, sums=sums)
+            self.work.scored += self.run.scored
             self.changes.note()
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
         if known != (epoch, total):
@@ -274,16 +274,10 @@ class RunState:
         self._work.measure(member, request.given["task"], request.given["row"])
 
     def _closed(self, member: Member, request: Request) -> None:
-        epoch, row = request.given["epoch"], dict(request.given["row"])
-        if row.get("validation") and all(scored["epoch"] != epoch for scored in self._scored):
-            minibatches = row.get("minibatches", self._work.queue.num_done)
-            self._scored.append({"epoch": epoch, "minibatches": minibatches, "validation": row["validation"]})
-        if row.pop("ends", False):
-            self._work.stop()
-        self._work.close_epoch(member, epoch, row)
+        self._work.close_epoch(member, request.given["epoch"], request.given["row"])
 
     def _progress(self, member: Member, request: Request) -> dict[str, Any]:
-        return {**self._work.queue.progress(), "closed": self._summed_up, "scored": list(self._scored)}
+        return {**self._work.queue.progress(), "closed": self._summed_up, "scored": list(self._work.scored)}
 
     @property
     def _work(self) -> Work:

@@ -58,6 +58,7 @@ class Work:
         self._trained: dict[int, set[int]] = {}  # epoch → pipelines whose weights have been trained in it
         self._in_epoch: dict[int, int] = {}  # pipeline → the epoch that it trains on: it has measured part of it
         self.measured = Measured()
+        self.scored: list[Mapping[str, object]] = []  # epochs with the scores of their validation
         self._run_closer: int | None = None
         self.run_closed = False
 
@@ -241,8 +242,15 @@ class Work:
     def close_epoch(self, member: Member, epoch: int, row: Mapping[str, Any]) -> None:
         """Take the row of an epoch that a pipeline was to close, the run's last with the run where it is complete.
 
-        Its "train" and its pace are made of all pipelines' minibatches, its stages are those of all.
+        Its "train" and its pace are made of all pipelines' minibatches, its stages are those of all. If it "ends" the
+        run, by its scores, no more is handed out.
         """
+        row = dict(row)
+        if row.pop("ends", False):
+            self.stop()
+        if row.get("validation") and all(scored["epoch"] != epoch for scored in self.scored):
+            minibatches = row.get("minibatches", self.queue.num_done)
+            self.scored.append({"epoch": epoch, "minibatches": minibatches, "validation": row["validation"]})
         with_run = self._run_closer == member.number and self.queue.is_done(epoch)
         if self._closing.get(epoch) == member.number or (with_run and epoch not in self._closed):
             self._closing.pop(epoch, None)

@@ -429,10 +429,10 @@ class NetworkStage:
 def keep_in_float32(module: nn.Module, types: Sequence[str], device: torch.device) -> None:
     """Have the layers whose class matches one of `types`, such as "*Norm*", compute in float32 under autocast."""
 
-    def wide(value: Any) -> Any:
+    def wide(value: object) -> object:
         return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    def in_float32(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def in_float32(forward: Callable[..., object], *given: object, **named: object) -> object:
         with torch.autocast(device.type, enabled=False):
             return forward(*map(wide, given), **{name: wide(value) for name, value in named.items()})
 

@@ -41,7 +41,7 @@ class Best:
     epoch: int
     minibatches: int
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """Return it as records have it."""
         return asdict(self) | {"checkpoint": folder_of(Path(), self.minibatches).name}
 

@@ -365,7 +365,7 @@ class PipelineWorker(Worker):
         """Return the row of an epoch as this pipeline trained it, or of its latest one."""
         return {"train": {}, **(self.of_epoch.get(epoch) or (self.epochs.rows[-1] if self.epochs.rows else {}))}
 
-    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, object]) -> None:
         """Tell the coordinator of an epoch that is closed, for all pipelines."""
         if self.context.writes_metrics:
             told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}

@@ -111,8 +111,10 @@ class StageReplica:
         Of weights that have moving averages, these.
         """
         tensors = self._read(found)
-        kept = {key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)}
-        self.load_tensors(kept | {f"weight:{name}": tensor for name, tensor in validated_weights(tensors).items()})
+        of_network = {key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)}
+        self.load_tensors(
+            of_network | {f"weight:{name}": tensor for name, tensor in validated_weights(tensors).items()}
+        )
 
     def _read(self, found: checkpoint.Checkpoint) -> dict[str, Tensor]:
         tensors = self._as_trained_here(found.read(self.own.layers))

@@ -241,7 +241,7 @@ class Worker:
                 end = EpochEnd(epoch, done, row["train"], row["validation"], is_best, weights, self.run_dir)
                 call_on_epoch(self.config.on_epoch, end, self.recorder)
 
-    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+    def _tell_epoch(self, epoch: int, done: int, row: Mapping[str, object]) -> None:
         """Tell of an epoch that is closed."""
         self._tell("epoch", epoch, done, row)
 
@@ -518,6 +518,6 @@ class Worker:
             raise InputError("run.no_epoch", f"{path}: has no epoch of this plan yet")
         epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
-        found = run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)
+        summary = run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)
         best = self.checkpoints.best
-        return found | ({"best": best.best.row(), "stopped_early": best.is_over} if best.best else {})
+        return summary | ({"best": best.best.row(), "stopped_early": best.is_over} if best.best else {})

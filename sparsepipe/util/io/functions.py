@@ -84,7 +84,7 @@ def with_functions(settings: Mapping[str, Any], references: Mapping[str, str]) -
     return changed
 
 
-def reference_to(function: Callable[..., Any], *, setting: str) -> str:
+def reference_to(function: Callable[..., object], *, setting: str) -> str:
     """Return how settings name a function of a file: path/file.py:function. Raises InputError for one of no file."""
     code = getattr(function, "__code__", None)
     file, name = getattr(code, "co_filename", ""), getattr(function, "__qualname__", "")
