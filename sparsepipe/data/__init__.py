@@ -45,7 +45,7 @@ _HOMES = {  # a file of this folder: what it gives
     "labels": ("IGNORED",),
     "layouts": ("DataFolder",),
     "manifests": ("Manifest", "list_datasets"),
-    "sampling": ("LAST_MINIBATCH", "sizes"),
+    "minibatch_sizes": ("LAST_MINIBATCH", "sizes"),
     "order": (
         "ORDERS",
         "bucketed_minibatches",

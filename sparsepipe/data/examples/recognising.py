@@ -17,8 +17,8 @@ _HOMES = {
     "cifar": "images.cifar",
     "folders": "images.folders",
     "aligned": "texts.aligned",
-    "shards": "texts.shards",
-    "plain": "texts.bert",
+    "shards": "texts.shard_files",
+    "plain": "texts.plain",
 }
 _DEPTH = 2  # folders around a data set, as archives have: cifar-10-batches-bin/, MNIST/raw/
 
