@@ -314,7 +314,7 @@ LAWS: dict[str, tuple] = {
         "ptv3-segmentation-narrow",
         [[0], [1], [2]],
         {"schedule": "zero-bubble", "num_microbatches": 2, "recompute": True},
-        {**FULL, "optimizer": "adamw", "learning_rate": 1e-4},
+        {**FULL, "learning_rate": 1e-4},
     ),
     "LitePT 1-2, sockets": (
         "litept-segmentation-narrow",

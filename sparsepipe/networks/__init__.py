@@ -26,7 +26,8 @@ _WIDTHS = {"": 1.0, "-narrow": 0.25}  # the quick variants have a quarter of the
 _NORMS = {"": False, "bn": True}
 _GRIDS = {"": (2, 32), "-3d": (3, 32), "-3d-64": (3, 64)}  # axes, cells along each
 _HEADS = {"": False, "-segmentation": True}
-_ATTENTION = {"": {"patch_size": 1024, "drop_path": 0.3}, "-narrow": {"patch_size": 128, "drop_path": 0.1}}
+_PATCH_SIZES = {"": 1024, "-narrow": 128}
+_DROP_PATHS = {"": 0.3, "-narrow": 0.1}
 
 # name -> builder(name=, num_classes=, in_channels=)
 NETWORKS: dict[str, Callable[..., Network]] = {
@@ -56,7 +57,12 @@ NETWORKS: dict[str, Callable[..., Network]] = {
     },
     **{
         f"{shape}{head}{narrow}": partial(
-            point_transformer, shape, per_voxel=_HEADS[head], width=_WIDTHS[narrow], **_ATTENTION[narrow]
+            point_transformer,
+            shape,
+            per_voxel=_HEADS[head],
+            width=_WIDTHS[narrow],
+            patch_size=_PATCH_SIZES[narrow],
+            drop_path=_DROP_PATHS[narrow],
         )
         for shape in SHAPES
         for head in _HEADS
