@@ -190,7 +190,7 @@ def test_run_offers_what_its_settings_take() -> None:
     verb = argparse.ArgumentParser()
     OPTIONS["train"][1](verb)
     offered = {action.dest: action.choices for action in verb._actions if action.choices}
-    assert {"engine", "launcher", "optimizer", "precision", "compression", "balance", "task"} <= offered.keys()
+    assert {"engine", "launcher", "precision", "compression", "balance", "task"} <= offered.keys()
     others = {"launcher": {*LAUNCHERS, SLURM}, "replan": set(VARIANTS)}  # no settings of a run
     for name, choices in offered.items():
         if name in others:

@@ -226,7 +226,7 @@ def test_bad_tensors_are_refused(name, request):
 
 
 def test_names_of_engines(capsys, monkeypatch):
-    with raises("engine.unknown", "torch, native, minkowski, auto", name="dense"):
+    with raises("engine.unknown", "torch, native, minkowski, spconv, auto", name="dense"):
         engine("dense")
     monkeypatch.setitem(sys.modules, "MinkowskiEngine", None)  # what import finds where it is not installed
     monkeypatch.delitem(sys.modules, "sparsepipe.engines.minkowski", raising=False)

@@ -72,7 +72,7 @@ def test_a_loss_is_opened_by_name_with_facts_of_the_data() -> None:
     assert open_loss("classes", facts=FACTS, args={"auxiliary": 0.3}) == CrossEntropy(8, 0.3)
     assert open_loss("voxels", facts=FACTS) == Segmentation(8)
     assert open_loss("tokens", facts={}, args={"label_smoothing": 0}).label_smoothing == 0
-    assert list(LOSSES) == ["classes", "voxels", "tokens", "masked-words", "output"]
+    assert list(LOSSES) == ["classes", "voxels", "pixels", "tokens", "masked-words", "output"]
 
 
 def test_facts_that_a_loss_does_not_ask_for_are_not_looked_up() -> None:
@@ -97,7 +97,7 @@ def test_facts_that_a_loss_does_not_ask_for_are_not_looked_up() -> None:
             {"smoothing": 0.1},
             ("loss.setting_unknown", "tokens", "smoothing", "it has label_smoothing"),
         ),
-        ("output", FACTS, {"weight": 1}, ("loss.setting_unknown", "output", "weight", "it has none")),
+        ("output", FACTS, {"weight": 1}, ("loss.setting_unknown", "output", "weight", "num_classes")),
         ("tokens", FACTS, {"label_smoothing": 1}, ("loss.label_smoothing_malformed", "1")),
         ("classes", FACTS, {"auxiliary": "much"}, ("loss.auxiliary_malformed", "much")),
         ("classes", FACTS, {"num_classes": "8"}, ("loss.num_classes_malformed", "8")),

@@ -233,7 +233,7 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
     assert f" {unit} per minibatch" in html(one)
     with raises("profile.size_units_differ", " and over ".join(sorted(["voxels", unit]))):
         _ = one | profile().renamed("another")
-    with raises("profile.size_unit_unknown", "litres", "voxels, tokens, pixels, samples"):
+    with raises("profile.size_unit_unknown", "litres", "voxels, points, tokens, pixels, samples"):
         replace(one, size_unit="litres")
 
 

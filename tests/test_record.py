@@ -39,7 +39,7 @@ def test_sizes_of_minibatches_are_what_the_run_counts(tmp_path):
     ]
     write_rows(tmp_path / "run/metrics.jsonl", [{"event": "step", **row} for row in [*rows, {"epoch": 2}]])
     assert [record.sizes_of_epoch(epoch) for epoch in (0, 1, 3)] == [(40.0,), (8.0, 3.0), ()]
-    with raises("run.no_sizes", "voxels, tokens, pixels, samples"):
+    with raises("run.no_sizes", "voxels, points, tokens, pixels, samples"):
         record.sizes_of_epoch(2)
 
 

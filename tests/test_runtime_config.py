@@ -84,7 +84,7 @@ def test_settings_are_read_as_they_were_written() -> None:
             ("setting.not_a_choice", "augmentation", "net.py:f", "expected one of shapes"),
         ),
         ({"learning_rte": 1}, ("setting.unknown", "learning_rte", "did you mean 'learning_rate'?")),
-        ({"xyzzy": 1}, ("setting.unknown", "xyzzy", "expected some of accumulation, asynchronous_checkpoints")),
+        ({"xyzzy": 1}, ("setting.unknown", "xyzzy", "expected some of accumulation, allow_shape")),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, error: tuple[str, ...]) -> None:

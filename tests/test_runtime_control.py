@@ -88,7 +88,7 @@ def test_another_user_is_not_listened_to(tmp_path):
     commands.ask(tmp_path, "stop")
     os.chown(tmp_path / "control/request.json", 12345, 12345)
     assert commands.requested(tmp_path) is None
-    assert "of user 12345" in json.loads((tmp_path / "control/refused.json").read_text())["reason"]
+    assert "user 12345" in json.loads((tmp_path / "control/refused.json").read_text())["reason"]
 
 
 # --- when it is due ------------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tm
     thread.join(timeout=ENOUGH)
     look = board.messages.watched(board.update)
     look()
-    assert mentions(board.messages.value, "rank 1") and "old plan" in board.messages.value
+    assert mentions(board.messages.value, "rank 1") and "keeps its plan" in board.messages.value
     board.change.button.click()
     asked = commands.request(at_work)
     assert board.messages.value == "" and asked.reason.startswith(str(tmp_path))

@@ -1,5 +1,7 @@
 """A builder of networks: names layers, tracks channels and tensor strides, and adds blocks that networks share."""
 
+from typing import Any
+
 from .rows import INPUT, Row, scaled
 
 
@@ -9,7 +11,7 @@ class Table:
     def __init__(self, in_channels: int, **norm: float) -> None:
         """`norm`: arguments of every batch norm beside its channels."""
         self.rows: list[Row] = []
-        self.norm = norm
+        self.norm: dict[str, Any] = dict(norm)
         self.channels: dict[str, int] = {INPUT: in_channels}  # of each tensor
         self.last = INPUT
 

@@ -56,7 +56,8 @@ def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
         if count:
             by_head = rows.view(count, -1, 3, num_heads, channels // num_heads).permute(2, 0, 3, 1, 4)
             present = None if mask is None else mask[:, None, None, :]
-            attended = functional.scaled_dot_product_attention(*by_head.unbind(0), attn_mask=present)
+            queries, keys, values = by_head.unbind(0)
+            attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=present)
             parts.append(attended.transpose(1, 2).reshape(-1, channels))
     results: Tensor = _Gather.apply(torch.cat(parts), windows.slots, windows.results)  # type: ignore[no-untyped-call]
     return results

@@ -150,7 +150,8 @@ def built(form: Form, leaves: Sequence[Any], objects: Sequence[Any] = ()) -> tup
 
 
 def _empty(contents: Contents) -> Any:
-    return contents.kind.__new__(contents.kind)
+    kind: Any = contents.kind
+    return kind.__new__(kind)
 
 
 class Unread:
