@@ -11,6 +11,12 @@ from sparsepipe.errors import CodedError
 _EDGE = r"(?:(?<!\d)|(?!\d))"  # not within a number
 
 
+def mentions(text: object, /, *named: object) -> bool:
+    """Whether a text has these in this order: numbers, files and settings, however it is worded."""
+    pattern = ".*".join(_EDGE + re.escape(str(each)) + _EDGE for each in named)
+    return re.search(pattern, str(text), re.DOTALL) is not None
+
+
 @contextmanager
 def raises(code: str, /, *named: object, **fields: object) -> Iterator[pytest.ExceptionInfo[CodedError]]:
     """As `pytest.raises`, for an error of a code, with these fields, whose line names these texts in this order."""
@@ -19,4 +25,4 @@ def raises(code: str, /, *named: object, **fields: object) -> Iterator[pytest.Ex
     error = caught.value
     assert error.code == code, f"{error.code}: {error}"
     assert {name: str(error.fields.get(name)) for name in fields} == {name: str(fields[name]) for name in fields}
-    assert re.search(".*".join(_EDGE + re.escape(str(text)) + _EDGE for text in named), str(error)), str(error)
+    assert mentions(error, *named), str(error)

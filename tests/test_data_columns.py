@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe.data.formats import Reading, read
 from sparsepipe.errors import InputError
@@ -86,7 +86,7 @@ def test_columns_that_could_be_several_things_are_asked_for(tmp_path: Path, colu
     with pytest.raises(InputError) as caught:
         read(path)
     assert str(caught.value).startswith(f"{path}: rows of ")
-    assert 'name them in dataset.json, such as "columns": ["x", "y", "z"' in str(caught.value)
+    assert mentions(str(caught.value), "dataset.json", '"columns"', '"y"', '"z"')
     assert "\n" not in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe.data import info, open_folder
 from sparsepipe.data.describing import unread_files
@@ -154,8 +154,8 @@ def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
         "sofa/test/",
         "classes.csv",
     }
-    assert left_out["logs/"] == "no class: it holds rank0.log"
-    assert left_out["chair/train/gone.off"] == "a link to nothing"
+    assert mentions(left_out["logs/"], "rank0.log")
+    assert "link" in left_out["chair/train/gone.off"]
     with raises("dataset.split_unknown", "train; left out", "chair/holdout/", name="test"):
         open_folder(tmp_path).split("test")
 
@@ -181,7 +181,7 @@ def test_variants_are_refused_unless_one_is_chosen(tmp_path: Path) -> None:
     _hdf5(tmp_path / "main_split", *names)
     with pytest.raises(InputError) as caught:
         open_folder(tmp_path / "main_split")
-    assert "training_objectdataset.h5, training_objectdataset_augmentedrot.h5 are all named after" in str(caught.value)
+    assert mentions(str(caught.value), "training_objectdataset.h5", "training_objectdataset_augmentedrot.h5")
     assert "dataset.json" in str(caught.value)
     files = {"train": [names[1]], "test": [names[2]]}
     (tmp_path / "main_split" / "dataset.json").write_text(json.dumps({"files": files}))
@@ -204,7 +204,7 @@ def test_two_layouts_in_one_folder_are_refused(tmp_path: Path) -> None:
     with raises("dataset.layouts_mixed", "hdf5 and one of layout classes"):
         open_folder(tmp_path)
     (tmp_path / "dataset.json").write_text('{"files": {"train": ["train.h5"]}}')
-    assert _left_out(tmp_path) == {"chair/": "a folder beside HDF5 files; give its own path if it is a data set"}
+    assert list(_left_out(tmp_path)) == ["chair/"]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_pictures_and_notes_beside_samples_are_no_half(tmp_path: Path) -> None:
 def test_commands_warn_of_samples_that_are_left_out(tmp_path: Path) -> None:
     _make(tmp_path, "chair/train/a.off", "chair/train/b.fbx", "chair/train/a.mtl", "chair/test/c.off")
     (line,) = unread_files(tmp_path)
-    assert line.startswith(f"{tmp_path}/chair/train/b.fbx: 1 file of no format that is read, left out")
+    assert mentions(line, f"{tmp_path}/chair/train/b.fbx", 1)
     assert not list(unread_files("digits"))
 
 

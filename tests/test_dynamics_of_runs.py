@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from command_line import sparsepipe
 from drifting_runs import PROFILE, SLOW_FROM, Piece, WrittenRun, as_measured, cluster_with, drifting, halves, slowed
 
@@ -110,7 +110,7 @@ def test_the_verb_tells_it(tmp_path):
     assert document["alarms"][0]["rank"] == 1 and document["factors"]["ranks"][0] == 1
     assert [row.get("rank") for row in document["standings"]] == [0, 1, None]
     code, out, _ = sparsepipe("runs", "drift", folder)
-    assert code == 0 and "rank 1 takes 2" in out and "since minibatch" in out
+    assert code == 0 and mentions(out, "rank 1", 2) and "since minibatch" in out
 
 
 def test_the_verb_takes_a_profile(tmp_path):
@@ -198,7 +198,7 @@ def test_of_several_pipelines_each_is_held_against_its_own_plan(tmp_path):
     (row,) = record.drift("alarm")
     assert (row["pipeline"], row["rank"]) == (1, 3)
     code, out, _ = sparsepipe("runs", "drift", record.folder)
-    assert code == 0 and "rank 3 of pipeline 1 takes 2" in out and "pipeline 0, link 0-2" in out
+    assert code == 0 and mentions(out, "rank 3", "pipeline 1", 2) and mentions(out, "pipeline 0", "link 0-2")
     begin_plan(record.folder, replace(record.plan, replication=parse_rule("all-reduce")), 200)  # as one that resumed
     assert {one.minibatches for one in drift_of(record).standings if one.rank is not None} == {40}, "under it alone"
 
@@ -210,7 +210,7 @@ def test_a_pipeline_that_is_slow_from_its_beginning_is_so_beside_the_others(tmp_
     assert drift_of(record.pipelines[1]).factors.ranks == pytest.approx((1, 1), rel=0.15)
     watch = drift_of(record)
     assert watch.factors.ranks == pytest.approx((1, 2, 1, 2), rel=0.15)
-    assert [str(alarm).partition("times its")[2] for alarm in watch.alarms] == [" profile's time since minibatch 1"] * 2
+    assert [str(alarm).endswith("minibatch 1") for alarm in watch.alarms] == [True] * 2
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_nothing_known_believes_the_simulator():
 def test_what_is_not_believed_is_not_done():
     slow = Factors((1.0, 2.0))
     told = decide(HALVES, NETWORK, CLUSTER, slow, minibatches_left=1000, believed=lambda plan, share: share * 0.1)
-    assert not told.changes and "a change must be 8% faster" in told.why and "simulated 33.3%" in told.why
+    assert not told.changes and "8%" in told.why and "simulated 33.3%" in told.why
     other = Plan((Stage(HALVES.stages[0].layers[:10], (0,)), Stage(HALVES.layers[10:], (1,))))
     known = decide(
         HALVES,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from coded import raises
+from coded import mentions, raises
 from engine_clouds import close, leaf, random_batch, real_batch, sorted_rows
 
 from sparsepipe.data import PointBatch
@@ -234,7 +234,7 @@ def test_names_of_engines(capsys, monkeypatch):
         engine("minkowski")
     monkeypatch.setattr("sparsepipe.engines.native.machine_code.compiled", lambda: (0, "no compiler"))
     assert engine("auto").name == "native"
-    assert capsys.readouterr().err == "engine: native (MinkowskiEngine does not import here)\n"
+    assert mentions(capsys.readouterr().err, "(MinkowskiEngine")
 
 
 def test_minkowski_leaves_the_number_of_threads_alone(minkowski):

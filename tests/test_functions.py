@@ -221,5 +221,5 @@ assert sdpipe.__spec__.name == sdpipe.__name__ == "sparsepipe.records.formats.sd
 assert all(getattr(sp, name) is not None for name in dir(sp))
 """
     subprocess.run([sys.executable, "-c", lines], check=True)
-    with pytest.raises(InputError, match="there is no module"):
+    with pytest.raises(InputError, match="no module"):
         UserFunction.parse("sparsepipe.reproduced:digits").load()

@@ -8,6 +8,7 @@ import os
 import signal
 
 import pytest
+from coded import mentions
 from network_hosts import network_hosts
 from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
@@ -63,7 +64,7 @@ def test_a_run_waits_for_a_node_whose_ray_was_killed(hosts):
         hosts.start_node(first, TYPES[1])
         said = process.communicate(timeout=ENOUGH)
     assert process.returncode == 0, said
-    assert "there is room for all ranks again" in hosts.log("back")
+    assert "room for all" in hosts.log("back")
     assert hosts.losses("back") == hosts.losses("one")
     hosts.check_ray_alone_is_left(hosts.network.hosts)
 
@@ -91,7 +92,7 @@ def test_a_pipeline_whose_node_was_killed_joins_again_and_so_do_all_where_the_co
     record = RunRecord.load(folder)
     assert len({row["minibatch"] for row in record.metrics("step")}) == len(record.metrics("step")) > 30
     assert [one.status["state"] for one in record.pipelines] == ["stopped"] * 2
-    assert "with their coordinator on host1" in record.status["went_on"][0]
+    assert mentions(record.status["went_on"][0], "host1")
     hosts.check_ray_alone_is_left(hosts.network.hosts)
 
 
@@ -118,7 +119,7 @@ def test_a_run_goes_on_without_a_node_that_died_planned_anew(hosts):
         said = process.communicate(timeout=ENOUGH)
     assert process.returncode == 0, said
     log = hosts.log("left")
-    assert "rank 0" in log and "on host1: neighbouring stages joined, 1 in all" in log
+    assert "rank 0" in log and mentions(log, "host1", 1)
     assert hosts.losses("left") == hosts.losses("one")
     record = RunRecord.load(hosts.folder / "left")
     assert [len(followed.plan.stages) for followed in record.plans] == [2, 1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from command_line import sparsepipe
 from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds) -> None
     with raises("plan.not_a_plan"):
         job.replan(tmp_path / "plan.json")
     code, out, lines = sparsepipe("runs", "replan", folder, BEYOND.save(tmp_path / "beyond.json"))
-    assert code == 2 and not out and len(lines) == 1 and "the plan does not fit into memory: stage 0" in lines[0]
+    assert code == 2 and not out and len(lines) == 1 and mentions(lines[0], "stage 0")
     assert not (folder / "control").exists() and job.record.plan == PLAN, "nothing was asked"
     done = len(_trained(job))
     until(lambda: len(_trained(job)) > done, "it trains on under the old plan")

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from coded import mentions
 from dynamics_worlds import network, stump
 from hosts_desk import FLUSH, MODEL, config, listened_to
 from pipeline_jobs import OfFirstStage, pipelines_of
@@ -115,7 +116,7 @@ def test_a_job_goes_on_under_other_plans_and_after_a_crash_trained_as_one_device
         token = replan_request.leave(folder, plan_of(NORMED, [[0], [1]], **FLUSH))
         assert "different graph" in answered(folder, token, process)
         token = replan_request.leave(folder, others[1], memory_bytes=[1e15] * 3)
-        assert "the plan needs 1000000.0 GB" in answered(folder, token, process), "each host looks for its own ranks"
+        assert mentions(answered(folder, token, process), "1000000.0 GB"), "each host looks for its own ranks"
         assert RunRecord.load(folder).plan == others[0] and workers(desk) == before, "the processes stay"
         until(lambda: checkpointed(folder) >= moves[0] or process.poll() is not None, "a checkpoint under it")
         os.kill(int(pid_of(desk, before, "rank2.pid")), signal.SIGKILL)
@@ -168,7 +169,7 @@ def test_a_replay_sleeps_on_hosts_and_is_followed_by_what_a_predictor_expects_of
     for rank in range(2):
         assert read_json(folder / f"logs/rank{rank}.machine.json").keys() == set(learned.metrics)
     decided = next(row for row in read_rows(folder / DECISIONS) if row.get("changes"))
-    assert decided["minibatch"] > 30 and "DynPipe's planner expects it to be as fast" in decided["reason"], decided
+    assert decided["minibatch"] > 30 and mentions(decided["reason"], "DynPipe's"), decided
     desk.check_nothing_is_left()
 
 

@@ -98,7 +98,7 @@ def test_a_run_that_has_trained_all_has_nothing_left_unless_more_is_asked_for(tm
 
 def test_metrics_that_are_gone_are_told(tmp_path):
     plan = trained(tmp_path / "run", minibatches=5, metrics=False)
-    with pytest.warns(UserWarning, match=r"metrics.jsonl: gone, and with it the losses of the first 5 minibatches"):
+    with pytest.warns(UserWarning, match="metrics.jsonl.*5 minibatches"):
         _changed(tmp_path / "run", plan, BEFORE)
     plan = trained(tmp_path / "done", metrics=False)
     with raises("resume.metrics_missing", "metrics.jsonl"):

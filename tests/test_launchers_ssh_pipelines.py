@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from hosts_desk import config
 from pipeline_jobs import PipelinesResult, pipelines_of
 from processes import ENOUGH, until
@@ -112,8 +112,8 @@ def test_pipelines_go_on_without_one_whose_host_is_cut_off_with_the_coordinator(
     trained_once(desk, "cut", 6 * EPOCH)
     record = RunRecord.load(desk.folder / "cut")
     told, gone = record.status["went_on"]
-    assert f"{hosts[0].name}: " in told and f"with their coordinator on {hosts[1].name}" in told, told
-    assert gone.startswith("pipeline 0: ") and gone.endswith("the others went on without it"), gone
+    assert f"{hosts[0].name}: " in told and mentions(told, hosts[1].name), told
+    assert gone.startswith("pipeline 0: "), gone
     assert [one.status["state"] for one in record.pipelines] == ["failed", "finished"]
     assert f"waiting for {hosts[0].name}" in log_of_pipeline(desk, "cut", 0)
     desk.check_nothing_is_left(folders=False)
@@ -125,7 +125,7 @@ def test_a_host_that_one_pipeline_cannot_begin_on_ends_the_run_in_a_line(desk):
     plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
     told, before = desk.told("nowhere", plan, config(), first, second, last={"ssh": "host9"}), desk.run_folders()
     ((kind, reason),) = desk.launch(told)
-    assert kind == "InputError" and "no host of that name" in reason and "\n" not in reason, reason
+    assert kind == "InputError" and "host9" in reason and "\n" not in reason, reason
     assert RunRecord.load(desk.folder / "nowhere").status["state"] == "refused", "nothing was begun"
     desk.check_nothing_is_left(before=before)
 

@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import fmean
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from fuzzing import fuzzed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,8 +85,8 @@ def test_all_plans_are_within_8_percent_of_time_and_10_of_memory_where_records_a
 
 def test_records_that_contradict_themselves_are_named(plans):
     known = {one.name: one for one in plans}
-    assert "the times of another plan" in known["mit/N3/N3_D1"].time_doubt
-    assert "take 7.59 GB of a GPU" in known["mit/N2/N2_D1"].memory_doubt
+    assert "another plan" in known["mit/N3/N3_D1"].time_doubt
+    assert mentions(known["mit/N2/N2_D1"].memory_doubt, "7.59 GB", "GPU")
     sound = [one for name, one in known.items() if name.startswith("clariden/OPT") or name in SOUND]
     assert len(sound) >= 10 and not any(one.time_doubt or one.memory_doubt for one in sound)
 

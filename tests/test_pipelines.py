@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import Cluster, Layer, LayerGraph, Plan, Stage, actions
 from sparsepipe.values.plan import Estimate, StageEstimate
@@ -154,10 +154,8 @@ def test_a_damaged_file_is_told_in_a_line(tmp_path, change, told):
 
 def test_people_see_every_pipeline():
     text, page = str(pipelines(samples=2.0)), html(pipelines(samples=2.0))
-    assert text.splitlines()[0] == (
-        "2 pipelines on 5 devices, partial-reduce, 6.00 minibatches/s (12.0 samples/s) where none waits, gap not proven"
-    )
-    assert "pipeline 1: by hand: 2 stages on 3 devices" in text and "warning: careful" in text
+    assert mentions(text.splitlines()[0], "2 pipelines", "5 devices", "6.00 minibatches/s", "12.0 samples/s")
+    assert mentions(text, "pipeline 1", "2 stages", "3 devices") and "warning: careful" in text
     assert page.count("layers by stage") == 2 and "careful" in page
 
 

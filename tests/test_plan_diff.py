@@ -51,7 +51,7 @@ def test_a_plan_does_not_differ_from_itself(profile):
     found = plan.diff(plan)
     assert found.same
     assert found.speedup == 1
-    assert str(found).splitlines()[-1] == "the same layers on the same ranks"
+    assert not found.moves()
 
 
 def test_period_gap_times_and_memory_stand_side_by_side(profile):

@@ -39,7 +39,7 @@ def stages(plan):
 def test_a_spare_host_of_the_same_kind_takes_the_place(tmp_path):
     plan = chain(2, 1, ranks=[[0], [1]])
     found = plan_for_hosts_left(plan, hosts("cpu", "cpu", "cpu"), {"host1"}, profile=tmp_path / "none")
-    assert stages(found.plan) == stages(plan) and found.how == "the same plan on other devices"
+    assert stages(found.plan) == stages(plan)
     assert [stage.nodes for stage in found.plan.stages] == [("host2",), ("host3",)]
     assert [node.name for node in found.cluster.nodes] == ["host2", "host3"]
 
@@ -91,7 +91,7 @@ def test_with_a_profile_the_plan_is_the_planners_for_the_devices_left(tmp_path):
     )
     best = partition(profile, found.cluster, schedule="1f1b-flush", num_microbatches=16)
     assert stages(found.plan) == stages(best) == [("abc", (0,)), ("d", (1,))] and found.plan.estimate
-    assert found.plan.num_microbatches == 16 and found.how == "planned anew by the run's profile"
+    assert found.plan.num_microbatches == 16
 
 
 def test_ranks_left_have_the_numbers_of_their_devices_in_the_order_of_the_hosts(tmp_path):

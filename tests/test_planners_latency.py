@@ -5,7 +5,7 @@ from itertools import combinations, pairwise, product
 from math import gcd, inf, nextafter
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -278,7 +278,7 @@ def test_the_plan_file_keeps_the_latency(tmp_path):
     assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
     document = plan.to_json()
     assert document["gap"] == 0 and document["latency_seconds"] == document["latency_lower_bound_seconds"]
-    assert "forward only: latency 4,000 ms" in partition(profile, cluster, objective="latency").summary()
+    assert mentions(partition(profile, cluster, objective="latency").summary(), "4,000 ms")
     assert "latency_seconds" not in partition(profile, cluster).to_json()
 
 

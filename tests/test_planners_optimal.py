@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from chain_problems import random_problem
-from coded import raises
+from coded import mentions, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -457,9 +457,9 @@ def test_where_nothing_fits_the_least_memory_that_would_do_is_named():
             partition(profile, cluster(middle)).check(profile.graph, cluster(middle))
             least = middle
         except InputError as error:
-            assert str(error) == str(caught.value).replace("at most 100 B", f"at most {SIZE.shown(middle)}")
+            assert str(error) == str(caught.value).replace("100 B", SIZE.shown(middle))
             too_little = middle
-    assert f": {SIZE.enough(least)} on each would do; " in str(caught.value) and "bytes" not in str(caught.value)
+    assert mentions(str(caught.value), SIZE.enough(least)) and "bytes" not in str(caught.value)
 
 
 def test_a_type_without_profile_is_refused():
@@ -473,7 +473,7 @@ def test_more_devices_than_layers_stay_unused_and_are_counted():
     profile = Profile(graph, {"d": (LayerCost((CostSample(0, 1, 1, 1),)),)})
     plan = partition(profile, Cluster.uniform(4, device_type="d", link=Link(1.0)))
     assert len(plan.ranks) == 1
-    assert "3 of 4 devices stay unused" in plan.warnings[0]
+    assert mentions(plan.warnings[0], 3, "4 devices")
 
 
 def test_simulating_the_best_plans_found_takes_the_fastest():

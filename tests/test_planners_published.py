@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import (
     Cluster,
@@ -152,7 +152,7 @@ def test_sparsepipe_says_which_servers_it_forgets(load):
     profile, cluster = mixed(load, [[("RTX", 1)], [("txp", 1)]], [1e10, 1e9])
     plan = SparsePipe(1.0).plan(Problem(profile, cluster))
     assert plan.ranks == (1,)
-    assert "leaves Server0 without layers" in plan.warnings[0]
+    assert mentions(plan.warnings[0], "Server0")
 
 
 @pytest.mark.slow
@@ -290,7 +290,7 @@ def test_pipedream_is_blind_to_types_and_says_so(load):
     plan = partition(profile, cluster, planner="pipedream")
     alone = partition(load("txp"), Cluster.uniform(2, device_type="txp", link=Link(1e9)), planner="pipedream")
     assert plan.estimate.period_seconds == alone.estimate.period_seconds
-    assert "as if all were 'txp'" in plan.warnings[0]
+    assert mentions(plan.warnings[0], "'txp'")
 
 
 def test_networks_with_too_many_cuts_are_refused_by_the_published_planners(shared_reference):

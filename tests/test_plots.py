@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import (
     Cluster,
@@ -210,7 +210,7 @@ def test_timeline_of_some_minibatches_shows_the_time_they_take():
     assert set(inside.minibatch) == {1} and set(table.minibatch) <= {0, 1, 2}
     assert table.start_seconds.min() == 0 and table.end_seconds.max() == pytest.approx(0.1)
     (note,) = plots.timeline(again, minibatches=(1, 2)).layout.meta["notes"]
-    assert note == "from the first forward to the last backward of minibatch 1"
+    assert mentions(note, "minibatch 1")
     with raises("trace.minibatches_unknown"):
         plots.timeline(again, minibatches=(7, 9))
 
@@ -250,10 +250,10 @@ def test_runs_of_one_name_are_a_mean_in_a_band(records):
     figure = plots.accuracy(*records, names=["pipeline", "pipeline"])
     shows(figure, table.mean() * 100)
     shows(figure, [*table.max() * 100, *table.min()[::-1] * 100])
-    assert "mean of 2 runs" in figure.layout.title.text
+    assert mentions(figure.layout.title.text, "2 runs")
     named = plots.accuracy(*records, title="Accuracy by engine"), plots.throughput(*records, title="As predicted")
     assert "Accuracy by engine" in named[0].layout.title.text and "As predicted" in named[1].layout.title.text
-    assert "Accuracy by epoch and by time" not in named[0].layout.title.text
+    assert "by epoch" not in named[0].layout.title.text
     assert sum(trace.showlegend is not False for trace in figure.data) == 1
 
 

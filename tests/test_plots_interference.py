@@ -12,7 +12,7 @@ def test_curves_have_the_axis_of_their_points():
     assert figure.layout.yaxis.title.text == "validation accuracy (%)"
     assert list(plots.learning_curves_table(panels, clock="seconds").columns) == ["task", "system", "seconds", "value"]
     assert plots.learning_curves(panels).layout.xaxis.title.text == "time (h)"
-    with pytest.raises(ValueError, match="clock 'days', expected one of hours, seconds"):
+    with pytest.raises(ValueError, match="'days'"):
         plots.learning_curves(panels, clock="days")
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import (
     Cluster,
@@ -61,14 +61,14 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
     replay = Point("optimal", "", 4, 590.0, "replayed", run="replay-1")
     figure = plots.scaling([*POINTS[:6], replay], here)
     names = [trace.name for trace in figure.data]
-    assert names[:6] == list(STRATEGIES) and "optimal, emulated by real processes" in names
+    assert names[:6] == list(STRATEGIES) and any(name.startswith("optimal, emulated") for name in names)
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert [bar.y[0] for bar in bars] == [50.0, 40.0]
     assert [bar.marker.pattern.shape for bar in bars] == ["-", ""], "simulated is hatched, measured solid"
     table = plots.scaling_table([*POINTS[:6], replay], here)
     assert set(table.run) == {"", "replay-1", "a-001"}
     titles = [note.text for note in figure.layout.annotations]
-    assert titles[1].endswith("measured (solid)<br>optimal in 2 processes"), "and one device is one"
+    assert mentions(titles[1], "2 processes"), "and one device is one"
     bound = next(trace for trace in figure.data if trace.name.startswith("provable upper bound"))
     assert bound.line.dash == "dot" and figure.layout.legend.itemwidth > 2 * 16, "seen beside the tick in its key"
 
@@ -94,7 +94,7 @@ def test_speedups_say_where_another_strategy_is_faster_than_the_optimal_planners
     quick = [replace(p, samples_per_second=660.0) if p.strategy == "data parallel" else p for p in POINTS[:6]]
     (note,) = plots.speedups([*quick, *POINTS[6:]], note="4 devices").layout.meta["notes"]
     found = "data parallel is 1.10 × as fast as optimal for"
-    assert note == f"4 devices · optimal is the best plan that its search found: {found} {POINTS[0].cluster}"
+    assert mentions(note, "4 devices", found, POINTS[0].cluster)
 
 
 def test_traffic_stacks_what_is_sent():
@@ -142,7 +142,7 @@ def test_a_trace_says_in_the_notes_of_its_figures_what_held_its_ranks_up(tmp_pat
     measured = RunRecord.load(tmp_path / "run").trace()
     for told in (alone, together, measured, Trace.from_chrome(alone.to_chrome()), alone.between(0.0, 9.0)):
         for figure in (plots.timeline(told), plots.anatomy({"first": told, "second": told})):
-            assert figure.layout.title.text.count("injected delay: rank 0 is 4 times as slow") == 1
+            assert figure.layout.title.text.count("injected delay: rank 0") == 1
     free = simulate(plans[0], profile, cluster, [1] * 3, stragglers=Stragglers())
     assert not free.facts and "held up" not in plots.timeline(free).layout.title.text
     assert plots.timeline(alone, note=given.note()).layout.title.text.count(given.note()) == 1

@@ -5,7 +5,7 @@ import math
 
 import plotly.graph_objects as go
 import pytest
-from coded import raises
+from coded import mentions, raises
 from test_pipeline_simulator import like_pipelines, network
 from test_plots import shows
 
@@ -39,7 +39,7 @@ def test_paces_stand_in_the_figure_as_in_the_table(outcomes):
     assert list(table.straggler) == [NOBODY] * 2 + ["rank 0 is 4 times as slow"] * 2
     figure = plots.waiting(outcomes, note="4 pipelines")
     shows(figure, table.samples_per_second)
-    assert f"4 pipelines · {NOBODY} · rank 0 is 4 times as slow" in " ".join(figure.layout.meta["notes"])
+    assert mentions(" ".join(figure.layout.meta["notes"]), "4 pipelines", NOBODY, "rank 0", 4)
     all_reduce, quorum = table[table.straggler != NOBODY].set_index("rule").share_of_own_pace[:2]
     assert all_reduce < 0.5 < 0.95 < quorum  # three of them at the pace of the slowest; nobody waits
 
@@ -66,7 +66,7 @@ def test_no_bar_is_higher_than_its_line_of_who_waits_for_nobody(outcomes):
     several = [outcome(rule, told, seed=seed) for seed, told in enumerate(jitter) for rule in rules]
     figure = plots.waiting([*outcomes, *several])
     line, bars = figure.data[-1], [trace for trace in figure.data if trace.type == "bar" and trace.x[0] is not None]
-    assert line.name == "the same runs without synchronization stalls"
+    assert "synchronization stalls" in line.name
     pieces = [(line.x[k : k + 2], line.y[k]) for k in range(1, len(line.x), 3)]
     own = plots.waiting_table([*outcomes, *several]).groupby(["straggler", "rule"], sort=False).own_pace.mean()
     assert {round(y, 6) for _, y in pieces} <= {round(pace, 6) for pace in own}
@@ -134,7 +134,7 @@ def test_a_run_is_an_outcome_as_a_simulation_is(trained):
     one = plots.Outcome.of_run(trained[0])
     assert (one.rule, one.source, one.seed, one.run) == ("quorum", "measured", 3, "quorum")
     assert one.samples_per_second == 8 and one.own_pace == 16 and one.group_sizes == {1: 2, 2: 4}
-    assert one.straggler == "rank 0 is 4 times as slow"
+    assert mentions(one.straggler, "rank 0", 4)
     assert one.lost_seconds == {"group": 2.0, "exchange": 1.0, "bound": 0.0}
     write_rows(trained[0].folder / "metrics.jsonl", [])
     with raises("run.not_finished"):
@@ -148,7 +148,7 @@ def test_losses_are_by_samples_and_by_seconds_since_the_first_minibatch(trained)
     figure = plots.losses(*trained)
     shows(figure, table.smooth_loss)
     told = figure.layout.title.text
-    assert told.count("rank 0 is 4 times as slow") == 1 and "doubtful: quorum: held up" not in told
+    assert told.count("4 times") == 1 and "doubtful" not in told
     write_rows(trained[0].folder / "metrics.jsonl", [])
     with raises("run.no_loss"):
         plots.losses(trained[0])
@@ -160,7 +160,7 @@ def test_what_was_slow_on_purpose_is_no_doubt_of_a_run_and_told_by_every_figure_
     assert Provenance.from_json(json.loads(json.dumps(origin.to_json()))).held_up == origin.held_up
     assert not trained[0].warnings and "injected delay" in html(trained[0])
     for figure in (plots.throughput(*trained), resting_on(finished(go.Figure(), "Where time went"), origin)):
-        assert "injected delay: rank 0 is 4 times as slow" in figure.layout.title.text
+        assert mentions(figure.layout.title.text, "rank 0", 4)
 
 
 def test_a_run_of_several_pipelines_is_a_strategy_by_its_rule(trained):

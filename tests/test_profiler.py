@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from coded import raises
+from coded import mentions, raises
 from engine_clouds import close, random_batch
 
 from sparsepipe.data import Sample, collate
@@ -432,7 +432,7 @@ def test_parts_of_a_minibatch_that_a_network_cannot_take_are_left_out_aloud():
     training = measure.Training(sizes=(float(chosen[1].size),))
     found = measure.profile(NET, chosen, engine("native"), warmup=0, repeats=1, training=training, progress=said.append)
     assert found.origin["measured_voxels"] == [batch.size for batch in chosen[1:]]
-    assert said[0].startswith("a minibatch of 1 is left out: layer 'bn1_1'")
+    assert mentions(said[0], 1, "layer 'bn1_1'")
     with raises("batch_norm.too_few_voxels"):
         measure.profile(NET, chosen[:1], engine("native"), warmup=0, repeats=1, training=training)
 
@@ -454,7 +454,7 @@ def test_measuring_ends_in_time_and_says_what_was_left_out():
     found = measure.profile(NET, chosen, engine("native"), warmup=0, repeats=1, training=training, progress=said.append)
     measured = found.origin["measured_voxels"]
     assert [sample.size for sample in found.costs["cpu"][0].samples] == measured and len(measured) == 2
-    assert "are left out: measuring took" in said[-1] and found.origin["measuring_seconds"] > 0
+    assert "left out" in said[-1] and found.origin["measuring_seconds"] > 0
 
 
 @pytest.mark.parametrize(

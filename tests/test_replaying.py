@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_simulator import pipeline
@@ -102,10 +102,9 @@ def test_slow_downs_are_those_that_the_jobs_authors_published(explained, publish
 
 def test_culprits_are_those_that_the_jobs_authors_name(explained):
     """ST: the last stage is long. SE: sequences of unlike lengths, and a long last stage (68%): no one place."""
-    assert explained["ST"].culprit.startswith("stage 3 (the last) takes 1.6 × as long as an even one in all steps")
+    assert mentions(explained["ST"].culprit, "stage 3", "1.6 ×")
     assert (
-        explained["SE"].culprit.startswith("no single cause: of the time lost against an even step, stage ")
-        and "sizes of microbatches" in explained["SE"].culprit
+        explained["SE"].culprit.startswith("no single cause: ") and "sizes of microbatches" in explained["SE"].culprit
     )
     assert explained["SE"].share(Part("stage", 1)) == pytest.approx(0.68, abs=0.02)  # their M_S
     assert explained["SE"].by[Part("size")] > 1.3 > 1.01 > explained["ST"].by[Part("size")]
@@ -166,7 +165,7 @@ def test_one_slow_device_is_found():
     )
     trace = simulate(replace(plan, stages=stages), Profile(profile.graph, {"d": costs, "e": twice}), cluster, [1] * 64)
     found = what_if(trace)
-    assert found.culprit.startswith("rank 1 (stage 0 of replica 1) takes 2.0 × as long as an even one in all steps: ")
+    assert mentions(found.culprit, "rank 1", "stage 0", 1, "2.0 ×")
     # A step takes 16 forwards and backwards of a stage at least: twice as long here.
     assert found.measured_seconds == pytest.approx(49.0) and found.without[Part("rank", 1)] < 0.7 * 49.0
     assert found.share(Part("rank", 1)) > max(found.share(part) for part in found.without if part.category == "replica")
@@ -196,18 +195,16 @@ def test_a_slow_rank_of_several_pipelines_is_found(tmp_path, rule, rank):
     path.write_text(json.dumps(simulated.to_chrome()))
     for trace in (simulated, replace(simulated, spans=tuple(spans)), Trace.load(path)):
         found = what_if(trace)
-        assert found.culprit.startswith(
-            f"rank {rank} (stage {rank} of pipeline {rank // 2}) takes 4.0 × as long as an even one in all steps"
-        )
+        assert mentions(found.culprit, f"rank {rank}", rank, f"pipeline {rank // 2}", "4.0 ×")
         assert found.culprit.endswith("is not told") and found.even_seconds <= found.measured_seconds * (1 + 1e-9)
         assert {part.key for part in found.without if part.category == "stage"} == set(range(8))
         if rule == "all-reduce":
             assert found.without[Part("rank", rank)] == found.even_seconds
             assert found.even_seconds * len(steps_of(trace)) == pytest.approx(healthy.makespan)
-    assert what_if(healthy).culprit.startswith("no rank takes 1.1 × as long as others with the same layers; ")
+    assert mentions(what_if(healthy).culprit, "1.1 ×")
     few = tuple(span for span in healthy.spans if span.minibatch < 2)  # a step of one pipeline
     told = what_if(replace(healthy, spans=few)).culprit
-    assert told.startswith("pipeline 0 alone trained in this trace") and "look at one of more minibatches" in told
+    assert mentions(told, "pipeline 0") and "more minibatches" in told
 
 
 def as_a_run(trace):
@@ -316,7 +313,7 @@ def test_a_step_in_which_nothing_was_computed_is_replayed():
     found = replay(Trace(spans, "measured", {"steps": [[0, 0, 1], [1, 1, 2], [2, 2, 3]]}))
     assert [step.pipeline_measured_seconds for step in found.steps] == [1.0, 0.0, 0.0]
     assert found.largest_error == found.largest_pipeline_error == 0.0
-    assert "3 steps, off by 0.00% at most" in str(found)
+    assert mentions(str(found), 3, "0.00%")
 
 
 def test_steps_may_claim_any_number_of_minibatches():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import data
 from sparsepipe.data import make_shapes
@@ -111,9 +111,9 @@ def test_what_no_data_folder_holds_is_left_out_aloud(tmp_path, monkeypatch, caps
     monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path / "data"))
     assert real_shapes() == "" and labelled_scans(tmp_path) == {}
     said = capsys.readouterr().out
-    assert said.startswith("no real shapes: modelnet10-sample: not in ")
-    assert "the sweep is left out" in said and "the room is left out" in said
-    assert said.count("put them into a folder scans/ of one that SPARSEPIPE_DATA names") == 2
+    assert mentions(said, "modelnet10-sample")
+    assert "the sweep" in said and "the room" in said
+    assert said.count("folder scans/") == 2
     (tmp_path / "data" / "modelnet10-sample").mkdir(parents=True)
     assert real_shapes() == str(tmp_path / "data" / "modelnet10-sample")
 

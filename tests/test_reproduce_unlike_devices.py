@@ -1,7 +1,7 @@
 """What 05_partition plans for: the mixed cluster by default, the published profiles by one name, files of one's own."""
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import (
     Cluster,
@@ -53,14 +53,14 @@ def _costs(profile, kind):
 def test_this_machines_cores_by_name_and_where_nothing_was_measured_elsewhere(capsys):
     assert unlike_devices(MODEL, cluster=CORES) is None
     assert unlike_devices("a-net-of-ones-own") is None
-    assert "no profile of a-net-of-ones-own on other devices" in capsys.readouterr().out
+    assert "a-net-of-ones-own" in capsys.readouterr().out
 
 
 def test_another_network_of_ours_stands_in_where_none_is_kept(capsys):
     profile, cluster = unlike_devices("minkresnet14")
     assert profile.origin["model"] == STAND_IN == MODEL and len(cluster.device_types) == 4
     told = capsys.readouterr().out
-    assert told == f"no profiles of minkresnet14 on such devices are kept here: those of {MODEL} stand in\n"
+    assert mentions(told, "minkresnet14", MODEL)
     unlike_devices(MODEL)
     assert not capsys.readouterr().out
 
@@ -73,7 +73,7 @@ def test_the_default_is_the_mixed_cluster_where_its_profiles_are_of_these_miniba
     for model, other in (("minkresnet14", {}), *((MODEL, other) for other in others)):
         assert default_cluster(model, **asked | other) == MEASURED
         told = capsys.readouterr().out
-        assert told.startswith(f"no profiles of {model} on other devices are kept for ") and told.count("\n") == 1
+        assert mentions(told, model) and told.count("\n") == 1
 
 
 def by_threads(threads, seconds):

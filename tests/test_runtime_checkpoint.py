@@ -148,7 +148,7 @@ def test_metrics_that_are_gone_or_damaged_are_said_before_a_run_goes_on(tmp_path
     plan, config = Plan((Stage(("conv1", "relu", "conv2"), (0,)),)), RunConfig("net", "d")
     RunRecord.create(tmp_path, plan, config.to_json(), Origin())
     _write(tmp_path, 5)
-    with pytest.warns(UserWarning, match="metrics.jsonl: gone, and with it the losses of the first 5 minibatches"):
+    with pytest.warns(UserWarning, match="metrics.jsonl.*5 minibatches"):
         _changed(tmp_path, plan, config)
     (tmp_path / "metrics.jsonl").write_text('{"event": "step"}\n[]\n')
     with raises("json.row_malformed", "metrics.jsonl", number=2):
@@ -266,7 +266,7 @@ def test_weights_that_the_last_update_destroys_are_not_kept(clouds, tmp_path) ->
         config = settings(clouds, epochs=3, keep_checkpoints=1, validate=True, asynchronous_checkpoints=True, **leap)
         jobs[message] = launch(plan, config, run_dir=tmp_path / str(factor))
     for message, job in jobs.items():
-        with pytest.raises(RunFailed, match=f"{message}; lower the learning rate, the last checkpoint is kept"):
+        with pytest.raises(RunFailed, match=f"{message}; .*learning rate.*checkpoint"):
             job.wait(timeout=ENOUGH)
         losses = [row["loss"] for row in job.record.metrics("step")]
         assert len(losses) == 10 and max(losses) < 10

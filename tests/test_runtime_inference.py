@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from coded import raises
+from coded import mentions, raises
 from pipeline_jobs import pipelines_of
 from processes import ENOUGH
 from runtime_jobs import NORMED, Job, plan_of, run_jobs, settings, shapes
@@ -149,7 +149,7 @@ def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
     with launch(several, job.config, run_dir=tmp_path / "run", forward_only=trained.folder, **given) as running:
         summary = running.wait(timeout=ENOUGH)
     assert running.record.plan == several.local(0)
-    assert told == ["forwards alone: the first of the plan's 2 pipelines computes the outputs, on 1 of 3 devices"]
+    assert len(told) == 1 and mentions(told[0], "2 pipelines", 1, "3 devices")
     with raises("plan.rank_not_in_cluster", "1", "1 device"):
         launch(several, job.config, run_dir=tmp_path / "few", forward_only=trained.folder, cluster=Cluster.uniform(1))
     assert running.state == "finished" and summary["checkpoint"].endswith("minibatch-00000005")

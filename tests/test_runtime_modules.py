@@ -285,7 +285,7 @@ def test_without_labels_there_is_no_loss_and_no_step(tmp_path):
     assert (summary["train"], summary["validation"]) == (epoch["train"], epoch["validation"])
     record = RunRecord(result.folder)
     assert record.frame("epoch")["validation.counted"].tolist() == [0]
-    assert "validation without labels: no loss, no accuracy" in summary_text(summary)
+    assert "validation without labels" in summary_text(summary)
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_a_header_that_is_none_is_refused_with_both_numbers() -> None:
 
 def test_too_many_tensors_for_a_header_are_refused() -> None:
     slots = tuple(Slot(torch.zeros(1, 1)) for _ in range(100))
-    with pytest.raises(ValueError, match="a boundary of 100 tensors needs .* numbers, 383 fit"):
+    with pytest.raises(ValueError, match="100.*383"):
         encode(Packet(FORWARD, 0, 0, slots))
 
 

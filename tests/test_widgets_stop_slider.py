@@ -1,6 +1,7 @@
 """Sliders whose values are what was given or typed, and not what a grid makes of it."""
 
 import pytest
+from coded import mentions
 
 from sparsepipe import InputError
 from sparsepipe.views.widgets.controls import (
@@ -50,7 +51,7 @@ def test_every_stop_is_shown_as_what_it_is(bandwidth):
 
 def test_links_that_differ_are_as_given_until_the_slider_is_moved():
     slider = bandwidth_slider("within a node", [1e9, 12e9], "bandwidth")
-    assert slider.value is None and slider.text == "as given" and "1 GB/s to 12 GB/s" in slider.tooltip
+    assert slider.value is None and slider.text == "as given" and mentions(slider.tooltip, "1 GB/s", "12 GB/s")
     page_sends(slider, value=slider.key(2e9))
     assert slider.value == 2e9
     page_types(slider, "as given")
@@ -67,7 +68,7 @@ def test_what_cannot_be_read_is_refused_in_one_line_and_the_value_stays(bandwidt
     heard = []
     bandwidth.observe(heard.append, names="value")
     page_types(bandwidth, "10 Gb/s")
-    assert "write GB/s for bytes or Gbit/s for bits" in bandwidth.refusal
+    assert mentions(bandwidth.refusal, "GB/s", "Gbit/s")
     assert bandwidth.value == 12e9 and not heard
     page_types(bandwidth, "13G")
     assert bandwidth.value == 13e9 and bandwidth.refusal == ""
@@ -111,7 +112,7 @@ def test_counts_beyond_the_slider_widen_it_up_to_a_limit_that_is_told():
     assert slider.value == 12 and texts(slider) == [str(k) for k in range(13)]
     for text in ("65", "-1", "2.5", "two", ""):
         page_types(slider, text)
-        assert "expected a whole number for gpu, 0 to 64" in slider.refusal and slider.value == 12
+        assert "gpu, 0 to 64" in slider.refusal and slider.value == 12
 
 
 def test_other_numbers_than_those_offered_may_be_typed():

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from test_pipeline_simulator import like_pipelines, network
 
 from sparsepipe import Link, simulate_pipelines
@@ -43,7 +43,7 @@ def test_what_is_picked_is_simulated_at_once(explorer):
     explorer.controls.rule.value = "all-reduce"
     assert "<b>all-reduce</b>: " in told.value and 4 in explorer.shown.group_sizes
     explorer.controls.straggler.factor.value = 16
-    assert "rank 0 is 16 times as slow" in json.loads(explorer.waiting.lost.figure)["layout"]["title"]["text"]
+    assert mentions(json.loads(explorer.waiting.lost.figure)["layout"]["title"]["text"], "rank 0", 16)
     explorer.controls.pipelines.value = 2
     assert len(explorer.shown.pipelines) == 2
 
@@ -79,8 +79,8 @@ def test_who_is_held_up_until_nothing_is_left_did_not_wait_for_time():
     pipelines, cluster = like_pipelines(2, 2, "wsp:every=1,bound=0")
     slow = Stragglers.parse("slow:rank=0,factor=10")
     found = simulate_pipelines(pipelines, network(2), cluster, [1] * 9, stragglers=slow)
-    assert "all minibatches to be taken (27.0 s)" in waits_table(found) and "time to be up" not in waits_table(found)
-    assert "waited for all minibatches to be taken 27.0 s" in forecast_text(found)
+    assert mentions(waits_table(found), "27.0 s") and "time to be" not in waits_table(found)
+    assert mentions(forecast_text(found), "27.0 s")
 
 
 def test_controls_that_say_nothing_are_hidden(explorer):

@@ -97,7 +97,7 @@ def test_what_is_no_frame_is_refused_and_no_length_is_believed(said):
         heard(content(lengths(2**31, 0)))
     with pytest.raises(ValueError, match="JSON"):
         heard(content(lengths(2, 0) + b"[]"))
-    with pytest.raises(ValueError, match="does not begin as one"):
+    with pytest.raises(ValueError, match="does not begin"):
         heard(content(b"spf2" + lengths(2, 0)[4:] + b"{}"))
 
 
