@@ -1,7 +1,6 @@
 """Functions in C that take tensors, each in a network of its own: a script, since one that fails ends its process."""
 
 import json
-import sys
 
 import torch
 from torch import Tensor, nn
@@ -71,24 +70,8 @@ class Middle(nn.Module):
         return self.function(self.linear(x))
 
 
-def compiled(build_directory):
-    """Return a function of an extension that is compiled here: it reads and writes memory."""
-    from torch.utils.cpp_extension import load_inline
-
-    source = """
-    torch::Tensor twice(torch::Tensor x) {
-        auto y = x.detach().contiguous().clone();
-        double* rows = y.data_ptr<double>();
-        for (int64_t i = 0; i < y.numel(); i++) rows[i] *= 2;
-        return x + y;
-    }"""
-    return load_inline("twice", source, functions=["twice"], build_directory=build_directory).twice
-
-
 def main():
-    names = sys.argv[1:]
-    functions = FUNCTIONS if not names else {"compiled": compiled(names[0])}
-    for name, function in functions.items():
+    for name, function in FUNCTIONS.items():
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Middle(function), nn.Linear(4, 2)).double()
         network = trace(module, torch.randn(2, 4).double())

@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from scripts.house import House, imported_names, is_code
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
@@ -204,8 +206,13 @@ def test_every_module_has_its_level():
     assert {parts[0] for _, parts in sources()} <= LEVEL.keys()
 
 
-def test_private_members_are_used_by_their_class_alone():
-    assert House().privates() == []
+@pytest.fixture(scope="module")
+def house():
+    return House()
+
+
+def test_private_members_are_used_by_their_class_alone(house):
+    assert house.privates() == []
 
 
 def test_a_file_gives_each_name_once():
@@ -233,9 +240,8 @@ def test_files_that_the_package_speaks_of_are_there():
     assert not lost
 
 
-def test_every_error_has_a_code():
+def test_every_error_has_a_code(house):
     """A written one, or that of an error that it passes on; all sentences are in one file, to be read in one go."""
-    house = House()
     without = [place for place, code, _ in house.coded_errors if not is_code([code]) and not passed_on(code)]
     assert not without
     golden = (PACKAGE.parent / "tests" / "golden" / "errors.txt").read_text()
@@ -252,8 +258,8 @@ def room(name):
     return rest.split(".")[0] if first == "sparsepipe" and not rest.startswith("__") else ""
 
 
-def test_types_are_strict_for_whoever_installs_the_package():
-    assert (PACKAGE / "py.typed").exists() and House().settings["tool"]["mypy"]["strict"] is True
+def test_types_are_strict_for_whoever_installs_the_package(house):
+    assert (PACKAGE / "py.typed").exists() and house.settings["tool"]["mypy"]["strict"] is True
 
 
 def test_changes_are_one_line_each():

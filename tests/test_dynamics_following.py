@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from command_line import sparsepipe
 from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
@@ -49,7 +49,7 @@ def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
     assert any(alarm["rank"] == 1 and alarm["factor"] > 2 for alarm in job.record.drift() if "rank" in alarm)
     outcomes = [row for row in rows if row["event"] == "outcome"]
     assert all(row["measured_share"] <= 1 and row["predicted_share"] > 0 for row in outcomes)
-    assert len(outcomes) == sum("and was to be" in line for line in told)
+    assert len(outcomes) == sum("was to be" in line for line in told)
     assert any("another plan" in line for line in told) and any("from minibatch" in line for line in told)
     forwards = [s.minibatch for s in job.record.trace().spans if (s.stage, s.kind) == (0, "forward")]
     assert sorted(forwards) == list(range(75)), "each minibatch once"
@@ -92,7 +92,7 @@ def test_a_job_can_be_followed_from_a_cell_and_left_alone(tmp_path):
         job.stop()
         assert job.wait(timeout=ENOUGH)["minibatches"] > first and job.state == "stopped"
     assert not following.fault and not any(made.changes for _, made in following.decisions)
-    assert [line for line in told if f"from minibatch {first} on, as somebody else asked" in line]
+    assert [line for line in told if mentions(line, f"minibatch {first}")]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,13 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["partial-reduce", "all-reduce"])
-def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path, rule):
-    """Four times as slow: its layers go to the pipeline's other rank; the other pipeline keeps its plan."""
+def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path):
+    """Four times as slow: its layers go to the pipeline's other rank; the other pipeline keeps its plan.
+
+    They wait for each other at every update; two that do not are in test_launchers_replan_hosts.py.
+    """
     profile, cluster, told = network(seconds=[0.006] * 12), cpus(4), list[str]()
-    plan = Plan.alike(partition(profile, cluster.part([0, 1])), 2, parse_rule(rule))
+    plan = Plan.alike(partition(profile, cluster.part([0, 1])), 2, parse_rule("all-reduce"))
     settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=3,factor=4,from=20"}
     config = replace(CONFIG, minibatches=160)
     job = launch(plan, config, run_dir=tmp_path / "run", replan="live", tell=told.append, **settings)
@@ -134,7 +136,7 @@ def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path, rule):
     assert any(alarm["rank"] == 3 and alarm["pipeline"] == 1 for alarm in job.record.drift() if "rank" in alarm)
     assert any(line.startswith("pipeline 1: minibatch") for line in told)
     code, out, _ = sparsepipe("runs", "show", tmp_path / "run")
-    assert code == 0 and f"pipeline 1: plan from minibatch {changed[0]}" in out
+    assert code == 0 and mentions(out, "pipeline 1", f"minibatch {changed[0]}")
     drift = drift_of(job.record)
     assert {alarm.rank for alarm in drift.alarms if alarm.slower} == {3}
 

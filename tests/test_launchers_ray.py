@@ -1,6 +1,5 @@
 """Runs where Ray has room: the same losses, sockets on the loopback alone, and nothing left whoever is killed."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,20 +12,18 @@ from types import SimpleNamespace
 import pytest
 from coded import raises
 from command_line import sparsepipe
-from dynamics_worlds import network
 from pipeline_jobs import OfFirstStage, pipelines_of
 from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
 from runtime_jobs import NORMED, plan_of, settings, shapes
 from strangers import knock
 
-from sparsepipe import Cluster, DeviceType, InputError, Node, Plan, RunFailed, Stage
+from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
 from sparsepipe.data.shapes import make_shapes
 from sparsepipe.launching import attach, launch
 from sparsepipe.launching.ray.bundles import bundle, check_room, hosts_of, labels, pinned
 from sparsepipe.launching.ray.connected import TOKEN, prove, session_folder, start_here
 from sparsepipe.launching.ray.launch_ray import devices_of, read_types, write_types
-from sparsepipe.records import RunRecord
 from sparsepipe.util.io.files import cut_torn_row, read_rows
 
 MODEL = "minkvgg11-narrow"
@@ -333,31 +330,13 @@ def test_whoever_is_killed_nobody_is_left(machine, monkeypatch, killed, words):
 
 
 @starts_ray
-def test_a_replay_sleeps_where_ray_has_room_with_sums_and_packets_through_tls(machine):
-    """A stage that feeds two replicas, in no less time than the profile allows."""
-    folder, profile = machine.folder / "slept", network(seconds=[0.02] * 3)
-    plan = Plan((Stage(("l0",), (0,)), Stage(("l1", "l2"), (1, 2))), schedule="1f1b")
-    profile.save(machine.folder / "slept-profile.json")
-    plan.save(machine.folder / "slept.json")
-    words = ["replay", machine.folder / "slept.json", "--profile", machine.folder / "slept-profile.json"]
-    words += ["--devices", 3, "--bandwidth", 1e9, "--minibatches", 20, "--run-dir", folder, "--json"]
-    code, out, said = sparsepipe(*words, "--launcher", "ray", "--encrypt")
-    assert code == 0, said
-    assert json.loads(out)["minibatches"] == 20
-    spans = RunRecord.load(folder).trace().spans
-    assert {span.rank for span in spans} == {0, 1, 2}
-    assert sorted(span.minibatch for span in spans if span.kind == "forward" and span.stage == 1) == list(range(20))
-    assert all(span.end - span.start >= 0.019 for span in spans if span.kind == "forward")
-    machine.check_nothing_is_left()
-
-
-@starts_ray
 @pytest.mark.filterwarnings(NOTE)
 def test_several_pipelines_of_which_one_moves_are_replayed_to_the_same_bits(machine):
-    """A driver of Ray for each beside that of their parent, all on the loopback; and nothing is left of them."""
+    """A driver of Ray for each beside that of their parent, on the loopback, through TLS; nothing is left of them."""
     options = {"rule": "local-sgd:every=2,overlap=false", "schedule": "1f1b-flush", "num_microbatches": 1}
     plan, other = (pipelines_of(NORMED, [[0]], [[1], [2]], cuts={1: (cut,)}, **options) for cut in (5, 11))
-    own = settings(machine.data, model=NORMED, epochs=6, momentum=0.0, stragglers="jitter:p=1,seconds=0.3")
+    own = settings(machine.data, model=NORMED, epochs=6, momentum=0.0, encrypt=True)
+    own = own.replace(stragglers="jitter:p=1,seconds=0.3")
     shutil.rmtree(machine.folder / "several", ignore_errors=True)
     with launch(plan, own, run_dir=machine.folder / "several", launcher="ray") as job:
         until(lambda: not job.running or machine.steps("several") > 2, "minibatches")

@@ -59,7 +59,7 @@ def _moved(job: Job, rule: str) -> int:
 
 
 @pytest.mark.filterwarnings(NOTE)
-@pytest.mark.parametrize("rule", ["all-reduce", "local-sgd:every=2,overlap=false", "diloco:every=2,overlap=false"])
+@pytest.mark.parametrize("rule", ["all-reduce", "diloco:every=2,overlap=false"])
 def test_a_pipeline_moves_and_trains_as_one_that_does_not(tmp_path, clouds, rule) -> None:
     """Worked out again in one process, by who took which minibatch and which contributions met: to the same bits."""
     config = settings(clouds, model=NORMED, epochs=EPOCHS, momentum=0.0, stragglers="jitter:p=1,seconds=0.3")

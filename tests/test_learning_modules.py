@@ -7,6 +7,7 @@ They are trained by the product's own processes, on data that are fetched once: 
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -46,27 +47,35 @@ def validations(folder, config: RunConfig) -> list[dict]:
 
 
 def test_digits_are_read(tmp_path):
-    """MNIST's, 4,000 to learn from: at least 95 of 100 of the other 1,000."""
+    """MNIST's, 4,000 to learn from: an epoch of them tells 88 of 100 of the other 1,000."""
     need("mnist-5k")
     config = RunConfig("mnist-convnet", "mnist-5k", batch_size=32, learning_rate=0.05, threads=1, checkpoint_every=0)
-    config = config.replace(epochs=2, learning_rate_schedule="cosine")
+    config = config.replace(epochs=1, learning_rate_schedule="cosine")
     found = validations(tmp_path, config)[-1]["accuracy"]
-    assert found >= 0.95, found
+    assert found >= 0.88, found
 
 
 def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
-    """Of pages of Wikipedia, in 2,000 subwords: BERT has learned more than how often words occur."""
+    """Of some pages of Wikipedia, in 300 subwords: BERT has learned more than how often they occur."""
     need("wikipedia-pages")
-    task = TASKS["masked words"]
-    held = open_examples(task.data, split="test", cache=tmp_path / PREPARED, **task.data_args)
-    words = Counter(
-        word
-        for start in range(0, len(held), 64)
-        for word in held.batch(range(start, min(start + 64, len(held)))).target["words"].flatten().tolist()
-        if word != IGNORED
+    for split, count in (("train", 30), ("test", 2)):
+        (tmp_path / "pages" / split).mkdir(parents=True)
+        for page in sorted((find("wikipedia-pages") / split).iterdir())[:count]:
+            (tmp_path / "pages" / split / page.name).symlink_to(page)
+    sizes = {"vocabulary_size": 300, "sequence_length": 16}
+    task = replace(
+        TASKS["masked words"],
+        data=str(tmp_path / "pages"),
+        data_args=sizes,
+        batch_size=32,
+        model_args={"dropout": 0.0, "num_layers": 2, "hidden": 64},
+        learning={"optimizer": "adam", "learning_rate": 0.003, "warmup_minibatches": 20},
     )
-    most = max(words.values()) / words.total()
-    found = validations(tmp_path, task.config(seed=0, minibatches=600, checkpoint_every=0))[-1]["accuracy"]
+    held = open_examples(task.data, split="test", cache=tmp_path / PREPARED, **sizes)
+    words = held.batch(range(len(held))).target["words"].flatten().tolist()
+    occurring = Counter(word for word in words if word != IGNORED)
+    most = max(occurring.values()) / occurring.total()
+    found = validations(tmp_path, task.config(seed=0, minibatches=400, checkpoint_every=0))[-1]["accuracy"]
     assert found > 1.2 * most, (found, most)
 
 

@@ -60,7 +60,7 @@ def test_a_rank_that_has_too_many_packets_under_way_waits_for_the_oldest() -> No
     inbox = Inbox([(0, m) for m in range(4)], direction=FORWARD, boundary=7, transports=[SharedMemoryTransport(theirs)])
     for m in range(2):
         outbox.send(_packet(m, rows=1000), 1, timeout=ENOUGH, action=f"0F{m}")
-    with pytest.raises(DeadlinePassed, match=r"0F0 waited 0.05 s for rank 1 to take its packet"):
+    with pytest.raises(DeadlinePassed, match="0F0.*0.05 s.*rank 1"):
         outbox.send(_packet(2, rows=1000), 1, timeout=0.05, action="0F2")
     for m in range(2):
         assert inbox.take(m, timeout=ENOUGH, action=f"1F{m}").minibatch == m
@@ -129,11 +129,11 @@ def test_who_does_not_read_or_is_gone_is_named_by_who_sends() -> None:
     theirs, own = socket.socketpair()
     sockets = Sockets({(1, TAG): own}, {})
     outbox = Outbox([SocketTransport(sockets)], limit=4)
-    with pytest.raises(DeadlinePassed, match=r"0F\d waited 0.2 s for rank 1 to take its packet"):
+    with pytest.raises(DeadlinePassed, match=r"0F\d.*0.2 s.*rank 1"):
         for m in range(9):
             outbox.send(_packet(m, rows=100_000), 1, timeout=0.2, action=f"0F{m}", cut=1)
     theirs.close()
-    with pytest.raises(PeerLost, match=r"lost rank 1: .*\(0F\d\)"):
+    with pytest.raises(PeerLost, match=r"rank 1.*0F\d"):
         outbox.finish(timeout=ENOUGH)
     sockets.close()
 
@@ -183,10 +183,10 @@ def test_strangers_do_not_hold_up_a_deadline(monkeypatch) -> None:
     monkeypatch.setattr(handshake, "SECONDS", 2 * ENOUGH)
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=3)
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=1)
         host, port, _ = json.loads(store.get("socket/1"))
         with socket.create_connection((host, port)), socket.create_connection((host, port)):
-            with pytest.raises(DeadlinePassed, match="rank 1 waited 3 s for rank 0 to connect"):
+            with pytest.raises(DeadlinePassed, match="rank 1.*1 s.*rank 0"):
                 waiting.result(timeout=ENOUGH)
 
 
@@ -222,12 +222,12 @@ def test_a_header_comes_alone_where_something_else_carries_the_payload_and_nowhe
 def test_a_rank_that_connects_to_nobody_is_named(monkeypatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     store = dist.HashStore()
-    with pytest.raises(DeadlinePassed, match=r"rank 0 waited 0.1 s for rank 3 to connect"):
+    with pytest.raises(DeadlinePassed, match="rank 0.*0.1 s.*rank 3"):
         connect(store, 0, [], [(3, TAG)], timeout=0.1)
-    with pytest.raises(DeadlinePassed, match=r"rank 0 waited 0.1 s to connect to rank 3"):
+    with pytest.raises(DeadlinePassed, match="rank 0.*0.1 s.*rank 3"):
         connect(store, 0, [(3, TAG)], [], timeout=0.1)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     store.set("socket/3", json.dumps(["127.0.0.1", port, "00"]))
-    with pytest.raises(PeerLost, match=r"lost rank 3: .*refused"):
+    with pytest.raises(PeerLost, match="rank 3"):
         connect(store, 0, [(3, TAG)], [], timeout=ENOUGH)

