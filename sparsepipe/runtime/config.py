@@ -527,7 +527,7 @@ class EvaluationConfig(Settings):
 
     metrics: tuple[str, ...] = setting(
         (),
-        Several(Choice(METRICS, "path/metrics.py:function", is_function), "('f1', 'auc')"),
+        Several(Choice(METRICS, "path/file.py:function", is_function), "('f1', 'auc')"),
         "metrics of the validation in addition to those of the loss: F1, mean IoU, ROC AUC, confusion matrix, mean "
         "average precision of boxes",
         unit="NAME[,NAME]",
