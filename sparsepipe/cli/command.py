@@ -147,7 +147,7 @@ def reproduce(options: argparse.Namespace) -> Answer:
 
 
 def _paper(options: argparse.Namespace) -> "Paper | None":
-    """What the options ask of figures; None where they ask nothing."""
+    """Return the paper options of figures; None if none are given."""
     given = {"inches": options.width, "height": options.height, "font": options.font}
     asked = {name: value for name, value in given.items() if value is not None}
     if options.no_title:

@@ -91,7 +91,7 @@ def data_info(options: argparse.Namespace) -> Answer:
 
 
 def _sample_sizes(path: str, split: str, asked: float | None) -> dict[str, Any] | None:
-    """How many voxels the samples of a split have, of those that can be read in a few seconds.
+    """Count the voxels of samples of a split, for as many as can be read in a few seconds.
 
     None where one is faulty, unless a voxel size is `asked`: then that raises InputError.
     """
@@ -240,7 +240,7 @@ def show(options: argparse.Namespace) -> Answer:
 
 
 def check(options: argparse.Namespace) -> Answer:
-    """Whether the hosts of a cluster's file can work together."""
+    """Check whether the hosts of a cluster file can work together."""
     report = check_cluster(load_cluster(known_cluster(options.file)))
     rows: list[tuple[str, ...]] = [("host", "python", "torch", "devices", "memory", "disk free", "clock")]
     rows += [_facts_row(one) for one in report.hosts]

@@ -87,7 +87,7 @@ def _of_inference(summary: Mapping[str, Any]) -> str:
 
 
 def minibatches_text(config: Mapping[str, object]) -> str:
-    """What limits a run's minibatches and how they are ordered: "at most 200,000 voxels, planned order"; else empty."""
+    """Describe the budget and order of a run's minibatches: "at most 200,000 voxels, planned order"; else empty."""
     found = []
     for name, unit in (("batch_voxels", None), ("batch_seconds", TIME), ("batch_bytes", SIZE)):
         if isinstance(most := config.get(name), int | float):

@@ -197,7 +197,7 @@ def of_run(*names: str) -> list[Setting]:
 
 
 def _reading(row: Setting) -> dict[str, Any]:
-    """How argparse reads the value of a setting."""
+    """Return the type by which argparse parses the value of a setting."""
     kind, metavar = row.kind, {"metavar": row.unit}
     match kind:
         case Flag():
@@ -280,7 +280,7 @@ def replication_option(verb: Parser) -> None:
 
 
 def replan_option(verb: Parser) -> None:
-    """How the plan follows devices that change during the run."""
+    """Add --replan: online repartitioning during the run."""
     listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
     summary = f"online repartitioning. {listed} (default: never; {LIVE.name} without a name)"
     verb.add_argument("--replan", choices=tuple(VARIANTS), nargs="?", const=LIVE.name, metavar="VARIANT", help=summary)

@@ -71,7 +71,7 @@ def order_options(verb: Parser, *, plans: bool = False) -> None:
 
 
 def orders_asked(options: argparse.Namespace) -> bool:
-    """Whether orders are compared. Raises InputError for options that do not go together."""
+    """Return whether orders are compared. Raises InputError for options that exclude each other."""
     if options.order and (options.replan or options.straggler or options.trace):
         raise InputError(
             "option.of_one_order", "--order simulates epochs without disturbances: omit --replan, --inject and --trace"
@@ -85,7 +85,7 @@ def orders_asked(options: argparse.Namespace) -> bool:
 
 
 def sizes_asked(options: argparse.Namespace) -> bool:
-    """Whether a plan counts the time lost to sizes. Raises InputError for a minibatch of samples of unknown sizes."""
+    """Return whether a plan counts the time lost to sizes. Raises InputError if sample sizes are unknown."""
     if options.order or options.data or options.sample_sizes:
         return True
     if given(options, _OF_SAMPLES):

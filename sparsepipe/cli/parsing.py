@@ -389,7 +389,7 @@ def _verbs_of(parser: argparse.ArgumentParser, *, required: bool) -> "argparse._
 
 
 def _words(explained: Mapping[str, str]) -> str:
-    """What the words of a verb's answer mean, each below the other."""
+    """List the definitions of terms in a verb's output, one per line."""
     wrapper = TextWrapper(78, initial_indent="  ", subsequent_indent="    ")
     lines = [wrapper.fill(f"{word}: {meaning}") for word, meaning in explained.items()]
     return "\n".join(["words of the answer:", *lines]) if lines else ""

@@ -216,7 +216,7 @@ def _planners(options: argparse.Namespace, schedule: str) -> list[str]:
 
 
 def _takes_steps(schedule: str) -> bool:
-    """Whether weights are updated after several minibatches together."""
+    """Return whether one weight update covers several minibatches."""
     return WEIGHT_RULES[SCHEDULE_RULES[schedule].weights[0]].updates_by_step
 
 
@@ -405,7 +405,7 @@ def _share(rate: float, whole: float) -> str:
 
 
 def _slowest(plan: Plan, estimate: Estimate) -> str:
-    """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
+    """Describe the slowest stage and its cause; for interleaved stages, those of the slowest device."""
     found = [
         (position, sum(estimate.stages[k].transfer_seconds for k in position.stages))
         for position in plan.position_estimates

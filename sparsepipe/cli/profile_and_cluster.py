@@ -22,9 +22,8 @@ from .output import progress_line, warn
 def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
     """Join the profiles given and build the cluster given; --server-file and a graph of dnn-partitioning bring both.
 
-    A profile given beside a server file stands in for the file's own of its device types.
-    `warn`: print the profile's warnings at once.
-    Raises InputError for options that contradict each other, as `check_machines` does.
+    A profile given in addition to a server file replaces the file's profile of the same device types. `warn`: print the
+    profile's warnings at once. Raises InputError for options that contradict each other, as `check_machines` does.
     """
     check_machines(options)
     if options.server_file:

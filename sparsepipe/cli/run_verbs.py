@@ -210,7 +210,7 @@ def runs_stop(options: argparse.Namespace) -> Answer:
 
 
 def runs_replan(options: argparse.Namespace) -> Answer:
-    """Have a run go on under another plan, and wait until it does. Interrupting that takes nothing back."""
+    """Switch a running job to another plan, and wait until it has switched. Interrupting that takes nothing back."""
     record = _record(options.run)
     check_running(record)
     plan = load_plan(options.plan, lambda: layer_graph(resolve(RunConfig.from_json(record.config))))
@@ -252,7 +252,7 @@ def runs_export(options: argparse.Namespace) -> Answer:
 
 
 def runs_drift(options: argparse.Namespace) -> Answer:
-    """How slow each rank and link was, beside its profile; that of the run where none is given."""
+    """Print the slowdown of each rank and link vs the profile (default: the profile of the run)."""
     return drift_answer(_record(options.run), *_given_devices(options))
 
 
@@ -302,7 +302,7 @@ def _row_or_damage(record: RunRecord, *, rests_on: bool = False) -> dict[str, An
 
 
 def _summary(record: RunRecord) -> dict[str, Any]:
-    """What the run came to, as its record has it; empty before it has ended."""
+    """Return the summary in the record of a run; empty before its end."""
     return (record.metrics("summary") or [{}])[-1]
 
 

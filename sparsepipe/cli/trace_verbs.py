@@ -18,7 +18,7 @@ _ALL_IN = "--json has all"
 
 
 def show(options: argparse.Namespace) -> Answer:
-    """Where all devices' time went, and which ranks waited for which."""
+    """Print the time of all devices by cause, and which ranks waited for which."""
     from ..views.plots.anatomy import PARTS, anatomy_table
 
     trace = _opened(options)

@@ -136,7 +136,7 @@ class Series:
 
     @property
     def lasting(self) -> float:
-        """How many times as long as usual it takes by its last alarm; 1 if that says that it is as usual."""
+        """Return the slowdown of the last alarm; 1 if it reported a recovery."""
         level = math.log(self.factor)
         return math.exp(level - self._usual_of(level)) if self.changed else 1.0
 
@@ -151,7 +151,7 @@ class Series:
 
     @property
     def newest(self) -> float:
-        """How many times as long as expected its newest minibatches took, since its last change."""
+        """Return the slowdown of the newest minibatches since the last change."""
         if self._test.learning and self.since is None:
             return 1.0
         return self._median(max(self._began, self._test.count - _NEWEST), self._test.count)

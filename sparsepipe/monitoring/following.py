@@ -121,12 +121,12 @@ class Following:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Those that watch, one for each pipeline."""
+        """Return the monitoring threads, one per pipeline."""
         return tuple(own.thread for own in self._pipelines)
 
     @property
     def fault(self) -> str:
-        """What ended the watching before the job; empty if nothing did."""
+        """Return why monitoring ended before the job; empty if it did not."""
         return "; ".join(filter(None, (own.fault for own in self._pipelines)))
 
     @property
@@ -259,7 +259,7 @@ class FollowedPipeline:
             self._change(decision)
 
     def _pace(self) -> float | None:
-        """What a minibatch takes now; None if too few were seen under this plan."""
+        """Return the current seconds per minibatch; None if too few were seen under this plan."""
         seconds, count = (self._ends[-1] - self._ends[0], len(self._ends) - 1) if self._ends else (0.0, 0)
         return seconds / count if seconds > 0 and count >= _STEPS // 2 else None
 

@@ -83,7 +83,7 @@ def simulate_from(
 
 
 def seconds_of(segments: Sequence[Segment]) -> float:
-    """How long the run takes."""
+    """Return the duration of the run in seconds."""
     return max((span.end for segment in segments for span in segment.trace.spans), default=0.0)
 
 

@@ -18,7 +18,7 @@ class LayerRow(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it does, such as "relu" or "Conv2d"."""
+        """Return the kind of the layer, such as "relu" or "Conv2d"."""
         ...
 
     @property

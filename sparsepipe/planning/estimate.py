@@ -237,7 +237,7 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array
 
 
 def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
-    """What `layers` need, at the high quantile of voxel counts."""
+    """Return the memory need of `layers` at the high quantile of voxel counts."""
     table = problem.table
     saved_bytes, working, _ = table.stage_bytes(layers)
     return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(saved_bytes[0]), incoming, float(working[0]))

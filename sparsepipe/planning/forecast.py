@@ -48,7 +48,7 @@ class Forecast:
 
     @property
     def restart(self) -> Restart | None:
-        """What a kill cost; None without one."""
+        """Return the cost of a kill; None without a kill."""
         return self.trace.facts.get("restart")
 
     def to_json(self) -> dict[str, Any]:

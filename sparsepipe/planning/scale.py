@@ -43,7 +43,7 @@ class Scale:
         return cls(batch_size, float(voxel_size), dict(measured or {}))
 
     def factor(self, batch_size: int, voxel_size: float) -> float:
-        """How many times as many voxels a minibatch has."""
+        """Return the factor on the number of voxels of a minibatch."""
         return batch_size / self.batch_size * self._of_sample(voxel_size) / self._of_sample(self.voxel_size)
 
     def scaled(self, profile: Profile, batch_size: int, voxel_size: float) -> Profile:
@@ -87,7 +87,7 @@ class Scale:
 
     @property
     def law(self) -> str:
-        """Where the dependence on the voxel size comes from."""
+        """Return the source of the dependence on the voxel size."""
         return "as counted on this data" if len(self.measured) > 1 else "taken for a surface: size⁻²"
 
     def _of_sample(self, voxel_size: float) -> float:

@@ -138,7 +138,7 @@ def put_off(names: Sequence[str], late: Collection[str]) -> list[str]:
 
 
 def uses_minkowski(path: Path) -> bool:
-    """Whether a notebook's code computes with MinkowskiEngine if that is installed."""
+    """Return whether a notebook uses MinkowskiEngine if it is installed."""
     return names_minkowski(_code(path))
 
 

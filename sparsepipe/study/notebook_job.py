@@ -290,7 +290,7 @@ class NotebookJob:
         return catalogue.parameter_names(self.notebooks / f"{name}.ipynb")
 
     def uses_minkowski(self, name: str) -> bool:
-        """Whether a notebook computes with MinkowskiEngine if that is installed, or is asked to."""
+        """Return whether a notebook uses MinkowskiEngine, by its code or by a parameter."""
         asked = "engine" in self._parameters_of(name) and catalogue.names_minkowski(repr(self.parameters.get("engine")))
         return asked or catalogue.uses_minkowski(self.notebooks / f"{name}.ipynb")
 
@@ -422,7 +422,7 @@ class NotebookJob:
 
 
 def has_minkowski() -> bool:
-    """Whether MinkowskiEngine is installed, maybe since this process began."""
+    """Return whether MinkowskiEngine is installed, even if only since this process started."""
     invalidate_caches()
     return find_spec("MinkowskiEngine") is not None
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class WeightRules:
-    """How a policy keeps versions of the weights."""
+    """Properties of a policy for weight versions."""
 
     summary: str  # what a minibatch meets
     flushes: bool = False  # the pipeline is empty at every update, so that there is one version
@@ -21,7 +21,7 @@ class WeightRules:
 
 @dataclass(frozen=True)
 class ScheduleRules:
-    """What planners, the simulator, the runtime and pictures need to know of a schedule, besides its order."""
+    """Properties of a schedule, besides its order, for planners, simulator, runtime and figures."""
 
     weights: tuple[str, ...]  # policies it can keep, its default first
     summary: str  # what it does and who proposed it

@@ -59,7 +59,7 @@ class ExampleDataset(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """What sizes count: one of SIZE_UNITS (util/text/sizes.py)."""
+        """Return the unit of sizes, one of SIZE_UNITS (util/text/sizes.py)."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class ExampleDataset(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a network's builder may ask of the data: num_classes, in_channels, image_size, vocabulary_size, ..."""
+        """Return data properties for a network's builder: num_classes, in_channels, image_size, vocabulary_size, ..."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class ExampleDataset(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """What a sample is called in messages: a file's path inside the data set, or its place."""
+        """Return the name of a sample in messages: the path of its file inside the data set, or its number."""
         ...
 
     def look(self) -> None:

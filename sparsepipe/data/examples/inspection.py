@@ -60,7 +60,7 @@ def info(source: str | Path, **options: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SplitRead:
-    """What reading one split found."""
+    """Results of reading one split."""
 
     samples: int = 0
     faulty: int = 0

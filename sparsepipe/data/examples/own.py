@@ -73,7 +73,7 @@ class OwnExamples:
 
     @cached_property
     def _dataset(self) -> Any:
-        """What the user's function returns. Raises InputError if that is no data set."""
+        """Call the user's function. Raises InputError if it returns no data set."""
         made = self.function.load()
         given = {"split": self.split} | _accepted(made, {"seed": self.seed}) | dict(self.options)
         _check_arguments(self.function, made, given)
@@ -98,7 +98,7 @@ class OwnExamples:
 
     @property
     def clouds(self) -> VoxelDataset | None:
-        """What the user's function returned, if that is a split that `data.load` gave."""
+        """Return the split of `data.load` that the user's function returned, if it did."""
         return self._dataset if isinstance(self._dataset, VoxelDataset) else None
 
     @cached_property

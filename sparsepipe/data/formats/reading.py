@@ -17,7 +17,7 @@ OTHERS = "*"  # as a label: all that are not named
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read files that leave something open.
+    """Options for reading files with an ambiguous format.
 
     `columns` names the columns of files that have no names of their own: text, bare binary scans, unnamed arrays.
     `renamed` holds pairs (name in the file, name to take it for), for files that do have names; `_` leaves one out.

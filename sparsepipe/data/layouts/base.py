@@ -157,7 +157,7 @@ class DataFolder:
 
 @dataclass
 class Listing:
-    """What a layout gathers while it lists a folder: samples, what it leaves out, and what is wrong with the folder."""
+    """Result of listing a folder by its layout: samples, omitted files, and faults of the folder."""
 
     root: Path
     files: list[SampleFile] = field(default_factory=list)

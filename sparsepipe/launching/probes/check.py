@@ -81,7 +81,7 @@ def unlike_networks(nodes: Sequence[Node]) -> list[str]:
 
 
 def unreached(begun: Sequence[Probe]) -> list[str]:
-    """What keeps hosts from reaching each other: an address that is not theirs, a firewall, another network."""
+    """List why hosts do not reach each other: a wrong address, a firewall, another network."""
     secret = new_secret().hex()
     ports = for_each(lambda probe: _tried(probe, "listen", address=probe.node.address, secret=secret), begun)
     found = [
@@ -137,7 +137,7 @@ def _facts(probe: Probe) -> HostFacts | InputError:
 
 
 def _wrong(node: Node, there: HostFacts, here: HostFacts) -> list[str]:
-    """What of a host keeps it from working with this machine, or is less than the cluster's file says."""
+    """List why a host cannot work with this machine, and what is less than in the cluster file."""
     name, found = node.name, []
     if there.python != here.python:
         found.append(f"{name}: Python {there.python} there, {here.python} here; name an interpreter of that version")

@@ -177,7 +177,7 @@ def listen(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def reach(asked: dict[str, Any]) -> dict[str, Any]:
-    """Which of the peers (name, address, port) cannot be reached, and why."""
+    """List the peers (name, address, port) that cannot be reached, with the reason."""
     failed = {}
     for name, address, port in asked["peers"]:
         try:

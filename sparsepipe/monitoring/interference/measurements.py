@@ -43,7 +43,7 @@ class Measurement:
 
     @property
     def step_seconds(self) -> float:
-        """What all layers of a training step took together."""
+        """Return the total time of all layers in a training step."""
         return sum(kind.seconds * kind.layers for kind in self.kinds.values())
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one minibatch.
+    """Result of the loss for one minibatch.
 
     `counted`: the items that have a target, such as samples, voxels or words; `correct`: those of them predicted right.
     """
@@ -32,7 +32,7 @@ class Loss(Protocol):
 
     @property
     def num_details(self) -> int:
-        """How many numbers `Outcome.details` has."""
+        """Return the length of `Outcome.details`."""
         ...
 
     @property

@@ -27,7 +27,7 @@ _MORE_TRIES = 2  # comparisons that have to differ as well, each with other weig
 
 @dataclass
 class Pass:
-    """What one minibatch left: outputs in order, gradients and buffers by name, values of layers by name."""
+    """Results of one minibatch: outputs in order; gradients, buffers and layer values by name."""
 
     outputs: list[Any]
     gradients: dict[str, Tensor]

@@ -34,7 +34,7 @@ def like_nodes(classes: Sequence[DeviceClass]) -> list[list[list[int]]]:
 
 
 def num_moves(classes: Sequence[DeviceClass]) -> int:
-    """How many moves are left."""
+    """Return the number of remaining moves."""
     product = 1
     for nodes in like_nodes(classes):
         each = prod((len(classes[k].ranks) + 1) * (len(classes[k].ranks) + 2) // 2 for k in nodes[0])

@@ -274,7 +274,7 @@ class Member(Simulation):
         return self.units_before + (end - 1) // self.whole
 
     def samples(self, unit: int) -> int:
-        """How many minibatches a unit has."""
+        """Return the number of minibatches of a unit."""
         return min(self.whole, len(self.numbers) - (unit - self.units_before) * self.whole)
 
     def _end_update(self, rank: RankState, stage: int, index: int) -> None:

@@ -13,7 +13,7 @@ CAUSES = ("group", "exchange", "bound", "straggler")
 
 @dataclass(frozen=True)
 class PipelinePace:
-    """What became of one pipeline."""
+    """Result of one pipeline."""
 
     minibatches: int
     seconds: float  # from its start until the last of them was done, and no bound kept it from the next
@@ -75,7 +75,7 @@ class PipelinesForecast:
 
     @property
     def counted(self) -> str:
-        """What its paces count: "samples", or "minibatches"."""
+        """Return the unit of throughputs: "samples" or "minibatches"."""
         return "minibatches" if self.samples is None else "samples"
 
     @property
@@ -90,7 +90,7 @@ class PipelinesForecast:
 
     @property
     def own_pace(self) -> float:
-        """What the sum of paces would be if no one ever waited."""
+        """Return the sum of standalone throughputs, without any waiting."""
         return sum(pipeline.own_pace for pipeline in self.pipelines)
 
     @property

@@ -38,7 +38,7 @@ class Contribution:
 
 @dataclass
 class Tally:
-    """What is counted of one pipeline."""
+    """Counters of one pipeline."""
 
     lost: dict[str, float] = field(
         default_factory=lambda: defaultdict(float)
@@ -78,7 +78,7 @@ class PipelineState:
 
 @dataclass(eq=False)
 class Averages:
-    """What is counted of the averages of all pipelines."""
+    """Counters of the averages of all pipelines."""
 
     group_sizes: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)

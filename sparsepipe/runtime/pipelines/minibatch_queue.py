@@ -89,8 +89,7 @@ class MinibatchQueue:
             raise InputError(
                 "progress.count_differs",
                 f"progress: {number_of(told['done'], 'minibatch')} done, but the remaining minibatches make "
-                f"{self.num_done} of "
-                f"{self.total_minibatches}; resume with the original data and batch size",
+                f"{self.num_done} of {self.total_minibatches}; resume with the original data and batch size",
             )
 
     def _length(self, epoch: int) -> int:

@@ -131,8 +131,7 @@ def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
         raise InputError(
             "encryption.store_in_clear",
             f"encryption is requested, but the ranks of this job use torch's unencrypted store at {identity.store[0]}, "
-            "in "
-            "clear; launch it over ssh, or leave encryption out",
+            "in clear; launch it over ssh, or leave encryption out",
         )
     return None
 

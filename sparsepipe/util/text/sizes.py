@@ -58,7 +58,7 @@ class Certainty:
         return str(worst) if worst.extrapolated else ""
 
     def __or__(self, other: "Certainty") -> "Certainty":
-        """What holds of both: the worse of each."""
+        """Combine two certainties: the worse value of each field."""
         return Certainty(max(self.factor, other.factor), max(self.share, other.share))
 
 

@@ -28,7 +28,7 @@ class Rank(Protocol):
 
 @dataclass(frozen=True)
 class Ordered:
-    """What every rank did, and when."""
+    """Ordered actions of every rank, with their times."""
 
     parts: Mapping[int, list[Part]]
     ends: Mapping[Part, float]

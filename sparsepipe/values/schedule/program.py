@@ -24,7 +24,7 @@ Order = Callable[[Plan, int], dict[int, tuple[Action, ...]]]
 
 
 class Held(NamedTuple):
-    """What a rank holds in memory of one of its stages: weight versions, minibatches in flight."""
+    """Contents of a rank's memory for one stage: weight versions and minibatches in flight."""
 
     versions: set[int]  # of the weights, each named by the updates it is made of
     minibatches: set[int]  # in flight: their forward has been run, and of their backward not all

@@ -74,7 +74,7 @@ class MinibatchTimes:
 
     @cached_property
     def _own(self) -> float:
-        """What a minibatch takes that nothing holds up, in the file's unit."""
+        """Return the time of an undelayed minibatch, in the unit of the file."""
         return min(median(readings.times) for readings in self._readings.values())
 
     @cached_property
@@ -161,7 +161,7 @@ def _positive(written: object, what: str) -> float:
 
 
 def _usual(readings: Mapping[int, Readings]) -> int:
-    """How many steps one reading is usually from the next."""
+    """Return the usual number of steps between two readings."""
     apart = [b - a for steps, _ in readings.values() for a, b in zip(steps, steps[1:], strict=False)]
     return round(median(apart)) if apart else 1
 

@@ -37,8 +37,7 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
         raise InputError(
             "run.trace_left_out",
             f"{record.folder}: the trace of minibatches {first} to {last} was not stored, and with it epoch {epoch} or "
-            "a "
-            f"part of it; choose another epoch, or store more of long traces ({MEGABYTES})",
+            f"a part of it; choose another epoch, or store more of long traces ({MEGABYTES})",
         )
     spans = [s for s in whole.spans if s.minibatch in steps and s.kind not in _BETWEEN_EPOCHS]
     if not spans:

@@ -98,7 +98,7 @@ class EdgeRoutes:
         return self._columns[self.boxes.line_of[k], round(self.boxes.xs[k], 1)]
 
     def _exit(self, i: int) -> tuple[float, bool]:
-        """Where edges leave a box, and whether that is below it: else on the side to which its line runs."""
+        """Return where edges leave a box, and whether below it; otherwise on the side of its line."""
         (w, _), x, column = self.boxes.half, self.boxes.xs[i], self._column(i)
         if column[-1] == i:
             return x + _ASIDE * w, True
@@ -106,7 +106,7 @@ class EdgeRoutes:
         return x + self.boxes.directions[self.boxes.line_of[i]] * (w + share * self.boxes.between), False
 
     def _entries(self) -> dict[tuple[int, int], tuple[float, bool]]:
-        """Where each edge enters its box, and whether that is from above: else on the side that its line comes from."""
+        """Return where each edge enters its box, and whether from above; otherwise on the side of its line."""
         found: dict[tuple[int, int], tuple[float, bool]] = {}
         into = defaultdict[int, list[tuple[int, int]]](list)
         for edge in self.edges:

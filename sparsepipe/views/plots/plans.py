@@ -171,7 +171,7 @@ def _name_periods(figure: go.Figure, periods: pd.DataFrame) -> None:
 
 
 def _places(table: pd.DataFrame) -> list[float]:
-    """Where each bar stands: stages of a plan side by side, a free place between plans."""
+    """Return the position of each bar: stages of a plan next to each other, a gap between plans."""
     places, at, last = [], -1.0, None
     for name in table.plan:
         at += 1 if name == last or last is None else 2

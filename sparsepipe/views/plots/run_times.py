@@ -139,7 +139,7 @@ def _named(figure: go.Figure, row: int, name: str, color: str, top: float) -> No
 
 
 def _texts(marks: Sequence[tuple[int, str]], span: float) -> list[tuple[int, str]]:
-    """What marks say, each text of a group of close ones once."""
+    """Return the labels of marks, with equal labels of close marks only once."""
     groups: list[list[tuple[int, str]]] = []
     for at, text in sorted(marks, key=lambda mark: mark[0]):
         if groups and at - groups[-1][0][0] < _APART * span:

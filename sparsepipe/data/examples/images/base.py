@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Style:
-    """How pictures of a kind are brought into shape. `mean` and `deviation` are of channels whose values run 0 to 1."""
+    """Preprocessing of a kind of images. `mean` and `deviation` refer to channels with values from 0 to 1."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]

@@ -295,8 +295,7 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
                     raise InputError(
                         "hostfile.host_twice",
                         f"host {shown(host.name)} is listed twice, first in line {lines[host.name]}: list it once, "
-                        "with "
-                        "slots=N for all its devices",
+                        "with slots=N for all its devices",
                     )
                 lines[host.name] = number
                 hosts.append(host)
