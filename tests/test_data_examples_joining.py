@@ -138,9 +138,7 @@ def test_a_data_set_of_dicts_is_described_and_checked(tmp_path: Path) -> None:
     reference = own(tmp_path, SCENES.replace("MORE", "pass").replace("default_rng(index)", "default_rng(index % 3)"))
     assert info(reference)["example"]["inputs"]["coord"] == "float32 [3]"
     report = check(reference)
-    assert not report.faults and not report.within_split, (
-        "samples 0 and 3 begin with the same numbers, 3 has more points"
-    )
+    assert not report.faults and not report.within_split, "samples 0 and 3 begin alike, 3 has more points"
     boxes = info(reference, collate=reference.replace(":make", ":boxes"))["example"]
     assert boxes["target"][0] == {"boxes": "float64 [4]", "labels": "int64 []"}
 

@@ -79,8 +79,8 @@ class Crop(ABC):
 
 def _check(crop: str, length: str, value: object, overlap: object) -> None:
     for name, number, below in ((length, value, 1e6), ("overlap", overlap, 1.0)):
-        real = isinstance(number, int | float) and not isinstance(number, bool)
-        if not real or not (0 <= number < below) or (name == length and number == 0):  # type: ignore[operator]
+        real = isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < below
+        if not real or (name == length and number == 0):
             expected = "a length in metres above 0" if name == length else "a share from 0, below 1"
             raise InputError(
                 "crop.out_of_range", f"crop {crop}: {name} {number!r} given, expected {expected}", name=name

@@ -212,9 +212,9 @@ class VoxelDataset:
         if self._cache is not None:
             facts = json.dumps([[self._key(file) for file in self._sources], str(crop)])
             key = hashlib.sha256(f"crops {facts}".encode()).hexdigest()
-            found = self._cache.load(key) or {}
-            if {"cells", "counts"} <= set(found):
-                parts = np.split(found["cells"], np.cumsum(found["counts"])[:-1])
+            cached = self._cache.load(key) or {}
+            if {"cells", "counts"} <= set(cached):
+                parts = np.split(cached["cells"], np.cumsum(cached["counts"])[:-1])
                 return [list(map(tuple, part.tolist())) for part in parts]
         parts = []
         for number, file in enumerate(self._sources, start=1):

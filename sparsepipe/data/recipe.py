@@ -85,13 +85,13 @@ class Recipe:
 
         Crop and views only if they change something: digests of earlier versions stay.
         """
-        found = asdict(replace(self, augmentation=None, crop=None)) | {"features": list(self.features)}
-        found["augmentation"] = None if self.augmentation is None else self.augmentation.to_json()
-        found["crop"] = None if self.crop is None else str(self.crop)
+        settings = asdict(replace(self, augmentation=None, crop=None)) | {"features": list(self.features)}
+        settings["augmentation"] = None if self.augmentation is None else self.augmentation.to_json()
+        settings["crop"] = None if self.crop is None else str(self.crop)
         for name, without in (("crop", None), ("views", 1)):
-            if found[name] == without:
-                del found[name]
-        return found | ({"mesh_points": MESH_POINTS} if self.most_points is None else {})
+            if settings[name] == without:
+                del settings[name]
+        return settings | ({"mesh_points": MESH_POINTS} if self.most_points is None else {})
 
     def measured(self, cloud: Cloud, path: Path, reading: Reading) -> Cloud:
         """Return the points of which all these features were measured.

@@ -6,7 +6,7 @@ user's data set, as torch's samplers. Every process draws for itself: the same, 
 weighed in the loss instead (`class_weights`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ SAMPLERS = (WEIGHTED,)
 
 
 class Drawable(Protocol):
-    """What samplers need to know of a split."""
+    """Offer what samplers need to know of a split."""
 
     @property
     def labels(self) -> Sequence[int]: ...
@@ -70,10 +70,10 @@ def draw(
         ) from error
 
 
-def checked_indices(drawn: object, count: int, sampler: str) -> tuple[int, ...]:
+def checked_indices(drawn: Iterable[int], count: int, sampler: str) -> tuple[int, ...]:
     """Return the indices that a sampler gave. Raises InputError if one is no sample's, or there is none."""
     try:
-        indices = tuple(int(index) for index in drawn)  # type: ignore[attr-defined]  # refused if it is no iterable
+        indices = tuple(int(index) for index in drawn)
     except (TypeError, ValueError):
         raise InputError(
             "sampler.not_indices",

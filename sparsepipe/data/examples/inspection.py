@@ -200,8 +200,8 @@ class _Reader:
         stacked = stacked and not (isinstance(batch.inputs, Mapping) and OFFSET in batch.inputs)
         for row, index in enumerate(chosen, start=skipped):
             here = dataset.name(index), dataset.split
-            found = _digest(batch, row) if stacked else _digest(dataset.batch([index]), None)
-            first = self._first.setdefault(found, here)
+            digest = _digest(batch, row) if stacked else _digest(dataset.batch([index]), None)
+            first = self._first.setdefault(digest, here)
             if first != here:
                 self.twins.append(Twins(first[0], here[0], (first[1], here[1])))
 

@@ -71,7 +71,7 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
             padding = {"padding": IGNORED} if name in target else {}
             stacked[name] = collated([entries[name] for entries in named], f"{what}[{name!r}]", **padding)
         return stacked
-    found: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for name, first in named[0].items():
         if name == OFFSET:
             continue
@@ -82,13 +82,13 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
             raise InputError(
                 "sample.shapes_differ", f"{what}[{name!r}] are {two} in one minibatch, expected one type and width"
             )
-        found[name] = torch.cat(rows)
+        joined[name] = torch.cat(rows)
     ends = [
         entries[OFFSET].long() if OFFSET in entries else torch.tensor([count])
         for entries, count in zip(named, counts, strict=True)
     ]
     begins = accumulate((int(end[-1]) for end in ends[:-1]), initial=0)
-    return found | {OFFSET: torch.cat([end + begin for end, begin in zip(ends, begins, strict=True)])}
+    return joined | {OFFSET: torch.cat([end + begin for end, begin in zip(ends, begins, strict=True)])}
 
 
 def target_names(entries: Mapping[str, Any], given: Sequence[str], what: str) -> tuple[str, ...]:
@@ -96,13 +96,13 @@ def target_names(entries: Mapping[str, Any], given: Sequence[str], what: str) ->
 
     Raises InputError, which begins with `what`, if they are not there.
     """
-    found = tuple(given) or tuple(name for name in _TARGETS if name in entries)[:1]
-    if not found or not set(found) <= entries.keys():
+    names = tuple(given) or tuple(name for name in _TARGETS if name in entries)[:1]
+    if not names or not set(names) <= entries.keys():
         expected = ", ".join(given) or f"one of {', '.join(_TARGETS)}, or the data set's `target` to name it"
         raise InputError(
             "sample.no_target", f"{what} have {', '.join(entries)[:200]}, expected {expected} among them", given=given
         )
-    return found
+    return names
 
 
 def with_tensors(value: Any) -> Any:

@@ -58,13 +58,13 @@ class Stream:
     def item(self, number: int, epoch: int) -> Any:
         """Return an item of an epoch. Raises InputError if the epoch ends before it, and what the data set raises."""
         with self._lock:
-            while (found := self._kept.get((epoch, number), self)) is self:
+            while (kept_item := self._kept.get((epoch, number), self)) is self:
                 if self._iterator is None or self._epoch != epoch or self._next > number:
                     self._begin(epoch)
                     if number > self._next + _KEPT:
                         tell(f"{self._name}: {number_of(number, 'item')} of an iterable are read and skipped")
                 self._read(number)
-            return found
+            return kept_item
 
     def _begin(self, epoch: int) -> None:
         set_epoch: Callable[[int], None] | None = getattr(self._dataset, "set_epoch", None)

@@ -257,21 +257,22 @@ class Learning:
 
     def _dealt(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         """Return the minibatches of the samples that a sampler draws. Raises InputError if epochs differ in number."""
-        config, samples, of_data = self.config, self.task.training, isinstance(self.task.training, OwnExamples)
+        config, samples = self.config, self.task.training
         name = config.sampler or f"the sampler of {config.data}"
+        weights = samples.weights if isinstance(samples, OwnExamples) else None
         if config.sampler is not None:
-            weights = samples.weights if of_data else None  # type: ignore[attr-defined]  # a user's has them
             drawn = draw(config.sampler, samples, weights=weights, seed=config.seed, epoch=epoch)
         else:
-            drawn = checked_indices(samples.drawn(epoch), len(samples), name)  # type: ignore[attr-defined]  # as above
-        found = dealt(drawn, batch_size=config.batch_size, last=config.last_minibatch)
-        if epoch and len(found) != len(self.order(0)):
+            assert isinstance(samples, OwnExamples), "who else has a sampler of its own"
+            drawn = checked_indices(samples.drawn(epoch) or (), len(samples), name)
+        minibatches = dealt(drawn, batch_size=config.batch_size, last=config.last_minibatch)
+        if epoch and len(minibatches) != len(self.order(0)):
             raise InputError(
                 "sampler.epochs_differ",
-                f"{name}: gives {number_of(len(found), 'minibatch')} in epoch {epoch}, {len(self.order(0))} in epoch "
-                "0; expected as many in every epoch",
+                f"{name}: gives {number_of(len(minibatches), 'minibatch')} in epoch {epoch}, {len(self.order(0))} in "
+                "epoch 0; expected as many in every epoch",
             )
-        return found
+        return minibatches
 
     def _in_order(self, samples: OwnExamples) -> tuple[tuple[int, ...], ...]:
         """Return the minibatches of an iterable data set, in its order. Raises InputError if another is asked."""

@@ -57,7 +57,9 @@ class ReadOnce:
             future = self._read.get(key)
             mine = future is None
             if future is None:
-                future = self._read[key] = Future() if self._processes is None else self._processes.begin(*key)
+                future = self._read[key] = (
+                    Future() if self._processes is None else self._processes.begin(tuple(indices), epoch)
+                )
                 while len(self._read) > self._room:
                     del self._read[next(iter(self._read))]
         if mine and self._processes is None:
