@@ -76,13 +76,13 @@ def test_windows_attend_as_dense_attention_with_a_mask(curve, size):
     assert len(set(sizes)) > 1
     qkv = torch.randn(len(order), 3 * channels, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     leaves = [qkv.clone().requires_grad_() for _ in range(2)]
-    found = windowed_attention(leaves[0], windows(order, sizes, size), heads)
+    result = windowed_attention(leaves[0], windows(order, sizes, size), heads)
     queries, keys, values = leaves[1].view(-1, 3, heads, channels // heads).permute(1, 2, 0, 3)
     scores = queries @ keys.mT / math.sqrt(channels / heads)
     scores = scores.masked_fill(~neighbourhoods(order, sizes, size), -math.inf)
     expected = (scores.softmax(dim=-1) @ values).transpose(0, 1).flatten(1)
-    close(found, expected, 1e-12)
-    for rows in (found, expected):
+    close(result, expected, 1e-12)
+    for rows in (result, expected):
         (rows * torch.linspace(-1, 1, rows.numel(), dtype=rows.dtype).view_as(rows)).sum().backward()
     close(leaves[0].grad, leaves[1].grad, 1e-12)
 
@@ -100,8 +100,10 @@ def test_gradients_are_those_of_finite_differences():
 
 def test_products_of_rotated_rows_depend_on_their_distance_alone():
     query, key = torch.randn(2, 1, 1, 1, 18, dtype=torch.float64)
-    for one, two in (((0, 0, 0), (3, 1, 4)), ((5, 2, 7), (8, 3, 11))):
-        product = (rotated(query, torch.tensor([one]), 100.0) * rotated(key, torch.tensor([two]), 100.0)).sum()
+    for query_place, key_place in (((0, 0, 0), (3, 1, 4)), ((5, 2, 7), (8, 3, 11))):
+        product = (
+            rotated(query, torch.tensor([query_place]), 100.0) * rotated(key, torch.tensor([key_place]), 100.0)
+        ).sum()
         expected = (query * rotated(key, torch.tensor([(3, 1, 4)]), 100.0)).sum()
         close(product, expected, 1e-12)
 
@@ -140,8 +142,8 @@ def test_a_samples_result_depends_on_nothing_but_its_voxels():
     for sample in range(3):
         rows = of_sample == sample
         alone = batch.coordinates[rows] * torch.tensor([0, 1, 1, 1]) + torch.tensor([0, 48, -64, 16])
-        one = PointBatch(alone.int(), batch.features[rows], torch.zeros(1, dtype=torch.int64))
-        close(attended(module, one), together[rows], 1e-5)
+        moved = PointBatch(alone.int(), batch.features[rows], torch.zeros(1, dtype=torch.int64))
+        close(attended(module, moved), together[rows], 1e-5)
 
 
 def test_curves_are_shuffled_by_seed_and_minibatch_together_in_a_level():
@@ -184,10 +186,10 @@ def test_windows_count_among_the_bytes_of_a_minibatch():
 def test_stages_cut_anywhere_change_no_bit(name):
     net, batch = network(name, num_classes=3), random_batch(channels=1, reach=9, num_points=160)
     ids = [row.id for row in net.rows]
-    whole, (one,) = relay(net, NATIVE, [ids], batch, minibatch=4)
+    whole, (uncut,) = relay(net, NATIVE, [ids], batch, minibatch=4)
     bounds = [0, *(len(ids) * part // 7 for part in range(1, 7)), len(ids)]
     rows, stages = relay(net, NATIVE, [ids[a:b] for a, b in itertools.pairwise(bounds)], batch, minibatch=4)
     assert torch.equal(rows, whole)
     for stage in stages:
         for parameter, value in stage.named_parameters():
-            assert torch.equal(value.grad, one.get_parameter(parameter).grad), parameter
+            assert torch.equal(value.grad, uncut.get_parameter(parameter).grad), parameter

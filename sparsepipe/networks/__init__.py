@@ -11,12 +11,11 @@ from .images import IMAGE_NETWORKS
 from .minkfcnn import minkfcnn
 from .minkpointnet import minkpointnet
 from .minkresnet import LEVELS, minkresnet
-from .minkunet import DECODERS, minkunet
+from .minkunet import DECODERS, minkunet, spunet
 from .minkvgg import BLOCKS, minkvgg
 from .modules import ModuleNetwork
 from .point_transformer import SHAPES, point_transformer
 from .rows import INPUT, Network, Row
-from .spunet import spunet
 from .texts import TEXT_NETWORKS
 from .vgg import vgg
 

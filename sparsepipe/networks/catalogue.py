@@ -9,11 +9,10 @@ from . import MODULE_NETWORKS, NETWORKS, network
 from .minkfcnn import minkfcnn
 from .minkpointnet import minkpointnet
 from .minkresnet import minkresnet
-from .minkunet import minkunet
+from .minkunet import minkunet, spunet
 from .minkvgg import minkvgg
 from .point_transformer import point_transformer
 from .rows import Network
-from .spunet import spunet
 from .vgg import vgg
 
 _FAMILIES: Mapping[Callable[..., Network], str] = {

@@ -2,6 +2,10 @@
 
 Choy, Gwak and Savarese, "4D Spatio-Temporal ConvNets: Minkowski Convolutional Neural Networks", section 5, and
 MinkowskiEngine's examples (`minkunet`), whose variants A to D differ in the decoder's widths.
+
+SpUNet: Graham et al., "3D Semantic Segmentation with Submanifold Sparse Convolutional Networks" (CVPR 2018), with the
+widths of Pointcept's SpUNet-v1m1, whose checkpoints load: see engines/pointcept.py. Unlike MinkUNet34C it widens on the
+way down, in the strided convolutions, and its batch norms average over more minibatches.
 """
 
 from typing import Any
@@ -31,6 +35,7 @@ DECODERS: dict[tuple[int, str], tuple[int, ...]] = {
     (34, "b"): (256, 128, 64, 32),
     (34, "c"): (256, 128, 96, 96),
 }
+_SPUNET_DECODER, _SPUNET_DECODER_BLOCKS = (96, 96, 128, 256), 2  # of each level, the finest first
 
 
 def minkunet(
@@ -79,3 +84,29 @@ def minkunet(
 def _blocks(table: Table, level: int, count: int, channels: int) -> None:
     for position in range(1, count + 1):
         table.basic_block(f"{level}_{position}", channels=channels)
+
+
+def spunet(*, name: str, num_classes: int, in_channels: int, per_voxel: bool = False, width: float = 1.0) -> Network:
+    """Build SpUNet34: classes for each voxel, or for each sample after the encoder, as Pointcept has them."""
+    table = Table(in_channels, epsilon=1e-3, momentum=0.01)
+    skips = [table.normalised("_stem", INPUT, channels=scaled(_STEM_CHANNELS, width), kernel_size=5, stride=1)]
+    for level, (count, channels) in enumerate(zip(BLOCKS[34][:4], _ENCODER, strict=True)):
+        table.normalised(f"_down{level}", channels=scaled(channels, width), kernel_size=2, stride=2)
+        for position in range(count):
+            table.basic_block(f"_enc{level}_{position}", channels=scaled(channels, width))
+        skips.append(table.last)
+    if not per_voxel:
+        table.add("global_pool", "global_average_pool")
+        table.classifier(num_classes, width=width)
+        return Network(name, tuple(table.rows), in_channels, num_classes)
+    skips.pop()  # the deepest level is where the decoder starts
+    for level in reversed(range(len(_SPUNET_DECODER))):
+        skip, channels = skips.pop(), scaled(_SPUNET_DECODER[level], width)
+        up = {"kind": "transposed_convolution", "kernel_size": 2, "stride": 2}
+        table.normalised(f"_up{level}", table.last, skip, channels=channels, **up)
+        both = channels + table.channels[skip]
+        table.add(f"cat_up{level}", "concatenate", table.last, skip, output_channels=both)
+        for position in range(_SPUNET_DECODER_BLOCKS):
+            table.basic_block(f"_dec{level}_{position}", channels=channels)
+    table.convolution("conv_final", channels=num_classes, kernel_size=1, stride=1, bias=True)
+    return Network(name, tuple(table.rows), in_channels, num_classes)

@@ -6,32 +6,15 @@ Transformer" (2025), whose PointROPE is the rotation. Products and softmax are t
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
 from ...networks.rows import CURVES
-from .pairs import Bags
 from .serialisation import Windows
 from .tensor import SparseTensor
-
-
-class _Gather(torch.autograd.Function):
-    """Rows of a table by number; gradients of a row used several times are added up in one order."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, numbers: Tensor, uses: Bags) -> Tensor:
-        ctx.uses = uses
-        return table.index_select(0, numbers)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.uses.sum(grad_output), None, None
 
 
 def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
@@ -46,7 +29,7 @@ def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
         [N, C]: of each row the result in the window where it counts.
     """
     channels = qkv.shape[1] // 3
-    gathered: Tensor = _Gather.apply(qkv, windows.rows, windows.uses)  # type: ignore[no-untyped-call]
+    gathered = qkv.index_select(0, windows.rows)  # a row is used twice at most: its gradient has no order of summing
     num_full_rows = windows.num_full * windows.size
     parts = []
     for rows, count, mask in (
@@ -59,8 +42,7 @@ def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
             queries, keys, values = by_head.unbind(0)
             attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=present)
             parts.append(attended.transpose(1, 2).reshape(-1, channels))
-    results: Tensor = _Gather.apply(torch.cat(parts), windows.slots, windows.results)  # type: ignore[no-untyped-call]
-    return results
+    return torch.cat(parts).index_select(0, windows.slots)
 
 
 def rotated(qk: Tensor, places: Tensor, base: float) -> Tensor:

@@ -12,12 +12,9 @@ other samples of a minibatch nor the cut of a network changes it, and a sample m
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
-
-from .pairs import Bags, bags
 
 
 def places_in_samples(coordinates: Tensor, stride: Sequence[int], num_samples: int) -> tuple[Tensor, Tensor]:
@@ -118,16 +115,6 @@ class Windows:
     longest: int
     slots: Tensor  # int64 [N]: where in `rows` each row's result is
     present: Tensor | None  # bool [num_small, longest], False where a window is filled up; None: all are
-
-    @cached_property
-    def uses(self) -> Bags:
-        """For each row where in `rows` it is used."""
-        return bags(self.rows, len(self.slots))
-
-    @cached_property
-    def results(self) -> Bags:
-        """For each of `rows` the row whose result it is, if it is one."""
-        return bags(self.slots, len(self.rows))
 
 
 def windows(order: Tensor, sample_sizes: Sequence[int], size: int) -> Windows:
