@@ -102,8 +102,8 @@ def spunet(*, name: str, num_classes: int, in_channels: int, per_voxel: bool = F
     skips.pop()  # the deepest level is where the decoder starts
     for level in reversed(range(len(_SPUNET_DECODER))):
         skip, channels = skips.pop(), scaled(_SPUNET_DECODER[level], width)
-        up = {"kind": "transposed_convolution", "kernel_size": 2, "stride": 2}
-        table.normalised(f"_up{level}", table.last, skip, channels=channels, **up)
+        kind = "transposed_convolution"
+        table.normalised(f"_up{level}", table.last, skip, channels=channels, kind=kind, kernel_size=2, stride=2)
         both = channels + table.channels[skip]
         table.add(f"cat_up{level}", "concatenate", table.last, skip, output_channels=both)
         for position in range(_SPUNET_DECODER_BLOCKS):
