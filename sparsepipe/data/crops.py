@@ -1,8 +1,8 @@
 """Crops of scenes: a random one for each sample and epoch of training; in evaluation as many as cover the scene.
 
 A crop is the part of a scene around a centre. In training the centre is a random point. In evaluation the scene is
-divided into cells, and each cell that has points gives a crop around its middle; with `overlap` crops reach into the
-cells beside theirs, and points in several crops have several votes (predicted_points.py).
+divided into cells, and each cell with points gives a crop around its centre. With `overlap`, crops extend into the
+neighbouring cells. Points in several crops get several votes (predicted_points.py).
 
     cuboid:size=4      a cube of that edge           column:size=4     the same, over the whole height: part of a room
     sphere:radius=2    points within that distance
@@ -25,7 +25,7 @@ _MOST_CELLS = 2**16  # of a scene: more are crops of a few points each
 
 @dataclass(frozen=True)
 class Crop(ABC):
-    """A kind of crop. `overlap` is the share of a crop that lies in the cells beside its own, in evaluation."""
+    """A kind of crop. `overlap` is the share of a crop outside its own cell, in evaluation."""
 
     name: ClassVar[str]
     first: ClassVar[str]  # the option that may be given without its name

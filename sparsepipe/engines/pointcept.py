@@ -1,6 +1,7 @@
 """Weights of Pointcept's checkpoints under our names: PTv3, LitePT and SpUNet, as segmentors and as classifiers.
 
     backbone.enc.enc0.block0.cpe.0.weight  [C_out, 3, 3, 3, C_in]   →   enc0_block0_cpe_conv.kernel  [27, C_in, C_out]
+
     backbone.enc.enc0.block0.attn.qkv.bias [3 C]                    →   enc0_block0_attention.qkv.bias
 
 Pointcept (https://github.com/Pointcept/Pointcept) trains on spconv, whose kernels have the last axis fastest.

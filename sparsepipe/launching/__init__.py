@@ -77,9 +77,9 @@ def launch(
     "partial-reduce:wait=0.1". `stragglers` makes ranks slow, or kills them, such as "slow:rank=1,factor=4".
     `campaign` names the runs that this one is compared with (records/campaigns.py); it is kept in the record.
     `forward_only=CHECKPOINT`, or the folder of a run: nothing is trained; the validation split goes through the stages
-    forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], a row a sample,
-    or a voxel where voxels have classes, in the data's order; `predictions` [rows], the class or word that is largest;
-    `outputs_NAME` [rows, …], each further output of the network: an entry of its dict, or of its tuple by its place;
+    forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], one row per
+    sample, or per voxel if voxels have classes, in the data's order. `predictions` [rows]: the most probable class.
+    `outputs_NAME` [rows, …]: each further output of the network, named by its key in a dict or its index in a tuple.
     `sample` [rows], an index into `name` [samples]. Rows of voxels have `coordinates` [rows, 3] too, and `point_row`
     [points] has the row of each point of each file, −1 for one that was not used, sample after sample as
     `point_offsets` [samples + 1] says; see `data.to_points`. The middle of a voxel is at `origin` [samples, 3] +

@@ -94,7 +94,7 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
 def target_names(entries: Mapping[str, Any], given: Sequence[str], what: str) -> tuple[str, ...]:
     """Return which entries are the target: those given, else the one that is usually called so.
 
-    Raises InputError, which begins with `what`, if they are not there.
+    Raises InputError, which begins with `what`, if an entry is missing.
     """
     names = tuple(given) or tuple(name for name in _TARGETS if name in entries)[:1]
     if not names or not set(names) <= entries.keys():
@@ -111,7 +111,7 @@ def with_tensors(value: Any) -> Any:
 
 
 def named_entries(value: Any) -> dict[str, Any]:
-    """Return the entries of a minibatch that is a dict, or a graph: without texts and what is not there."""
+    """Return the entries of a minibatch that is a dict, or a graph: without texts and missing entries."""
     entries = value if isinstance(value, Mapping) else value.to_dict()
     return {str(name): entry for name, entry in with_tensors(dict(entries)).items() if not _is_text(entry)}
 

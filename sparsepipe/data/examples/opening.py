@@ -52,10 +52,10 @@ def open_examples(
 ) -> ExampleDataset:
     """Open split "train" or "test" of a folder, of a data set that a manifest names, or of a function of one's own.
 
-    `augmentation` names how training images change from epoch to epoch (see images/augmentation), `cache` a folder for
-    what is prepared (as for clouds; "off" keeps nothing), `collate` a function that makes a minibatch of a function's
-    items. Options: image_size of images; of texts those of TranslationSettings, PlainTextSettings, ShardSettings; a
-    function gets them as arguments.
+    `augmentation` names the changes of training images (see images/augmentation). `cache` is a folder of prepared
+    samples ("off": none). `collate` names a function that makes a minibatch of a function's items. Options: image_size
+    of images; of texts those of TranslationSettings, PlainTextSettings, ShardSettings; a function gets them as
+    arguments.
     Raises InputError for a source, split or option that is none now, for a bad file when it is read.
     """
     if split not in SPLITS:

@@ -8,10 +8,10 @@ length, such as boxes, become a tuple of tensors. An item may also be one dict, 
 items are `sparsepipe.data.Sample`, or the function returns what `sparsepipe.data.load` gives: a minibatch is then a
 PointBatch. A `collate` of the user's makes minibatches of items of any kind.
 
-Attributes of the data set that are used if they exist: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
-dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
-sample) or `size_of` (a function of an item), `size_unit`, `loss`, `synthetic`, `collate_fn`, `inputs` and `target`
-(names of a dict's entries), `weights` and `sampler` (of samples; data/samplers.py). Costs grow with `size_unit`:
+Optional attributes of the data set: `num_classes`, `classes`, `vocabulary_size`, `loss`, `synthetic`, `collate_fn`.
+`facts` is a dict of further arguments of a network's builder. `targets` saves reading every item for its class.
+`sizes` has the size of each sample, or `size_of` is a function of an item. `inputs` and `target` name entries of a
+dict. `weights` and `sampler` choose samples (data/samplers.py). Costs grow with `size_unit`:
 "samples" if not given, "points" of clouds as dicts, "tokens" of sequences that differ in length, "pixels" of pictures
 that differ in size from minibatch to minibatch.
 """

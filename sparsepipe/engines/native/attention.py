@@ -1,4 +1,4 @@
-"""Attention among the voxels of windows of a curve, and the rotation of queries and keys by where voxels lie.
+"""Attention among the voxels of windows of a curve, and the rotation of queries and keys by the positions of voxels.
 
 Wu et al., "Point Transformer V3: Simpler, Faster, Stronger" (2024); Yue et al., "LitePT: Lighter Yet Stronger Point
 Transformer" (2025), whose PointROPE is the rotation. Products and softmax are torch's scaled_dot_product_attention.
@@ -26,7 +26,7 @@ def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
         num_heads: Heads, which divide C.
 
     Returns:
-        [N, C]: of each row the result in the window where it counts.
+        [N, C]: the result of each row in its main window.
     """
     channels = qkv.shape[1] // 3
     gathered = qkv.index_select(0, windows.rows)  # a row is used twice at most: its gradient has no order of summing
@@ -48,7 +48,7 @@ def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:
 def rotated(qk: Tensor, places: Tensor, base: float) -> Tensor:
     """Rotate pairs of the channels of each head by angles that grow with the voxel's place along each axis.
 
-    The product of a query and a key then depends on how far apart their voxels lie, not on where they are.
+    The product of a query and a key then depends on the offset of their voxels, not on their positions.
 
     Args:
         qk: [N, A, H, C], queries and keys by head; C is a multiple of twice the number of axes.
@@ -71,8 +71,8 @@ def rotated(qk: Tensor, places: Tensor, base: float) -> Tensor:
 class SerialisedAttention(nn.Module):
     """Multi-head attention within windows of one of several curves through the voxels of each sample.
 
-    In training layers that get the same seed shuffle the curves alike, so that those of other `position` take other
-    ones; in evaluation a layer takes the one at its position.
+    In training, layers with the same seed shuffle the curves alike, so layers of different `position` use different
+    curves. In evaluation, a layer uses the curve at its position.
     """
 
     def __init__(
