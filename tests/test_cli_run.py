@@ -228,7 +228,7 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
     assert code == 0 and mentions(out, recorded["minibatches"])
     for more, expected in (
         (["--resume", tmp_path / "run"], "omit --resume"),
-        (["--replan", "live"], "omit --replan"),
+        (["--replan", "live"], "leave out --replan"),
     ):
         code, _, errors = sparsepipe(*words, *more)
         assert code == 2 and len(errors) == 1 and expected in errors[0]
