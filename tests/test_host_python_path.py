@@ -38,7 +38,7 @@ def test_every_python_process_is_started_without_the_current_folder_on_its_path(
     assert [place for path in files for place in _starts_python(path) if not place.startswith(TELLS)] == []
     inside = (REPOSITORY / "sparsepipe").rglob("*.py")
     modules = [path for path in inside if re.search(r"executable.*\"-m\"", path.read_text())]
-    assert [path.name for path in modules] == ["python_path.py"], "the others ask python_command"
+    assert [path.name for path in modules] == ["imports.py"], "the others ask python_command"
 
 
 def _hostile(folder: Path) -> Path:
