@@ -167,7 +167,16 @@ def test_files_are_read_without_their_code(tmp_path):
     torch.save({"state_dict": state, "args": Unpickled()}, tmp_path / "code.pt")
     (tmp_path / "text.pth").write_text("no weights")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
+    torch.save({"a": torch.ones(2).to_sparse()}, tmp_path / "sparse.pt")
+    torch.save({"epoch": 3, "w": torch.ones(2)}, tmp_path / "cut.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:-35])
+    within: dict[str, object] = {}
+    within["model"] = within
+    torch.save(within, tmp_path / "within.pt")
     for name, code in (
+        ("sparse.pt", "initial.unreadable"),
+        ("cut.pt", "initial.unreadable"),
+        ("within.pt", "initial.no_tensors"),
         ("code.pt", "initial.needs_code"),
         ("text.pth", "initial.needs_code"),
         ("empty.pt", "initial.no_tensors"),
@@ -201,6 +210,9 @@ def test_an_exported_state_has_every_name_of_the_module(tmp_path):
     Tied().load_state_dict(state)
     with raises("export.suffix"):
         sp.export_weights(folder, tmp_path / "model.pth")
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(IsADirectoryError):
+        sp.export_weights(folder, tmp_path / "folder.safetensors")
 
 
 # --- freezing ---------------------------------------------------------------------------------------------------------

@@ -13,15 +13,15 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ...engines import Engine
 from ...errors import InputError
 from ...networks import Network
 from ...networks.base import AnyNetwork
-from ...util.io.files import write_json
+from ...util.io.files import write_atomic, write_json
 from ...util.text.counting import number_of
 from . import checkpoint
 from .checkpoint_folders import INITIAL, MANIFEST
@@ -222,7 +222,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
             f"{path}: holds more than tensors and plain values ({why}); save the state_dict alone",
             setting="initial",
         ) from None
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of a damaged file torch raises anything, such as IndexError and struct.error
         raise InputError(
             "initial.unreadable",
             f"{path}: not a file of weights ({' '.join(str(error).split())[:200]})",
@@ -233,10 +235,15 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 def _tensors(content: object, path: Path) -> dict[str, Tensor]:
     """Return the tensors of a dictionary, or of the one within it that has some."""
-    while isinstance(content, Mapping):
+    depth = 0  # a dictionary may be within itself
+    while isinstance(content, Mapping) and (depth := depth + 1) <= len(_NESTED):
         tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
         inner = next((content[name] for name in _NESTED if isinstance(content.get(name), Mapping)), None)
         if tensors and inner is None:
+            for name, tensor in tensors.items():
+                if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+                    text = f"{path}: {name} is sparse, quantized or without values; save dense tensors of numbers"
+                    raise InputError("initial.unreadable", text, setting="initial")
             return tensors
         content = inner
     raise InputError(
@@ -288,15 +295,13 @@ def export_weights(run: Path | str, out: Path | str) -> Path:
     path = Path(out).expanduser()
     if path.suffix != ".safetensors":
         raise InputError("export.suffix", f"{path}: expected a name that ends in .safetensors")
-    state = read_state(Path(run).expanduser())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_state(state, path)
+    save_state(read_state(Path(run).expanduser()), path)
     return path
 
 
 def save_state(state: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors by name; those that share memory are written each."""
-    save_file({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}, path)
+    """Write tensors by name; those that share memory are written each. Raises OSError that names the path."""
+    write_atomic(path, save({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}))
 
 
 @dataclass(frozen=True)
