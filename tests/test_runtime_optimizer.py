@@ -167,7 +167,7 @@ def test_a_class_of_the_users_own_keeps_tensors_numbers_and_values_of_its_group(
     weight, gradient, state = torch.zeros(1), torch.ones(1), {}
     for _ in range(3):
         ours = opened(name, [weight], **settings)
-        ours.load(["a"], state)
+        ours.load(["a"], state | {key.replace(":a", ":b"): tensor for key, tensor in state.items()})
         ours.step([weight], [gradient], 1.0)
         state = ours.state(["a"])
     assert float(weight) == -(1 + 8 + 27)

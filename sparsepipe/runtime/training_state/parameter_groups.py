@@ -157,6 +157,8 @@ class TorchOptimizer:
         weight_of = dict(zip(names, self._weights, strict=True))
         for key, tensor in state.items():
             kind, name = key.split(":", 1)
+            if name not in weight_of:  # of another stage: layers made one have names that say other layers
+                continue
             if kind.startswith(_TENSOR):
                 values = self._optimizer.state.setdefault(weight_of[name], {})
                 values[kind.removeprefix(_TENSOR)] = tensor if adopt else tensor.clone()
