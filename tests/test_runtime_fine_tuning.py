@@ -20,6 +20,8 @@ from sparsepipe.networks.traced.building import freeze
 from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.runtime.training_state.checkpoint_folders import INITIAL
 from sparsepipe.runtime.training_state.initial_weights import Match, StateNames, read_state
+from sparsepipe.runtime.workloads.learning import check_training
+from sparsepipe.runtime.workloads.resolved import resolve
 
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
 ONE, TWO = [[0]], [[0], [1]]
@@ -249,6 +251,10 @@ def test_values_before_the_first_trained_layer_need_no_gradient():
 def test_a_run_that_starts_from_another_networks_weights_is_refused_at_launch(tmp_path: Path):
     torch.save({"layer.weight": torch.ones(2)}, tmp_path / "other.pth")
     clouds, plan = shapes(tmp_path), plan_of(NORMED, TWO, **FLUSH)
+    rate = tmp_path / "rate.py"
+    rate.write_text("def falls(minibatch, **counts): return 1 - minibatch / counts['total_minibatches']")
+    warmed = {"learning_rate_schedule": f"{rate}:falls", "warmup_minibatches": 3}
+    check_training(resolve(settings(clouds, model=NORMED, **warmed)), {})
     for changes, code in (
         ({"initial": str(tmp_path / "other.pth")}, "initial.nothing_matches"),
         ({"parameter_groups": '{"backbone.*": {"weight_decay": 0}}'}, "setting.pattern_unmatched"),

@@ -377,7 +377,8 @@ def check_training(run: ResolvedRun, initial: Mapping[str, tuple[int, ...]]) -> 
     names = StateNames.of_network(task.network, task.engine)
     matching(config.patterns, names.shapes, setting="parameter_groups")
     open_optimizer(config, {name: torch.empty(shape, device="meta") for name, shape in names.shapes.items()})
-    config.rate.at(config.warmup_minibatches, epoch_minibatches=1, total_minibatches=1)
+    first = config.warmup_minibatches  # which the run has, and its first epoch
+    config.rate.at(first, epoch_minibatches=first + 1, total_minibatches=first + 1)
     if config.initial is None:
         return None
     return Match.of(initial, names, where=config.initial, allow_shape=config.allow_shape)
