@@ -1,6 +1,7 @@
 """Initial weights, frozen layers, parameter groups, optimizers by name: stages train like one process, to the bit."""
 
 import json
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import sparsepipe as sp
 from sparsepipe import data
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.subnetwork import frozen_network
+from sparsepipe.launching.prepare import prepare
 from sparsepipe.networks import network
 from sparsepipe.networks.traced.building import freeze
 from sparsepipe.runtime.training_state import checkpoint
@@ -265,3 +267,15 @@ def test_a_run_that_starts_from_another_networks_weights_is_refused_at_launch(tm
         with raises(code):
             sp.launch(plan, settings(clouds, model=NORMED, **changes), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_checkpoint_resumes_from_the_weights_that_are_asked_for(tmp_path: Path):
+    clouds, plan = shapes(tmp_path), plan_of(NORMED, TWO, **FLUSH)
+    for seed in (1, 2):
+        path = tmp_path / f"{seed}.safetensors"
+        save_file(drawn(seed), path)
+        config = settings(clouds, model=NORMED, initial=str(path))
+        _, locks = prepare(plan, resolve(config), run_dir=tmp_path / "run", resume=seed == 2)
+        for lock in locks:
+            os.close(lock)
+        assert (tmp_path / "run" / INITIAL).read_bytes() == path.read_bytes()

@@ -28,6 +28,7 @@ from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
 from ..runtime.processes import rank_readings
+from ..runtime.training_state.checkpoint_folders import FOLDER, WHOLE
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import ResolvedRun
 from ..util.io.files import expanded, write_atomic, write_json
@@ -122,7 +123,8 @@ def prepare(
         config = run.config
         check_need(config)  # it goes by the samples of a minibatch
     is_new = not (resume and (folder / "plan.json").exists())
-    initial = _initial_weights(run, begins=is_new, here=not elsewhere)
+    begins = is_new or _starts_from_others(folder, config)
+    initial = _initial_weights(run, begins=begins, here=not elsewhere)
     locks = [hold(folder)]
     try:
         record = _written(
@@ -159,6 +161,12 @@ def prepare(
         for lock in locks:
             os.close(lock)
         raise
+
+
+def _starts_from_others(folder: Path, config: RunConfig) -> bool:
+    """Return whether a run that has no checkpoint resumes with other initial weights than those in its folder."""
+    before = RunConfig.from_json(RunRecord.load(folder).config)
+    return config.initial != before.initial and not any((folder / FOLDER).glob(WHOLE))
 
 
 def _initial_weights(run: ResolvedRun, *, begins: bool, here: bool) -> "InitialState | None":
@@ -341,7 +349,10 @@ def _written(
     commands.clear(folder)
     rank_readings.forget(folder)
     if resume and (folder / "plan.json").exists():
-        return _changed(folder, plan, config)
+        record = _changed(folder, plan, config)
+        if initial is not None:
+            initial.save(folder)
+        return record
     rule = plan.replication
     settings = config if rule is None else config.to_json() | {"replication": rule_text(rule)}
     rests_on = Provenance.of(profile, cluster, plan.pipelines, settings, campaign=campaign, data=config.data)
