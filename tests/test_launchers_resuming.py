@@ -53,6 +53,20 @@ def test_a_schedule_for_more_epochs_says_from_which_rate_to_which(tmp_path):
     assert RunRecord.load(tmp_path / "run").config["epochs"] == 4
 
 
+def test_the_rate_of_a_plateau_is_told_by_the_losses_of_the_run(tmp_path):
+    before = replace(BEFORE, learning_rate_schedule="plateau", schedule_args='{"patience": 0}')
+    plan = trained(tmp_path / "run", config=before)
+    rows = [(0, 5, 1.0), (1, 10, 2.0), (2, 15, 3.0)]  # the last one is after the checkpoint
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(
+            f'{{"event": "epoch", "epoch": {epoch}, "minibatches": {done}, "validation": {{"loss": {loss}}}}}\n'
+            for epoch, done, loss in rows
+        )
+    )
+    with pytest.warns(UserWarning, match="goes from 0.005 at minibatch 9 to 0.001 at minibatch 10"):
+        _changed(tmp_path / "run", plan, replace(before, learning_rate=0.01))
+
+
 def test_nothing_is_said_where_the_rate_goes_on_as_it_would_have(tmp_path):
     plan = trained(tmp_path / "run", minibatches=5)
     _changed(tmp_path / "run", plan, BEFORE)

@@ -7,6 +7,7 @@ from typing import Any
 from ..data.minibatch_sizes import sizes
 from ..errors import InputError
 from ..records import RunRecord
+from ..records.record_files import read_metrics
 from ..runtime.config import RunConfig
 from ..runtime.pipelines.minibatch_queue import MinibatchQueue
 from ..runtime.pipelines.resuming import RESUME, has_rows_of, keep_nothing
@@ -115,7 +116,14 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
         )
     yield from _changed_code(RunRecord.load(folder), config)
     if per_epoch is not None and found.minibatches:
-        yield from _rate_told(found.minibatches, per_epoch, before, config)
+        yield from _rate_told(found.minibatches, per_epoch, before, config, metrics=metrics)
+
+
+def _validation_losses(metrics: Path, minibatches: int) -> list[float]:
+    """Return the losses of the validations after so many minibatches or fewer: a schedule may follow them."""
+    rows = read_metrics(metrics, "epoch") if metrics.exists() else []
+    scores = [row["validation"] for row in rows if row.get("validation") and row["minibatches"] <= minibatches]
+    return [score["loss"] for score in scores if score.get("loss") is not None]
 
 
 def _changed_code(record: RunRecord, config: RunConfig) -> Iterator[str]:
@@ -137,17 +145,18 @@ def epoch_minibatches(found: Checkpoint) -> int | None:
     return len(sizes(samples, batch_size, last=found.manifest.get("last_minibatch", "keep")))
 
 
-def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig) -> Iterator[str]:
+def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig, *, metrics: Path) -> Iterator[str]:
     """Yield a line where the new settings give another learning rate for the next minibatch than the old ones."""
     totals = [own.total_minibatches(per_epoch) for own in (before, config)]
     rates = [own.rate for own in (before, config)]
+    losses, losses_of_last = (_validation_losses(metrics, minibatches) for minibatches in (done, done - 1))
     expected, next_rate = (
-        rate.at(done, epoch_minibatches=per_epoch, total_minibatches=total)
+        rate.at(done, epoch_minibatches=per_epoch, total_minibatches=total, losses=losses)
         for rate, total in zip(rates, totals, strict=True)
     )
     if abs(next_rate - expected) <= 1e-9 * max(abs(next_rate), abs(expected)):
         return
-    last = rates[0].at(done - 1, epoch_minibatches=per_epoch, total_minibatches=totals[0])
+    last = rates[0].at(done - 1, epoch_minibatches=per_epoch, total_minibatches=totals[0], losses=losses_of_last)
     how = f"the learning rate's schedule {config.learning_rate_schedule!r}"
     if rates[0] == rates[1]:
         how += f" is stretched over {number_of(totals[1], 'minibatch')}, {totals[0]} before"
