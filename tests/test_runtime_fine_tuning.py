@@ -4,6 +4,7 @@ import json
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from sparsepipe.networks.traced.building import freeze
 from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.runtime.training_state.checkpoint_folders import INITIAL
 from sparsepipe.runtime.training_state.initial_weights import Match, StateNames, read_state
+from sparsepipe.runtime.worker.epoch_end import gather_weights
 from sparsepipe.runtime.workloads.learning import check_training
 from sparsepipe.runtime.workloads.resolved import resolve
 
@@ -212,6 +214,10 @@ def test_an_exported_state_has_every_name_of_the_module(tmp_path):
     folder = checkpoint.finish(tmp_path, 1, keep=1, layers=layers, **facts)
     state = load_file(sp.export_weights(folder, tmp_path / "model.safetensors"))
     Tied().load_state_dict(state)
+    alone = SimpleNamespace(rank=0, world_size=1, sum=lambda values, what: values)
+    context = SimpleNamespace(process=alone, plan=plan_of(NORMED, ONE), workload=SimpleNamespace(state_names=names))
+    given = gather_weights(context, [SimpleNamespace(writes=True, tensors=lambda: held)])
+    Tied().load_state_dict(given)  # what on_epoch gets
     with raises("export.suffix"):
         sp.export_weights(folder, tmp_path / "model.pth")
     (tmp_path / "folder.safetensors").mkdir()

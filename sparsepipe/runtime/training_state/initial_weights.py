@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -261,11 +262,15 @@ def exported_state(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     Raises:
         InputError: A file of the checkpoint is missing or damaged.
     """
-    held = saved.read(list(saved.manifest["layers"]))
+    return module_state(saved.read(list(saved.manifest["layers"])), saved.manifest)
+
+
+def module_state(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors of all stages as `exported_state` does; `facts`: of `StateNames.to_json`."""
     state = validated_weights(held) | checkpoint.without_prefix(held, "buffer:")
-    for name in saved.manifest.get("unsaved_buffers", ()):
+    for name in facts.get("unsaved_buffers", ()):
         state.pop(name, None)
-    tied: Mapping[str, str] = saved.manifest.get("tied_names", {})
+    tied: Mapping[str, str] = facts.get("tied_names", {})
     for first in dict.fromkeys(tied.values()):
         names = [first, *(name for name, target in tied.items() if target == first)]
         held_as = next(name for name in names if name in state)

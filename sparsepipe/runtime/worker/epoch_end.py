@@ -22,9 +22,9 @@ from ...util.io.functions import UserFunction
 from ..config import RunConfig
 from ..processes.process import Process
 from ..reporting.recorder import Recorder
-from ..training_state.checkpoint import without_prefix
 from ..training_state.checkpoint_folders import folder_of
-from ..training_state.moving_average import AVERAGE, validated_weights
+from ..training_state.initial_weights import module_state
+from ..training_state.moving_average import AVERAGE
 from ..transport.state_transfer import StateTransfer
 from .context import WorkerContext
 from .stage_replica import StageReplica
@@ -171,5 +171,6 @@ def gather_weights(context: WorkerContext, replicas: Iterable[StageReplica]) -> 
     if process.rank != target:
         return {}
     tensors = {key: tensor.detach().cpu().clone() for key, tensor in held.items()} | received
-    weights = validated_weights(tensors) | without_prefix(tensors, "buffer:")
+    names = context.workload.state_names
+    weights = module_state(tensors, {} if names is None else names.to_json())
     return MappingProxyType(dict(sorted(weights.items())))  # the same order under every plan
