@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,11 @@ REPORT = "initial.json"  # in a run's folder
 _NESTED = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights")  # of a file's dictionary
 _PREFIXES = ("module", "_orig_mod", "model", "network", "net", "backbone", "encoder")
 _SHOWN = 4  # names in a line
-_SCALAR = np.float64().__reduce__()[0]
-_SCALARS = [  # what numbers of NumPy beside the weights are made of, such as the best score in Pointcept's checkpoints
+_SCALAR: Any = np.float64().__reduce__()[0]
+_SCALARS: list[Any] = [  # NumPy's numbers beside the weights, such as the best score in Pointcept's checkpoints
     *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-    *(np.dtype, *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64))),
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64)),
 ]
 
 
