@@ -8,13 +8,17 @@ import json
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
+from coded import raises
 
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.pointcept import from_pointcept
 from sparsepipe.networks import network
+from sparsepipe.runtime.training_state.checkpoint_folders import INITIAL
+from sparsepipe.runtime.training_state.initial_weights import InitialState, InitialWeights, StateNames, read_state
 
 GOLDEN = Path(__file__).with_name("golden") / "pointcept.json"
 CLASSES, FEATURES = 4, 6
@@ -156,3 +160,38 @@ def test_tensors_of_other_networks_keep_their_names():
     assert from_pointcept({"module.backbone.other.weight": tensor}, net) == {"module.backbone.other.weight": tensor}
     renamed = from_pointcept({"conv_input.1.weight": tensor}, net)  # the backbone alone
     assert list(renamed) == ["bn_stem.bn.weight"]
+
+
+def initial(folder, content, name):
+    """What a run of a network has of a file."""
+    torch.save(content, folder / "model_best.pth")
+    InitialState(read_state(folder / "model_best.pth"), None).save(folder)
+    net = network(name, num_classes=CLASSES, in_channels=FEATURES)
+    names = StateNames.of_network(net, engine("native"))
+    return InitialWeights(folder / INITIAL, net, names, allow_shape=False), net
+
+
+@pytest.mark.parametrize("name", ["litept-segmentation-narrow", "spunet34-segmentation-narrow"])
+def test_a_run_begins_from_a_file_of_pointcept(name, tmp_path):
+    state = checkpoint(name)
+    file = {"epoch": 3, "state_dict": state, "best_metric_value": np.float64(0.7), "scheduler": {"lr": np.float32(1)}}
+    weights, net = initial(tmp_path, file, name)
+    assert not weights.match.drawn and not weights.match.unused
+    ids, expected = [row.id for row in net.rows], from_pointcept(state, net)
+    for layers in (ids[: len(ids) // 2], ids[len(ids) // 2 :]):
+        stage = Subnetwork(net, engine("native"), layers)
+        weights.load_into(stage)
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in stage.state_dict().items())
+
+
+def test_files_of_both_names_and_kernels_of_other_axes_are_no_tracebacks(tmp_path):
+    name = "spunet34-segmentation-narrow"
+    weights, net = initial(
+        tmp_path,
+        (state := checkpoint(name)) | from_pointcept(state, network(name, num_classes=CLASSES, in_channels=FEATURES)),
+        name,
+    )
+    assert not weights.match.drawn and len(weights.match.unused) == len(state)
+    for shape in ((27, 6, 8), ()):
+        with raises("initial.shapes_differ"):
+            initial(tmp_path, {"backbone.conv_input.0.weight": torch.zeros(shape)}, name)

@@ -96,6 +96,40 @@ def test_entries_that_come_and_go_are_those_of_the_module():
         net.build(engine=None)({**net.arguments.bind(minibatch(150, 90))}, minibatch=0)
 
 
+class Clips(nn.Module):
+    """Leaves a tensor or a number as it is, unless that is large."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, cloud: Cloud) -> Cloud:
+        if (cloud.feat * cloud[self.name]).abs().max() > 100:
+            cloud[self.name] = cloud[self.name] / 100
+        cloud.feat = cloud.feat * 2
+        return cloud
+
+
+class Clipped(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.clips, self.head = Clips(name), nn.Linear(3, 4)
+
+    def forward(self, feat: torch.Tensor, coord: torch.Tensor) -> torch.Tensor:
+        farthest = coord.abs().max().item()
+        cloud = self.clips(Cloud(feat=feat, coord=coord, farthest=farthest, offset=coord, batch=coord))
+        return self.head(cloud.feat + cloud.coord) * cloud.farthest
+
+
+@pytest.mark.parametrize("name", ["coord", "farthest"])
+def test_an_entry_that_was_left_as_it_was_and_now_changes_is_refused(name):
+    net = trace(Clipped(name), (torch.rand(5, 3), torch.rand(5, 3)))
+    assert not net.opaque_paths & {""} and len(net.rows) > 1
+    verify(net, (torch.rand(7, 3), torch.rand(7, 3)), engine=PlainEngine(), stages=0)
+    with raises("layer.raises", name):
+        net.build(engine=None)({**net.arguments.bind((torch.full((7, 3), 1e3), torch.rand(7, 3)))}, minibatch=0)
+
+
 VALUES = st.recursive(
     st.integers() | st.text(max_size=2),
     lambda inner: (

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.engines.base import CoordinateSet
+from sparsepipe.runtime.failures import PacketMismatch
 from sparsepipe.runtime.transport.packet import (
     BACKWARD,
     FORWARD,
@@ -118,6 +119,21 @@ def test_one_dense_tensor_is_sent_from_its_own_memory() -> None:
 def test_a_header_that_is_none_is_refused_with_both_numbers() -> None:
     with raises("packet.header_malformed", "0x0", "0x53504b54"):
         payload_bytes(torch.zeros(HEADER_INTEGERS, dtype=torch.int64))
+
+
+def test_numbers_that_no_packet_has_are_refused() -> None:
+    coordinates = torch.randint(0, 9, (5, 4), dtype=torch.int32)
+    slots = tuple(Slot(torch.zeros(5, 3)) for _ in range(40))
+    tables = (torch.arange(100, dtype=torch.uint8),)
+    header, payload = encode(Packet(FORWARD, 1, 2, slots, (CoordinateSet((1, 1, 1), coordinates),), tables=tables))
+    for number in (-(2**62), -1, 2**40, 2**61):
+        for place in range(16):
+            bad = payload.clone()
+            bad.view(torch.int64)[place] = number
+            try:
+                decode(header, bad)
+            except PacketMismatch as error:
+                assert error.code == "packet.header_malformed"
 
 
 def test_more_tensors_than_a_header_describes_are_described_in_the_payload() -> None:

@@ -92,13 +92,15 @@ def _path(row: Row) -> str | None:
 
 
 def _laid_out(tensor: Tensor) -> Tensor:
-    """Return a kernel [C_out, k, k, k, C_in] as [k^3, C_in, C_out]; a bias as [1, C].
+    """Return a kernel [C_out, k, k, k, C_in] as [k^3, C_in, C_out]; a bias as [1, C]; others, which do not fit, as is.
 
     The numbers of a kernel of one offset are [C_in, C_out] already: spconv multiplies by them so, whatever shape it
     gives them.
     """
     if tensor.dim() == 1:
         return tensor.unsqueeze(0)
+    if tensor.dim() != 5:
+        return tensor
     if tensor.shape[1:4].numel() == 1:
         return tensor.reshape(tensor.shape[4], tensor.shape[0])
     return tensor.permute(3, 2, 1, 4, 0).flatten(0, 2)

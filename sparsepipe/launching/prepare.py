@@ -186,7 +186,7 @@ def _initial_weights(run: ResolvedRun, *, begins: bool, here: bool) -> "InitialS
     from ..runtime.workloads.learning import check_training
 
     state = {} if config.initial is None else read_state(expanded(config.initial))
-    match = check_training(run, {name: tuple(each.shape) for name, each in state.items()}) if here else None
+    match = check_training(run, state) if here else None
     if config.initial is None:
         return None
     if match:

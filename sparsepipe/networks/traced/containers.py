@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -245,6 +246,9 @@ class ContainerCall(Call):
         expected, origin = self.learned
         if form != expected:
             raise TypeError(f"it gives other entries than when it was traced: {_difference(form, expected)}")
+        for number, (leaf, before) in enumerate(zip(reader.leaves, origin, strict=True)):
+            if before is not None and not _is_same(leaf, leaves[before]):
+                raise TypeError(f"it changes {_name(form, number)}, which it left as it was when it was traced")
         return tuple(leaf for leaf, before in zip(reader.leaves, origin, strict=True) if before is None)
 
     def _learn(self, args: Sequence[Any], module: Callable[[str], nn.Module]) -> tuple[Any, ...]:
@@ -276,6 +280,19 @@ def _is_read(leaf: Any, tensors: Mapping[int, Tensor]) -> bool:
 
 def _held_tensors(value: Any) -> Iterator[Tensor]:
     yield from (each for each in vars(value).values() if isinstance(each, Tensor))
+
+
+def _is_same(leaf: Any, before: Any) -> bool:
+    """Return whether what came of a call is what it was given; a copy of a tensor is, such as that of contiguous()."""
+    if isinstance(leaf, Tensor) and isinstance(before, Tensor):
+        return leaf is before or (leaf.dtype == before.dtype and torch.equal(leaf, before))
+    return leaf is before or (is_number(leaf) and is_number(before) and leaf == before)
+
+
+def _name(form: Form, number: int) -> str:
+    """Return the key of a leaf."""
+    pairs = (pair for each in form.contents for pair in zip(each.keys or (), each.entries, strict=False))
+    return next((str(key) for key, entry in pairs if entry == Leaf(number)), "a value")
 
 
 def _difference(found: Form, expected: Form) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from ...engines import Engine
+from ...engines import Engine, from_pointcept
 from ...errors import InputError
 from ...networks import Network
 from ...networks.base import AnyNetwork
@@ -32,6 +33,12 @@ REPORT = "initial.json"  # in a run's folder
 _NESTED = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights")  # of a file's dictionary
 _PREFIXES = ("module", "_orig_mod", "model", "network", "net", "backbone", "encoder")
 _SHOWN = 4  # names in a line
+_SCALAR: Any = np.float64().__reduce__()[0]
+_SCALARS: list[Any] = [  # NumPy's numbers beside the weights, such as the best score in Pointcept's checkpoints
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64)),
+]
 
 
 @dataclass(frozen=True)
@@ -215,7 +222,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_SCALARS):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         why = " ".join(str(error).split())[:200]
         raise InputError(
@@ -232,6 +240,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
             setting="initial",
         ) from None
     return _tensors(content, path)
+
+
+def renamed(state: Mapping[str, Tensor], network: AnyNetwork) -> Mapping[str, Tensor]:
+    """Return the tensors of a file; of Pointcept's for a table of ours by our names: see `from_pointcept`."""
+    if not isinstance(network, Network):
+        return state
+    by_ours = from_pointcept(state, network)
+    return by_ours if len(by_ours) == len(state) else state  # else it has a tensor by both names
 
 
 def _tensors(content: object, path: Path) -> dict[str, Tensor]:
@@ -326,20 +342,26 @@ class InitialState:
 class InitialWeights:
     """The weights in a run's folder that it starts from, matched with its network."""
 
-    def __init__(self, path: Path, network: StateNames, *, allow_shape: bool) -> None:
+    def __init__(self, path: Path, network: AnyNetwork, names: StateNames, *, allow_shape: bool) -> None:
         """Raises InputError for a file that does not match the network; see `Match.of`."""
-        self._path = path
+        self._path, self._network = path, network
         with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
-        self.match = Match.of(shapes, network, where=path, allow_shape=allow_shape)
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no dict
+        state = renamed({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, network)
+        self._names = dict(zip(state, shapes, strict=True))  # as renamed → in the file
+        shapes_of = {name: tuple(each.shape) for name, each in state.items()}
+        self.match = Match.of(shapes_of, names, where=path, allow_shape=allow_shape)
 
     @torch.no_grad()
     def load_into(self, module: nn.Module) -> None:
         """Copy the weights and buffers of a stage, or of the whole network."""
+        source = self.match.source
+        tensors = {name: tensor for name, tensor in _named_tensors(module) if name in source}
         with safe_open(self._path, framework="pt") as file:
-            for name, tensor in _named_tensors(module):
-                if name in self.match.source:
-                    tensor.copy_(file.get_tensor(self.match.source[name]))
+            names = dict.fromkeys(self._names[source[name]] for name in tensors)
+            state = renamed({name: file.get_tensor(name) for name in names}, self._network)
+        for name, tensor in tensors.items():
+            tensor.copy_(state[source[name]])
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -193,7 +193,8 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
     """
     try:
         return _decoded(header, payload)
-    except (IndexError, StopIteration, RuntimeError) as error:  # a section outside, or facts that end too soon
+    except (LookupError, StopIteration, RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+        # A section outside, facts that end too soon, or numbers that are none of a packet.
         raise PacketMismatch(
             "packet.header_malformed", f"a packet's header does not fit its payload of {len(payload)} bytes"
         ) from error
@@ -260,6 +261,8 @@ def _section(payload: Tensor, place: int, dtype: torch.dtype, shape: Sequence[in
     length = dtype.itemsize
     for size in shape:
         length *= size
+    if not 0 <= length <= len(payload) - place:
+        raise IndexError(length)
     return payload[place : place + length].view(dtype).view(shape), place + _aligned(length)
 
 

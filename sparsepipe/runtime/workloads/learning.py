@@ -35,7 +35,7 @@ from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from ..training_state.checkpoint_folders import INITIAL
-from ..training_state.initial_weights import InitialWeights, Match, StateNames
+from ..training_state.initial_weights import InitialWeights, Match, StateNames, renamed
 from ..training_state.moving_average import validated_weights
 from ..training_state.parameter_groups import open_optimizer
 from .base import Rows
@@ -125,7 +125,7 @@ class Learning:
 
     @lru_cache(maxsize=1)  # noqa: B019 - a workload lives as long as its process
     def _initial_weights(self, path: Path) -> InitialWeights:
-        return InitialWeights(path, self.state_names, allow_shape=self.config.allow_shape)
+        return InitialWeights(path, self.network, self.state_names, allow_shape=self.config.allow_shape)
 
     def check(self, plan: Plan) -> None:
         """Raise InputError if the plan is not one for this network."""
@@ -367,10 +367,10 @@ def _samples_of_points(rows: Tensor, ends: Tensor, numbers: Tensor) -> Tensor:
     return numbers if len(rows) == len(counts) else numbers.repeat_interleave(counts)
 
 
-def check_training(run: ResolvedRun, initial: Mapping[str, tuple[int, ...]]) -> Match | None:
+def check_training(run: ResolvedRun, initial: Mapping[str, Tensor]) -> Match | None:
     """Return how the initial weights of a run match its network; None without any.
 
-    `initial`: the names in the file, with their shapes. Raises InputError for a pattern that matches nothing, for
+    `initial`: the tensors of the file. Raises InputError for a pattern that matches nothing, for
     weights of another network, and for an optimizer or a schedule that fails.
     """
     task, config = open_task(run, validates=False), run.config
@@ -381,7 +381,8 @@ def check_training(run: ResolvedRun, initial: Mapping[str, tuple[int, ...]]) -> 
     config.rate.at(first, epoch_minibatches=first + 1, total_minibatches=first + 1)
     if config.initial is None:
         return None
-    return Match.of(initial, names, where=config.initial, allow_shape=config.allow_shape)
+    shapes = {name: tuple(tensor.shape) for name, tensor in renamed(initial, task.network).items()}
+    return Match.of(shapes, names, where=config.initial, allow_shape=config.allow_shape)
 
 
 def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[int, ...], ...]:
