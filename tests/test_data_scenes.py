@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -112,6 +113,18 @@ def test_views_are_turned_copies_that_vote_on_the_same_points(tmp_path: Path, me
         middles = found["origin"][sample] + (found["coordinates"][rows] + 0.5) * found["edge"][sample]
         assert (np.abs(middles - cloud).max(axis=1) <= 2 * found["edge"][sample]).all(), "in the units of the file"
     assert {len(classes) for classes in data.to_points(found, tmp_path).values()} == {120, 180}
+
+
+def test_views_of_objects_in_one_file_are_of_each(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for split in ("train", "test"):
+        with h5py.File(tmp_path / f"ply_data_{split}0.h5", "w") as file:
+            file["data"], file["label"] = draw.random((4, 64, 3), dtype=np.float32), np.array([[0], [1]] * 2, np.uint8)
+        (tmp_path / f"{split}_files.txt").write_text(f"ply_data_{split}0.h5\n")
+    (tmp_path / "shape_names.txt").write_text("a\nb\n")
+    single = data.load(tmp_path, split="test", voxel_size=0.1, cache="off")
+    turned = single.with_views(2)
+    assert all(torch.equal(turned.sample(2 * k).coordinates, single.sample(k).coordinates) for k in range(4))
 
 
 def test_votes_of_views_of_samples() -> None:
