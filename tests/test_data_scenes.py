@@ -152,6 +152,18 @@ def test_a_mixed_scene_is_two_scenes_one_on_the_other(tmp_path: Path) -> None:
     assert torch.equal(never.coordinates, plain.sample(0).coordinates)
 
 
+def test_objects_that_are_mixed_keep_to_the_cube(tmp_path: Path) -> None:
+    scenes(tmp_path, metric=False)
+    for name, sides in (("0", (9, 1, 1)), ("1", (1, 9, 1))):
+        rows = np.random.default_rng(0).uniform(0, [*sides, 1], (99, 4)).round(1)
+        rows[:, 3] = 0
+        np.savetxt(tmp_path / "room" / "train" / f"{name}.txt", rows, header="x y z label", comments="")
+    changes = Augmentation(in_cube=True, mix=1.0)
+    mixed = opened(tmp_path, "train", augmentation=changes, features="occupancy")
+    sizes = [mixed.sample(0, epoch=epoch).coordinates for epoch in range(4)]
+    assert all(int(voxels.min()) >= 0 and int(voxels.max()) <= 10 for voxels in sizes)
+
+
 def test_settings_that_do_not_fit_the_data_are_refused(tmp_path: Path) -> None:
     scenes(tmp_path, metric=False)
     with raises("crop.of_objects"):

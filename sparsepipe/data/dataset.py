@@ -19,7 +19,7 @@ from ..util.io.fields import given_integer
 from ..util.io.told import tell
 from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
-from .augmentation import Augmentation, named_augmentation, turned_about_z
+from .augmentation import Augmentation, into_cube, named_augmentation, turned_about_z
 from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
 from .crops import Crop, named_crop
@@ -525,6 +525,8 @@ class VoxelDataset:
                 other = int(random.integers(len(self)))
                 name = f"{self.files[other].name}:{epoch}:on {self.files[index].name}"
                 cloud = self._on_top(cloud, self._changed(other, sample_seed(self.recipe.seed, name)), other)
+                if self.recipe.augmentation.in_cube:
+                    cloud = replace(cloud, points=into_cube(cloud.points))
         return self._voxelized(cloud, self.files[index])
 
     def _changed(self, index: int, seed: int) -> Cloud:
