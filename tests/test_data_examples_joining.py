@@ -215,6 +215,24 @@ def test_an_iterable_is_read_in_order_and_resumed_by_skipping(tmp_path: Path, ca
     assert torch.equal(whole[0].inputs[:, 0], expected)
 
 
+@pytest.mark.parametrize("kind", ["__iter__(self): return iter(CLOUDS)", "__getitem__(self, index): return CLOUDS[0]"])
+def test_a_collate_may_take_its_items_apart(tmp_path: Path, kind: str) -> None:
+    body = f"""
+    import torch
+    CLOUDS = [{{"coord": torch.ones(3, 3), "segment": 0}}]
+    class Clouds:
+        def __len__(self): return 1
+        def {kind}
+    def make(split): return Clouds()
+    def collate(items): return torch.cat([item.pop("coord") for item in items]), torch.zeros(3)
+    """
+    reference = own(tmp_path, body)
+    clouds = open_examples(reference, split="train", collate=reference.replace(":make", ":collate"))
+    for _ in range(2):
+        batch = clouds.batch([0])
+        assert batch.inputs.shape == (3, 3) and batch.size == 3
+
+
 def test_an_iterable_that_ends_early_or_never_is_named(tmp_path: Path) -> None:
     with raises("own_data.stream_ended", "40", items=40):
         body = STREAM.replace("COUNT", "40").replace("MORE", "def __len__(self): return 50")

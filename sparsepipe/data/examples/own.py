@@ -20,6 +20,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -187,7 +188,10 @@ class OwnExamples:
         items = [self._read(index, epoch) for index in indices]
         if (make := self._make_minibatch) is not None:
             name = f"collate:{','.join(map(str, indices))}:{epoch}"
-            minibatch = self._drawing(name, lambda: make(items), f"in collate of split {self.split}")
+            kept = self._stream is not None or self.size_unit != "samples"  # here, whatever a collate does to its own
+            minibatch = self._drawing(
+                name, lambda: make(deepcopy(items) if kept else items), f"in collate of split {self.split}"
+            )
             return self._collated(minibatch, items, indices)
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:
