@@ -86,13 +86,13 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
         joined[name] = torch.cat(rows)
     ends = []
     for entries, count in zip(named, counts, strict=True):
-        given = entries[OFFSET].reshape(-1).long() if OFFSET in entries else torch.empty(0)
+        sample_ends = entries[OFFSET].reshape(-1).long() if OFFSET in entries else torch.empty(0)
         if _POINTS in entries and len(entries[_POINTS]) != count:
             raise InputError(
                 "sample.offset_differs",
                 f"{what} have {len(entries[_POINTS])} points and an offset that ends at {count}, expected the same",
             )
-        ends.append(given if len(given) else torch.tensor([count]))
+        ends.append(sample_ends if len(sample_ends) else torch.tensor([count]))
     begins = accumulate((int(end[-1]) for end in ends[:-1]), initial=0)
     return joined | {OFFSET: torch.cat([end + begin for end, begin in zip(ends, begins, strict=True)])}
 
