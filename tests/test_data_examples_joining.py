@@ -134,6 +134,23 @@ def test_a_collate_of_ones_own_makes_the_minibatch(tmp_path: Path) -> None:
         open_examples(reference, split="train", collate=f"{file}:none_such")
 
 
+@pytest.mark.parametrize("offset", [2, [], np.array(2), torch.tensor([2])])
+def test_an_offset_may_be_one_number_or_none(offset) -> None:
+    joined = joined_items([{"coord": np.ones((2, 3)), "offset": offset}] * 2, "items")
+    assert joined["offset"].tolist() == [2, 4] and joined["coord"].shape == (4, 3)
+
+
+def test_arrays_of_a_collate_may_run_backwards_or_be_of_another_byte_order(tmp_path: Path) -> None:
+    body = """
+    import numpy as np
+    def make(split): return [(1.0, 0)] * 2
+    def collate(items): return np.arange(2.0)[::-1], np.arange(2, dtype=">i4")
+    """
+    reference = own(tmp_path, body)
+    batch = open_examples(reference, split="train", collate=reference.replace(":make", ":collate")).batch([0, 1])
+    assert batch.inputs.tolist() == [1, 0] and batch.target.tolist() == [0, 1]
+
+
 def test_a_data_set_of_dicts_is_described_and_checked(tmp_path: Path) -> None:
     reference = own(tmp_path, SCENES.replace("MORE", "pass").replace("default_rng(index)", "default_rng(index % 3)"))
     assert info(reference)["example"]["inputs"]["coord"] == "float32 [3]"
@@ -198,6 +215,24 @@ def test_an_iterable_is_read_in_order_and_resumed_by_skipping(tmp_path: Path, ca
     assert torch.equal(whole[0].inputs[:, 0], expected)
 
 
+@pytest.mark.parametrize("kind", ["__iter__(self): return iter(CLOUDS)", "__getitem__(self, index): return CLOUDS[0]"])
+def test_a_collate_may_take_its_items_apart(tmp_path: Path, kind: str) -> None:
+    body = f"""
+    import torch
+    CLOUDS = [{{"coord": torch.ones(3, 3), "segment": 0}}]
+    class Clouds:
+        def __len__(self): return 1
+        def {kind}
+    def make(split): return Clouds()
+    def collate(items): return torch.cat([item.pop("coord") for item in items]), torch.zeros(3)
+    """
+    reference = own(tmp_path, body)
+    clouds = open_examples(reference, split="train", collate=reference.replace(":make", ":collate"))
+    for _ in range(2):
+        batch = clouds.batch([0])
+        assert batch.inputs.shape == (3, 3) and batch.size == 3
+
+
 def test_an_iterable_that_ends_early_or_never_is_named(tmp_path: Path) -> None:
     with raises("own_data.stream_ended", "40", items=40):
         body = STREAM.replace("COUNT", "40").replace("MORE", "def __len__(self): return 50")
@@ -216,6 +251,7 @@ def test_an_iterable_that_ends_early_or_never_is_named(tmp_path: Path) -> None:
         ([{"name": "a"}], "sample.dict_keys"),
         ([{"a": 1, "b": 2}], "sample.no_target"),
         ([{"coord": np.ones((2, 3)), "boxes": object()}], "sample.not_numbers"),
+        ([{"coord": np.ones((2, 3)), "offset": [1, 3]}], "sample.offset_differs"),
     ],
 )
 def test_items_that_do_not_go_together_are_named(items: list, code: str) -> None:

@@ -67,3 +67,24 @@ def test_balanced_weights_are_inverse_to_counts(tmp_path: Path) -> None:
     assert sum(weight * count for weight, count in zip(weights, counts, strict=True)) == pytest.approx(sum(counts))
     with raises("loss.class_weights_malformed", "train/0"):
         class_weights(voxels, 2)
+
+
+def test_draws_repeat_in_every_process_and_after_resuming(tmp_path: Path) -> None:
+    body = "import numpy as np\ndef make(num_samples, seed, epoch): return np.random.permutation(num_samples)\n"
+    sampler = own(tmp_path, body, "sampler")
+    assert draw(sampler, RARE, epoch=1) == draw(sampler, RARE, epoch=1) != draw(sampler, RARE, epoch=2)
+    module = "rng = np.random.default_rng(0)\ndef make(num_samples, seed, epoch): return rng.permutation(num_samples)\n"
+    with raises("sampler.not_repeatable"):
+        draw(own(tmp_path, "import numpy as np\n" + module, "goes_on"), RARE)
+    body = """
+    import torch
+    class Items(list):
+        def __init__(self):
+            super().__init__([(1.0, k % 2) for k in range(8)])
+            draws = torch.Generator().manual_seed(0)
+            self.sampler = torch.utils.data.WeightedRandomSampler([1.0] * 8, 8, generator=draws)
+    def make(split): return Items()
+    """
+    samples, resumed = (open_examples(own(tmp_path, body), split="train") for _ in range(2))
+    assert samples.drawn(0) != samples.drawn(1)
+    assert samples.drawn(0) == samples.drawn(0) and samples.drawn(2) == resumed.drawn(2)

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -114,6 +115,18 @@ def test_views_are_turned_copies_that_vote_on_the_same_points(tmp_path: Path, me
     assert {len(classes) for classes in data.to_points(found, tmp_path).values()} == {120, 180}
 
 
+def test_views_of_objects_in_one_file_are_of_each(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for split in ("train", "test"):
+        with h5py.File(tmp_path / f"ply_data_{split}0.h5", "w") as file:
+            file["data"], file["label"] = draw.random((4, 64, 3), dtype=np.float32), np.array([[0], [1]] * 2, np.uint8)
+        (tmp_path / f"{split}_files.txt").write_text(f"ply_data_{split}0.h5\n")
+    (tmp_path / "shape_names.txt").write_text("a\nb\n")
+    single = data.load(tmp_path, split="test", voxel_size=0.1, cache="off")
+    turned = single.with_views(2)
+    assert all(torch.equal(turned.sample(2 * k).coordinates, single.sample(k).coordinates) for k in range(4))
+
+
 def test_votes_of_views_of_samples() -> None:
     rows = {"name": np.array(["a", "b", "a"]), "sample": np.arange(3)}
     outputs = np.array([[0.0, 0.5, 0.0], [1.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
@@ -137,6 +150,18 @@ def test_a_mixed_scene_is_two_scenes_one_on_the_other(tmp_path: Path) -> None:
     assert len(set(counts)) > 1, "another partner in another epoch"
     never = opened(tmp_path, "train", augmentation=Augmentation(rotation=0)).sample(0, epoch=2)
     assert torch.equal(never.coordinates, plain.sample(0).coordinates)
+
+
+def test_objects_that_are_mixed_keep_to_the_cube(tmp_path: Path) -> None:
+    scenes(tmp_path, metric=False)
+    for name, sides in (("0", (9, 1, 1)), ("1", (1, 9, 1))):
+        rows = np.random.default_rng(0).uniform(0, [*sides, 1], (99, 4)).round(1)
+        rows[:, 3] = 0
+        np.savetxt(tmp_path / "room" / "train" / f"{name}.txt", rows, header="x y z label", comments="")
+    changes = Augmentation(in_cube=True, mix=1.0)
+    mixed = opened(tmp_path, "train", augmentation=changes, features="occupancy")
+    sizes = [mixed.sample(0, epoch=epoch).coordinates for epoch in range(4)]
+    assert all(int(voxels.min()) >= 0 and int(voxels.max()) <= 10 for voxels in sizes)
 
 
 def test_settings_that_do_not_fit_the_data_are_refused(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_a_sampler_decides_the_minibatches_of_an_epoch(tmp_path: Path) -> None:
     assert run.order(0) == ((0, 1, 2, 3), (4,))
     with raises("sampler.epochs_differ", "3 minibatches", "2"):
         run.order(1)
+    goes_on = (
+        "import random\nclass Draws(random.Random):\n    def __iter__(self): return iter(self.sample(range(10), 10))"
+    )
+    body = goes_on + SAMPLED.replace("MORE", "sampler = Draws(0)")
+    with raises("sampler.not_repeatable"):
+        order_of(own(tmp_path, body, "goes_on")).order(0)
+    with raises("setting.sampler_and_order"):
+        order_of(f"{tmp_path}/c.py:make", order="snake").order(0)
     with raises("setting.sampler_and_order"):
         RunConfig("a", "b", sampler="weighted", order="snake")
 
@@ -122,8 +130,9 @@ def test_an_iterable_keeps_its_order(tmp_path: Path) -> None:
     """
     reference = own(tmp_path, body)
     assert order_of(reference, last_minibatch="keep").order(3) == ((0, 1, 2, 3), (4, 5, 6))
-    with raises("own_data.in_order"):
-        order_of(reference, order="snake").order(0)
+    for changes in ({"order": "snake"}, {"sampler": "weighted"}):
+        with raises("own_data.in_order"):
+            order_of(reference, **changes).order(0)
 
 
 @pytest.mark.slow

@@ -389,6 +389,15 @@ def test_a_profile_of_examples_says_how_many_samples_a_minibatch_has():
     assert found.batch_size == found.size() == 8
 
 
+def test_options_of_a_data_function_are_its_own_when_profiled(tmp_path):
+    """Options named as settings of clouds, such as `features`, were taken for those and did not reach the function."""
+    body = "import torch\ndef make(split, features=2): return [(torch.ones(features), k % 2) for k in range(8)]\n"
+    (tmp_path / "data.py").write_text(body)
+    module, source = torch.nn.Linear(5, 2), f"{tmp_path}/data.py:make"
+    found = profile_model(module, source, batch_size=4, data_args={"features": 5}, repeats=1)
+    assert found.origin["measured_samples"]
+
+
 def test_an_lstm_of_usual_size_is_a_network():
     """Without a gradient its sums are added up in another order: in the last bits it is not the module it was."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.describing import unread_files
+from ..data.examples.recognising import is_examples
 from ..errors import InputError
 from ..networks import is_table
 from ..planning import (
@@ -77,11 +78,12 @@ def profile(options: argparse.Namespace) -> Answer:
     from ..profiling import profile_model
 
     names = ("voxel_size", "num_points", "loss", "engine", "device", "threads", "seed", *rows(ProfileConfig))
+    of_samples = ("collate",) if is_examples(options.data) else ("collate", "crop", "features")
     found = profile_model(
         options.model,
         options.data,
         model_args=json_object(options.model_args, "--model-args"),
-        data_args=json_object(options.data_args, "--data-args") | given(options, ("collate", "crop", "features")),
+        data_args=json_object(options.data_args, "--data-args") | given(options, of_samples),
         loss_args=json_object(options.loss_args, "--loss-args"),
         batch_size=options.batch_size,
         progress=progress_line,

@@ -69,7 +69,7 @@ class Augmentation:
                 bound = "at least 0" if most == math.inf else f"from 0 to {most}"
                 raise InputError(
                     "augmentation.out_of_range",
-                    f"{name} {value!r} given, expected a number {bound}{', below 1' * (most == 1)}",
+                    f"{name} {value!r} given, expected a number {bound}{', below 1' * (name == 'dropout')}",
                 )
         if not _is_pair(self.scale) or not 0 < self.scale[0] <= self.scale[1]:
             raise InputError(
@@ -116,7 +116,7 @@ class Augmentation:
         if self.jitter:
             points = points + self.jitter * rng.standard_normal(points.shape).clip(-3, 3)
         if self.in_cube:
-            points = _into_cube(points)
+            points = into_cube(points)
         return self._recoloured(Cloud(points, _turned(cloud, turn), cloud.names, cloud.labels), rng)
 
     def _recoloured(self, cloud: Cloud, rng: Generator) -> Cloud:
@@ -179,7 +179,7 @@ def turned_about_z(cloud: Cloud, degrees: float) -> Cloud:
     return replace(cloud, points=(cloud.points - centre) @ turn.T + centre, attributes=_turned(cloud, turn))
 
 
-def _into_cube(points: np.ndarray) -> np.ndarray:
+def into_cube(points: np.ndarray) -> np.ndarray:
     """Scale a cloud longer than the unit cube down to it, then move it into the cube by the shortest way."""
     low = points.min(axis=0)
     points = low + (points - low) / max(1, np.ptp(points, axis=0).max())

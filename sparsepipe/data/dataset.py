@@ -19,7 +19,7 @@ from ..util.io.fields import given_integer
 from ..util.io.told import tell
 from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
-from .augmentation import Augmentation, named_augmentation, turned_about_z
+from .augmentation import Augmentation, into_cube, named_augmentation, turned_about_z
 from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
 from .crops import Crop, named_crop
@@ -163,7 +163,7 @@ class VoxelDataset:
                 f"{folder.path}: scenes are to be mixed, but samples have one class each; it is for segmentation",
             )
         self._sources = folder.split(split) if files is None else tuple(files)
-        self._last_read: tuple[Path, Mesh | Cloud] | None = None  # of files that several samples are parts of
+        self._last_read: tuple[SampleFile, Mesh | Cloud] | None = None  # of files that several samples are parts of
         self._cache = open_cache(cache)
         self._kept: dict[int, Any] = {}  # samples, or with augmentation what they are drawn from
         self._kept_bytes = 0
@@ -474,9 +474,10 @@ class VoxelDataset:
         """Return what a file holds. The last one stays in memory if several samples are parts of it."""
         if self._views is None:
             return self.folder.read(file)
-        if self._last_read is None or self._last_read[0] != file.path:
-            self._last_read = file.path, self.folder.read(file)
-        return self._last_read[1]
+        last = self._last_read  # another thread may replace it
+        if last is None or last[0] != file:
+            last = self._last_read = file, self.folder.read(file)
+        return last[1]
 
     def _cloud(self, index: int, content: Mesh | Cloud, *, turned: bool = True) -> Cloud:
         """Return the points that a sample is made of, as they lie in the file, or turned as its view is."""
@@ -524,6 +525,8 @@ class VoxelDataset:
                 other = int(random.integers(len(self)))
                 name = f"{self.files[other].name}:{epoch}:on {self.files[index].name}"
                 cloud = self._on_top(cloud, self._changed(other, sample_seed(self.recipe.seed, name)), other)
+                if self.recipe.augmentation.in_cube:
+                    cloud = replace(cloud, points=into_cube(cloud.points))
         return self._voxelized(cloud, self.files[index])
 
     def _changed(self, index: int, seed: int) -> Cloud:

@@ -6,7 +6,7 @@ user's data set, as torch's samplers. Every process draws for itself: the same, 
 weighed in the loss instead (`class_weights`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -56,10 +56,17 @@ def draw(
         raise InputError(
             "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/data.py:sampler"
         )
+    from .examples.streams import with_generators  # here: it brings torch
+
     function = UserFunction.parse(sampler)
     chosen = function.load()
+
+    def drawn_again() -> tuple[int, ...]:
+        indices = with_generators(f"sampler:{epoch}", seed, lambda: chosen(num_samples=count, seed=seed, epoch=epoch))
+        return checked_indices(indices, count, sampler)
+
     try:
-        return checked_indices(chosen(num_samples=count, seed=seed, epoch=epoch), count, sampler)
+        return repeated(drawn_again, sampler)
     except InputError:
         raise
     except CODE_FAILURES as error:  # whatever the user's code raises
@@ -68,6 +75,21 @@ def draw(
             f"{function}: raises {type(error).__name__} ({complaint(error)}); it is called as "
             f"sampler(num_samples={count}, seed={seed}, epoch={epoch})",
         ) from error
+
+
+def repeated(run: Callable[[], tuple[int, ...]], sampler: str) -> tuple[int, ...]:
+    """Return what a sampler draws for an epoch. Raises InputError if it draws others when it is asked again.
+
+    Every process draws for itself: inputs and targets of one minibatch would then be of different samples.
+    """
+    drawn = run()
+    if run() != drawn:
+        raise InputError(
+            "sampler.not_repeatable",
+            f"{sampler}: gives other samples when an epoch is drawn again; draw from the global generators, or by the "
+            "seed and the epoch",
+        )
+    return drawn
 
 
 def checked_indices(drawn: Iterable[int], count: int, sampler: str) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from .. import data
 from ..data.batch import PointBatch, Sample, collate
 from ..data.examples.own import OwnExamples
+from ..data.examples.recognising import is_examples
 from ..data.order import Minibatches
 from ..engines.native.coordinates import pack, unpack
 from ..errors import InputError
@@ -40,7 +41,8 @@ from .measure import Progress, Training, profile
 
 # Settings of a run that trains what was measured: the network, the data and the sizes.
 _OF_RUN = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "num_points")
-_OF_DATA = ("collate", "crop", "features")  # settings of a run that `data_args` may hold: they say what samples are
+# Settings of a run that `data_args` may hold: they say what samples are. A data function has options of its own.
+_OF_CLOUDS, _OF_EXAMPLES = ("collate", "crop", "features"), ("collate",)
 _PARTS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples: the smallest tells what does not grow
 _SPAN = 8.0  # least factor between the smallest and the largest minibatch
 _DRAWS = 1000  # minibatches drawn at random for the percentiles
@@ -120,8 +122,9 @@ def profile_model(
     given_integer(threads, "threads:")
     check_threads(threads)
     ProfileConfig(device_type, repeats, beside)  # checks them
-    of_data = {name: value for name, value in (data_args or {}).items() if name in _OF_DATA and value is not None}
-    data_args = {name: value for name, value in (data_args or {}).items() if name not in _OF_DATA}
+    names = _OF_EXAMPLES if is_examples(str(source)) else _OF_CLOUDS
+    of_data = {name: value for name, value in (data_args or {}).items() if name in names and value is not None}
+    data_args = {name: value for name, value in (data_args or {}).items() if name not in names}
     config = RunConfig(
         model=model if isinstance(model, str) else type(model).__name__,
         data=str(source),

@@ -44,8 +44,9 @@ def num_points(item: Any) -> int | None:
         return int(item.num_nodes)
     if not isinstance(item, Mapping):
         return None
-    if isinstance(offset := item.get(OFFSET), Tensor | np.ndarray | list) and len(offset):
-        return int(offset[-1])
+    offset = item.get(OFFSET)
+    if isinstance(offset, Tensor | np.ndarray | list | int) and len(ends := torch.as_tensor(offset).reshape(-1)):
+        return int(ends[-1])
     points = item.get(_POINTS)
     return len(points) if isinstance(points, Tensor | np.ndarray) else None
 
@@ -83,10 +84,15 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
                 "sample.shapes_differ", f"{what}[{name!r}] are {two} in one minibatch, expected one type and width"
             )
         joined[name] = torch.cat(rows)
-    ends = [
-        entries[OFFSET].long() if OFFSET in entries else torch.tensor([count])
-        for entries, count in zip(named, counts, strict=True)
-    ]
+    ends = []
+    for entries, count in zip(named, counts, strict=True):
+        sample_ends = entries[OFFSET].reshape(-1).long() if OFFSET in entries else torch.empty(0)
+        if _POINTS in entries and len(entries[_POINTS]) != count:
+            raise InputError(
+                "sample.offset_differs",
+                f"{what} have {len(entries[_POINTS])} points and an offset that ends at {count}, expected the same",
+            )
+        ends.append(sample_ends if len(sample_ends) else torch.tensor([count]))
     begins = accumulate((int(end[-1]) for end in ends[:-1]), initial=0)
     return joined | {OFFSET: torch.cat([end + begin for end, begin in zip(ends, begins, strict=True)])}
 
@@ -107,7 +113,7 @@ def target_names(entries: Mapping[str, Any], given: Sequence[str], what: str) ->
 
 def with_tensors(value: Any) -> Any:
     """Return what a `collate` returned with its arrays as tensors; lists, tuples and dicts stay."""
-    return pytree.tree_map(lambda leaf: torch.from_numpy(leaf) if _is_numbers(leaf) else leaf, value)
+    return pytree.tree_map(lambda leaf: torch.from_numpy(_as_torch_has(leaf)) if _is_numbers(leaf) else leaf, value)
 
 
 def named_entries(value: Any) -> dict[str, Any]:
@@ -118,6 +124,11 @@ def named_entries(value: Any) -> dict[str, Any]:
 
 def _is_numbers(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
+
+
+def _as_torch_has(array: np.ndarray) -> np.ndarray:
+    """Return an array without backward strides, in the machine's byte order: a copy only if need be."""
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
 def _is_text(entry: object) -> bool:

@@ -20,6 +20,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import CODE_FAILURES, InputError
 from ...util.derived.digests import digest
-from ...util.derived.seeds import SHARED_GENERATORS, sample_seed
+from ...util.derived.seeds import sample_seed
 from ...util.io.fields import complaint, shown
 from ...util.io.functions import UserFunction
 from ...util.text.counting import number_of
@@ -43,7 +44,7 @@ from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
 from .files import check_indices
 from .joining import OFFSET, is_named, joined_items, named_entries, num_points, target_names, with_tensors
-from .streams import Stream, is_stream, restore_generators, seed_generators, states_of_generators
+from .streams import Stream, is_stream, with_generators
 
 _DEFAULT_LOSS = "classes"
 _MOST_CLASSES = 100_000
@@ -153,14 +154,8 @@ class OwnExamples:
         return self._drawing(f"{index}:{epoch}", lambda: self._dataset[index], where)
 
     def _drawing(self, name: str, run: Callable[[], Any], where: str) -> Any:
-        """Run code of the user's that may draw: other threads draw too, so it has the generators for itself."""
-        with SHARED_GENERATORS:
-            others = states_of_generators()
-            try:
-                seed_generators(sample_seed(self.seed, f"{self.split}:{name}"))
-                return self._call(run, where)
-            finally:
-                restore_generators(others)
+        """Run code of the user's that may draw."""
+        return with_generators(f"{self.split}:{name}", self.seed, lambda: self._call(run, where))
 
     def _item(self, index: int, epoch: int) -> tuple[Any, Any] | Sample:
         """Return an item as tensors, or a cloud. Raises InputError that names the function and the item."""
@@ -193,7 +188,10 @@ class OwnExamples:
         items = [self._read(index, epoch) for index in indices]
         if (make := self._make_minibatch) is not None:
             name = f"collate:{','.join(map(str, indices))}:{epoch}"
-            minibatch = self._drawing(name, lambda: make(items), f"in collate of split {self.split}")
+            kept = self._stream is not None or self.size_unit != "samples"  # here, whatever a collate does to its own
+            minibatch = self._drawing(
+                name, lambda: make(deepcopy(items) if kept else items), f"in collate of split {self.split}"
+            )
             return self._collated(minibatch, items, indices)
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:
@@ -455,10 +453,17 @@ class OwnExamples:
         sampler = None if isinstance(self._dataset, VoxelDataset) else self._attribute("sampler")
         if sampler is None:
             return None
-        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-            self._call(lambda: set_epoch(epoch), "in its sampler")
-        indices = self._drawing(f"sampler:{epoch}", lambda: tuple(int(index) for index in sampler), "in its sampler")
-        return tuple(indices)
+        set_epoch, generator = (getattr(sampler, name, None) for name in ("set_epoch", "generator"))
+
+        def draw() -> tuple[int, ...]:
+            if callable(set_epoch):
+                set_epoch(epoch)
+            if isinstance(generator, torch.Generator):  # as torch's samplers have: it would go on where it stopped
+                generator.manual_seed(sample_seed(self.seed, f"{self.split}:generator:{epoch}") % 2**63)
+            return tuple(int(index) for index in sampler)
+
+        indices: tuple[int, ...] = self._drawing(f"sampler:{epoch}", draw, "in its sampler")
+        return indices
 
     # --- the user's code -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ...util.derived.seeds import SHARED_GENERATORS, sample_seed
 from ...util.io.told import tell
 from ...util.text.counting import number_of
 
+_T = TypeVar("_T")
 _KEPT = 1024  # items that were read last
 _MOST_COUNTED = 10_000_000  # items that are read to find out how many there are
 _TOLD_EVERY = 100_000  # items, while they are counted or skipped
@@ -124,6 +125,17 @@ class Stream:
             f"{self._name}: an iterable of more than {_MOST_COUNTED:,} items without len(); give it a __len__ that "
             "says how many make an epoch",
         )
+
+
+def with_generators(name: str, seed: int, run: Callable[[], _T]) -> _T:
+    """Run code that may draw, by seed and name: other threads draw too, so it has the generators for itself."""
+    with SHARED_GENERATORS:
+        others = states_of_generators()
+        try:
+            seed_generators(sample_seed(seed, name))
+            return run()
+        finally:
+            restore_generators(others)
 
 
 def states_of_generators() -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ from ...data.examples.base import ExampleBatch
 from ...data.examples.joining import OFFSET
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import joined
-from ...data.samplers import checked_indices, dealt, draw
+from ...data.samplers import checked_indices, dealt, draw, repeated
 from ...engines import Engine
 from ...errors import InputError
 from ...networks.base import AnyNetwork
@@ -231,10 +231,10 @@ class Learning:
         those of like length, so that little of it is padding.
         """
         config, samples = self.config, self.task.training
-        if self._draws:
-            return self._dealt(epoch)
         if isinstance(samples, OwnExamples) and samples.in_order:
             return self._in_order(samples)
+        if self._draws:
+            return self._dealt(epoch)
         if config.is_composed:
             return composed(config, samples, epoch=epoch)
         options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
@@ -264,7 +264,13 @@ class Learning:
             drawn = draw(config.sampler, samples, weights=weights, seed=config.seed, epoch=epoch)
         else:
             assert isinstance(samples, OwnExamples), "who else has a sampler of its own"
-            drawn = checked_indices(samples.drawn(epoch) or (), len(samples), name)
+            if config.balance or config.is_composed:
+                raise InputError(
+                    "setting.sampler_and_order",
+                    f"{name} says which samples an epoch visits, and in what order: leave out the balance, order or "
+                    "budget of minibatches, or the data set's sampler",
+                )
+            drawn = repeated(lambda: checked_indices(samples.drawn(epoch) or (), len(samples), name), name)
         minibatches = dealt(drawn, batch_size=config.batch_size, last=config.last_minibatch)
         if epoch and len(minibatches) != len(self.order(0)):
             raise InputError(
@@ -277,11 +283,11 @@ class Learning:
     def _in_order(self, samples: OwnExamples) -> tuple[tuple[int, ...], ...]:
         """Return the minibatches of an iterable data set, in its order. Raises InputError if another is asked."""
         config = self.config
-        if config.balance or config.is_composed:
+        if config.balance or config.is_composed or config.sampler is not None:
             raise InputError(
                 "own_data.in_order",
-                f"{config.data}: an iterable data set is read in its own order; leave out the balance, order or budget "
-                "of minibatches, or give the data set __getitem__ and __len__",
+                f"{config.data}: an iterable data set is read in its own order; leave out the sampler, balance, order "
+                "or budget of minibatches, or give the data set __getitem__ and __len__",
             )
         options: dict[str, Any] = {"batch_size": config.batch_size, "last": config.last_minibatch}
         return data.minibatches(self.num_samples, **options, shuffle=False)
