@@ -140,10 +140,17 @@ def test_nuscenes_splits_are_the_published_ones(tmp_path: Path) -> None:
     assert set(folder.read(folder.of_split("test")[0]).labels) == {IGNORED}
 
 
+def _labels_at(root: Path, filename: str) -> None:
+    table = root / "v1.0-mini/lidarseg.json"
+    table.write_text(json.dumps([row | {"filename": filename} for row in json.loads(table.read_text())]))
+
+
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
         (lambda root: (root / "v1.0-mini/sample.json").write_text("[]"), "nuscenes.tables_differ"),
+        (lambda root: _labels_at(root, "/etc/passwd"), "nuscenes.tables_differ"),
+        (lambda root: _labels_at(root, "../labels.bin"), "nuscenes.tables_differ"),
         (lambda root: (root / "v1.0-mini/scene.json").write_text('[{"token": "s0"}]'), "nuscenes.table_malformed"),
         (lambda root: (root / "v1.0-mini/sample_data.json").write_bytes(b""), "nuscenes.table_malformed"),
         (

@@ -188,9 +188,9 @@ class OwnExamples:
         items = [self._read(index, epoch) for index in indices]
         if (make := self._make_minibatch) is not None:
             name = f"collate:{','.join(map(str, indices))}:{epoch}"
-            kept = self._stream is not None or self.size_unit != "samples"  # here, whatever a collate does to its own
+            reused = self._stream is not None or self.size_unit != "samples"  # a collate may change its own
             minibatch = self._drawing(
-                name, lambda: make(deepcopy(items) if kept else items), f"in collate of split {self.split}"
+                name, lambda: make(deepcopy(items) if reused else items), f"in collate of split {self.split}"
             )
             return self._collated(minibatch, items, indices)
         clouds = [item for item in items if isinstance(item, Sample)]

@@ -112,14 +112,14 @@ def _scans(tables: Path) -> Iterator[_Scan]:
     labels_of = _column(labels, "sample_data_token", "filename") if labels.is_file() else {}
     for row in _rows_of_lidar(tables / "sample_data.json"):
         sample, token, path = (str(row.get(key, "")) for key in ("sample_token", "token", "filename"))
-        scene = name_of.get(scene_of.get(sample, ""))
-        if scene is None or ".." in path:
+        scene, of_labels = name_of.get(scene_of.get(sample, "")), str(labels_of.get(token, ""))
+        if scene is None or ".." in path or ".." in of_labels or Path(of_labels).is_absolute():
             raise InputError(
                 "nuscenes.tables_differ",
                 f"{tables / 'sample_data.json'}: {token} is of no scene of sample.json and scene.json; expected tables "
                 "of one version, fetch them again",
             )
-        yield _Scan(path, labels_of.get(token, ""), scene)
+        yield _Scan(path, of_labels, scene)
 
 
 def _rows_of_lidar(path: Path) -> Iterator[Mapping[str, Any]]:
