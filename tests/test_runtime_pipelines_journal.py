@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 from contextlib import closing
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_journal_is_bounded_and_makes_the_same_state_at_any_moment(tmp_path, m
     (tmp_path / "run").mkdir()
     journal, state = Journal.open(tmp_path / "run", "0", run)
     service = Service(tmp_path / "run", journal, state, origin=journal.origin())
-    asked, answer, looks, states, sizes = requests(draw), None, 0, set(), []
+    asked, answer, looks, sizes = requests(draw), None, 0, []
     try:
         while True:
             try:
@@ -75,7 +76,6 @@ def test_a_journal_is_bounded_and_makes_the_same_state_at_any_moment(tmp_path, m
             answer = service._ask(SimpleNamespace(who=(pipeline, 0, 0)), call, given).get("answer")
             path = tmp_path / "run" / "control" / "coordinator.jsonl"
             sizes.append(path.stat().st_size)
-            states.add(path.stat().st_ino)
             if draw.random() < 0.02:
                 looks += 1
                 there = tmp_path / f"killed-{looks}"  # as a kill leaves it: rows of the record are still in memory
@@ -90,7 +90,8 @@ def test_a_journal_is_bounded_and_makes_the_same_state_at_any_moment(tmp_path, m
         journal.close()
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert sorted(row["minibatch"] for row in rows if row["event"] == "step") == list(range(MINIBATCHES))
-    assert len(states) > 2 and looks > 3 and max(sizes) < 250_000
+    rewritten = sum(after < before for before, after in pairwise(sizes))  # a file system may give the old inode again
+    assert rewritten > 1 and looks > 3 and max(sizes) < 250_000
 
 
 def test_a_state_is_of_its_own_classes_alone():
