@@ -40,7 +40,7 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
         itself = options.cluster is not None and str(options.cluster) == options.profile[0]
         if (options.cluster or options.devices) and not itself:
             asked = "--cluster" if options.cluster else "--devices"
-            raise InputError("option.brings_devices", f"{options.profile[0]}: contains its devices; omit {asked} out")
+            raise InputError("option.brings_devices", f"{options.profile[0]}: contains its devices; omit {asked}")
         return brought.profile, brought.cluster
     joined = _joined(options.profile)
     if warn:
