@@ -7,13 +7,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_MOVED: Mapping[str, str] = {  # a part of a folder that went elsewhere before the folder
-    "sparsepipe.replication.ad_psgd": "sparsepipe.values.replication.asynchronous",
-    "sparsepipe.replication.wsp": "sparsepipe.values.replication.asynchronous",
-    "sparsepipe.replication.all_reduce": "sparsepipe.values.replication.synchronous",
-    "sparsepipe.replication.diloco": "sparsepipe.values.replication.synchronous",
-    "sparsepipe.replication.local_sgd": "sparsepipe.values.replication.synchronous",
-    "sparsepipe.replication.quorum": "sparsepipe.values.replication.partial_reduce",
+_MOVED: Mapping[str, str] = {  # each move once: a name may take several; a part of a folder before the folder
     "sparsepipe.values.replication.ad_psgd": "sparsepipe.values.replication.asynchronous",
     "sparsepipe.values.replication.wsp": "sparsepipe.values.replication.asynchronous",
     "sparsepipe.values.replication.all_reduce": "sparsepipe.values.replication.synchronous",
@@ -59,9 +53,12 @@ def module_now(name: str) -> str:
 
     >>> module_now("sparsepipe.reproduce.digit_images:digits")
     'sparsepipe.study.digit_images:digits'
+    >>> module_now("sparsepipe.replication.wsp:Wsp")
+    'sparsepipe.values.replication.asynchronous:Wsp'
     """
-    old = next((old for old in _MOVED if name == old or name.startswith((f"{old}.", f"{old}:"))), "")
-    return _MOVED[old] + name.removeprefix(old) if old else name
+    while old := next((old for old in _MOVED if name == old or name.startswith((f"{old}.", f"{old}:"))), ""):
+        name = _MOVED[old] + name.removeprefix(old)
+    return name
 
 
 class _OldNames(MetaPathFinder, Loader):
