@@ -165,8 +165,11 @@ def prepare(
 
 def _starts_from_others(folder: Path, config: RunConfig) -> bool:
     """Return whether a run that has no checkpoint resumes with other initial weights than those in its folder."""
-    before = RunConfig.from_json(RunRecord.load(folder).config)
-    return config.initial != before.initial and not any((folder / FOLDER).glob(WHOLE))
+    return _initial_differs(folder, config) and not any((folder / FOLDER).glob(WHOLE))
+
+
+def _initial_differs(folder: Path, config: RunConfig) -> bool:
+    return config.initial != RunConfig.from_json(RunRecord.load(folder).config).initial
 
 
 def _initial_weights(run: ResolvedRun, *, begins: bool, here: bool) -> "InitialState | None":
@@ -386,7 +389,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
                 f"{found.folder}: several pipelines had unfinished minibatches of an epoch, which one pipeline "
                 "cannot continue; resume with a plan of several pipelines, or from a checkpoint at an epoch's end",
             )
-        if config.initial != RunConfig.from_json(RunRecord.load(folder).config).initial:
+        if _initial_differs(folder, config):
             raise InputError(
                 "resume.other_initial",
                 f"{folder}: resumes from the weights of {found.folder.name}: leave out {{initial}}, or train in "
