@@ -1,6 +1,7 @@
 """Parts that figures share: outlines, an empty figure, room for text."""
 
 import re
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,6 +25,18 @@ def outline_of(color: str) -> str:
     """The colour of an outline in a series of `color`: the same where it is seen in both themes, else near to it."""
     seen = contrast(color, "#FFFFFF") >= SEEN and contrast(LIT.get(color, color), GROUND) >= SEEN
     return color if seen else edge_of(color)
+
+
+def category_axis(figure: go.Figure, labels: Sequence[str]) -> None:
+    """Write labels below groups of bars, at 0, 1, … on the x axis."""
+    figure.update_xaxes(
+        tickvals=list(range(len(labels))),
+        ticktext=list(labels),
+        range=[-0.5, len(labels) - 0.5],
+        ticks="",
+        showgrid=False,
+        tickangle=0,
+    )
 
 
 NOT_HERE = "data set not found"

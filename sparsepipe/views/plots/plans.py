@@ -15,7 +15,7 @@ from ...util.text.numbers import duration
 from ...values.plan import Plan
 from ..markup import Html, figure_text
 from .bar_numbers import fitted
-from .marks import nothing_to_draw
+from .marks import category_axis, nothing_to_draw
 from .outcomes import Outcome, mean_of, rule_color, sourced
 from .points import Point, looks, planner_label, points_table
 from .table import plan_names
@@ -327,14 +327,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
     )
     figure.update_yaxes(title_text="samples/s, simulated", range=[0, most * 1.12])
     labels = [figure_text(name).replace(" + ", Html(" +<br>")) for name in clusters]
-    figure.update_xaxes(
-        tickvals=list(range(len(clusters))),
-        ticktext=labels,
-        range=[-0.5, len(clusters) - 0.5],
-        ticks="",
-        showgrid=False,
-        tickangle=0,
-    )
+    category_axis(figure, labels)
     title = "Heterogeneous devices: simulated throughput and optimality gap"
     note = " · ".join(filter(None, [note, "above each bar: optimality gap"]))
     return finished(figure, title, note=note, width=900, height=500)

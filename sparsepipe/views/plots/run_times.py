@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from ...errors import InputError
 from ...util.text.numbers import time_unit
 from ..markup import Html, figure_text
-from .marks import nothing_to_draw
+from .marks import category_axis, nothing_to_draw
 from .outcomes import Outcome, held_up, in_lines, outcomes_table, rule_color, sourced
 from .theme import (
     DARK_GREY,
@@ -322,14 +322,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             name, marker = f"{source}, by real processes", _marker(source, INK)
             figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker))
     _own_paces(figure, table, stragglers, rules)
-    figure.update_xaxes(
-        tickvals=list(range(len(stragglers))),
-        ticktext=[in_lines(name, max(12, 80 // len(stragglers))) for name in stragglers],
-        range=[-0.5, len(stragglers) - 0.5],
-        ticks="",
-        showgrid=False,
-        tickangle=0,
-    )
+    category_axis(figure, [in_lines(name, max(12, 80 // len(stragglers))) for name in stragglers])
     figure.update_yaxes(title_text=f"{unit}, all pipelines", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})

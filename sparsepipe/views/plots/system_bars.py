@@ -10,7 +10,7 @@ from ...util.text.numbers import time_unit
 from ..colors import mixed
 from ..markup import Html
 from .bar_numbers import Numbers, fewer_digits, fitted
-from .marks import nothing_to_draw
+from .marks import category_axis, nothing_to_draw
 from .outcomes import in_lines
 from .theme import GREY, RUN_COLORS, SMALL, finished, whisker_on
 
@@ -102,14 +102,7 @@ def system_bars(
         for source in sources:  # a legend in grey: colours stand for systems, lightness for the source
             marker = {"color": mixed(GREY, _SOURCES[source])}
             figure.add_trace(go.Bar(x=[None], y=[None], name=_WORDS[source], marker=marker))
-    figure.update_xaxes(
-        tickvals=list(range(len(cases))),
-        ticktext=[in_lines(case, max(10, 80 // len(cases))) for case in cases],
-        range=[-0.5, len(cases) - 0.5],
-        ticks="",
-        showgrid=False,
-        tickangle=0,
-    )
+    category_axis(figure, [in_lines(case, max(10, 80 // len(cases))) for case in cases])
     figure.update_yaxes(title_text=f"{what} ({unit})" if what else unit, range=[0, _top(table, numbers)])
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     legend |= {"title": {"text": systems_are, "font": {"size": SMALL}}} if systems_are else {}
