@@ -120,20 +120,6 @@ def export(options: argparse.Namespace) -> Answer:
     return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
 
 
-VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
-    "plan show": plan_show,
-    "plan diff": plan_diff,
-    "plan export": export,
-    "profile show": profile_show,
-}
-OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
-    "plan show": ("show stages, devices, times and memory of a plan", _plan_file),
-    "plan diff": ("compare two plans: moved layers, times, memory", _diff_options),
-    "plan export": ("write a plan as PipeDream's files and stage modules", _export_options),
-    "profile show": ("show the cost of every layer of a profile", _profile_file),
-}
-
-
 _MACHINES = ("profile", "cluster", "server_file", "devices", "bandwidth", "memory")  # options of `plan`
 _MINIBATCHES = ("order", "batch_size", *BUDGETS)  # options of `plan`, which `train` takes from it
 _FACTS = ("voxel_size", "num_points")  # of the data, which profiles of before have alone
@@ -211,3 +197,17 @@ class PlanFacts:
 def _of_machines(named: Mapping[str, object]) -> tuple[Profile, Cluster]:
     """Return what options of `plan` name, whose others are not given."""
     return profile_and_cluster(argparse.Namespace(**{**dict.fromkeys(_MACHINES), **named}), warn=False)
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "plan show": plan_show,
+    "plan diff": plan_diff,
+    "plan export": export,
+    "profile show": profile_show,
+}
+OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
+    "plan show": ("show stages, devices, times and memory of a plan", _plan_file),
+    "plan diff": ("compare two plans: moved layers, times, memory", _diff_options),
+    "plan export": ("write a plan as PipeDream's files and stage modules", _export_options),
+    "profile show": ("show the cost of every layer of a profile", _profile_file),
+}
