@@ -8,7 +8,7 @@ from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
     "files": 724,
-    "lines": 117_000,
+    "lines": 116_993,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 102,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import CODE_FAILURES, InputError
-from ..util.io.fields import shown
+from ..util.io.fields import complaint, shown
 from ..util.io.functions import UserFunction, is_function
 from ..util.io.quantities import expected
 
@@ -114,7 +114,7 @@ def _factor_of_function(schedule: str, minibatch: int, given: Arguments) -> floa
     try:
         factor = float(function(minibatch, **given))
     except CODE_FAILURES as error:  # whatever the function raises
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        what = f"{type(error).__name__}: {complaint(error, None)}"
         raise InputError(
             "schedule.raises", f"{{learning_rate_schedule}} {schedule} raises {what} for minibatch {minibatch}"
         ) from error

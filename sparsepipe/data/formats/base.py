@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...util.host.limits import available_bytes
+from ...util.io.fields import complaint
 from ...util.io.files import open_regular
 from ..labels import IGNORED
 from .bounded import unpacked_gzip
@@ -381,7 +382,7 @@ def unreadable(path: Path, error: OSError, *, what: str) -> InputError:
     denied = error.errno in (errno.EACCES, errno.EPERM)
     remedy = "check its permissions" if denied else "check the disk or the network that it lies on"
     return InputError(
-        "file.unreadable", f"{path}: cannot be read as {what} ({error.strerror or one_line(error)}); {remedy}"
+        "file.unreadable", f"{path}: cannot be read as {what} ({error.strerror or complaint(error)}); {remedy}"
     )
 
 
@@ -412,7 +413,7 @@ def library_errors(path: Path, *, what: str) -> Iterator[None]:
         raise too_large(path) from None
     except Exception as error:  # libraries raise many kinds; the content is at fault in each
         raise InputError(
-            "file.malformed", f"{path}: not {what} that can be read ({one_line(error)}); repair it, or fetch it again"
+            "file.malformed", f"{path}: not {what} that can be read ({complaint(error)}); repair it, or fetch it again"
         ) from None
 
 
@@ -433,7 +434,7 @@ def check_regular(path: Path, *, what: str) -> int:
     except FileNotFoundError:
         raise InputError("file.not_found", f"{path}: no such file, expected {what}; check the path") from None
     except (OSError, ValueError) as error:  # a name that no file can have
-        raise InputError("file.unreadable", f"{path}: cannot be read as {what} ({one_line(error)})") from None
+        raise InputError("file.unreadable", f"{path}: cannot be read as {what} ({complaint(error)})") from None
     if stat.S_ISDIR(facts.st_mode):
         raise InputError("file.is_folder", f"{path}: is a folder, expected {what}")
     if not stat.S_ISREG(facts.st_mode):
@@ -441,8 +442,3 @@ def check_regular(path: Path, *, what: str) -> int:
             "file.not_regular", f"{path}: is a pipe, a device or a socket, expected {what} as a regular file"
         )
     return facts.st_size
-
-
-def one_line(error: Exception) -> str:
-    """Return a library's error message as one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
+from ...util.io.fields import complaint
 from .base import (
     LABEL,
     NORMAL,
@@ -22,7 +23,6 @@ from .base import (
     check_regular,
     cloud_of,
     is_packed,
-    one_line,
     read_bytes,
     too_large,
     unreadable,
@@ -159,7 +159,7 @@ def hdf5_file(path: Path, *, what: str) -> Iterator[Any]:
         if busy:
             raise InputError(
                 "hdf5.locked",
-                f"{path}: another process is writing it ({one_line(error)}); close it there",
+                f"{path}: another process is writing it ({complaint(error)}); close it there",
             ) from None
         if cause:
             raise unreadable(path, OSError(cause, os.strerror(cause)), what=what) from None
@@ -169,7 +169,7 @@ def hdf5_file(path: Path, *, what: str) -> Iterator[Any]:
                 "hdf5.malformed", f"{path}: not {what}: it does not begin as HDF5; check its format"
             ) from None
         raise InputError(
-            "hdf5.damaged", f"{path}: {what} that is damaged or cut short ({one_line(error)}); fetch or make it again"
+            "hdf5.damaged", f"{path}: {what} that is damaged or cut short ({complaint(error)}); fetch or make it again"
         ) from None
 
 

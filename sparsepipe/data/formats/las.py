@@ -11,7 +11,8 @@ import numpy as np
 
 from ...errors import InputError
 from ...util.host.imports import python_command, python_environment
-from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, library_errors, one_line, read_bytes, too_large
+from ...util.io.fields import complaint
+from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, library_errors, read_bytes, too_large
 from .bounded import check_claim
 from .reading import AS_THEY_ARE, Reading
 
@@ -62,7 +63,7 @@ def main(allowed_bytes: int) -> int:
         out = io.BytesIO()
         found.write(out, do_compress=False)
     except Exception as error:  # laspy and the decompressor raise many kinds; the file is at fault in each
-        print(one_line(error), file=sys.stderr)
+        print(complaint(error), file=sys.stderr)
         return 1
     sys.stdout.buffer.write(out.getbuffer())
     return 0

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...util.io.fields import complaint
 from ..formats import READERS, Cloud, Mesh, Reading, read, stem_of, suffix_of
-from ..formats.base import decoded, one_line, read_bytes, whole_labels
+from ..formats.base import decoded, read_bytes, whole_labels
 from .base import MARKER, UNREAD, DataFolder, Listing, Marker, SampleFile, declared_parts, formats, is_metric, sample_of
 from .litter import entries, folders
 from .pointcept import is_scene
@@ -184,7 +185,7 @@ def _segments(path: Path, reading: Reading) -> np.ndarray:
         labels = np.loadtxt(io.StringIO(decoded(data)), ndmin=1)
     except ValueError as error:
         raise InputError(
-            "labels.malformed", f"{path}: not one whole number a line ({one_line(error)}); repair or remove it"
+            "labels.malformed", f"{path}: not one whole number a line ({complaint(error)}); repair or remove it"
         ) from None
     if labels.ndim != 1:
         raise InputError(

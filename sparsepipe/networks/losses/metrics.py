@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...data.labels import IGNORED
 from ...errors import CODE_FAILURES, InputError
+from ...util.io.fields import complaint
 from ...util.io.functions import UserFunction, is_function
 from .base import Loss, Outcome, mean_of
 from .classes import as_rows, class_ious
@@ -313,7 +314,7 @@ class OwnMetric:
         except CODE_FAILURES as error:  # whatever the user's function raises: it is told in a line
             raise InputError(
                 "metric.raises",
-                f"metric {self._name} raises {type(error).__name__} ({' '.join(str(error).split())}); expected a dict "
+                f"metric {self._name} raises {type(error).__name__} ({complaint(error, None)}); expected a dict "
                 f"of numbers for scores {described(scores)} and labels {described(labels)}",
                 kind=type(error).__name__,
             ) from error

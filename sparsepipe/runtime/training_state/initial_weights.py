@@ -23,6 +23,7 @@ from ...engines import Engine, from_pointcept
 from ...errors import InputError
 from ...networks import Network
 from ...networks.base import AnyNetwork
+from ...util.io.fields import complaint
 from ...util.io.files import write_atomic, write_json
 from ...util.text.counting import number_of
 from . import checkpoint
@@ -225,7 +226,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals(_SCALARS):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        why = " ".join(str(error).split())[:200]
+        why = complaint(error)
         raise InputError(
             "initial.needs_code",
             f"{path}: holds more than tensors and plain values ({why}); save the state_dict alone",
@@ -236,7 +237,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # of a damaged file torch raises anything, such as IndexError and struct.error
         raise InputError(
             "initial.unreadable",
-            f"{path}: not a file of weights ({' '.join(str(error).split())[:200]})",
+            f"{path}: not a file of weights ({complaint(error)})",
             setting="initial",
         ) from None
     return _tensors(content, path)

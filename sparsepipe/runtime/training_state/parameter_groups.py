@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import CODE_FAILURES, InputError
-from ...util.io.fields import json_object
+from ...util.io.fields import complaint, json_object
 from ...util.io.functions import UserFunction, is_function
 from ..config import TORCH_OPTIMIZERS, OptimizerConfig
 from .optimizer import LAMB, SGD, Adam, Lion, Muon, Optimizer
@@ -181,7 +181,7 @@ class TorchOptimizer:
         except InputError:
             raise
         except CODE_FAILURES as error:  # whatever the class raises
-            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            what = f"{type(error).__name__}: {complaint(error, None)}"
             raise InputError(
                 "optimizer.raises",
                 f"{{optimizer}} {self._name} raises {what}; {{optimizer_args}} gives it arguments",

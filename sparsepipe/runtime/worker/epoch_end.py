@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CODE_FAILURES, InputError
+from ...util.io.fields import complaint
 from ...util.io.functions import UserFunction
 from ..config import RunConfig
 from ..processes.process import Process
@@ -146,7 +147,7 @@ def call_on_epoch(reference: str, end: EpochEnd, recorder: Recorder) -> None:
     except CODE_FAILURES as error:  # whatever the user's function raises: it is told in a line
         raise InputError(
             "callback.raises",
-            f"on_epoch {reference} raises {type(error).__name__} ({' '.join(str(error).split())}) after epoch "
+            f"on_epoch {reference} raises {type(error).__name__} ({complaint(error, None)}) after epoch "
             f"{end.epoch}; expected None, or a dict of numbers",
             kind=type(error).__name__,
         ) from error

@@ -189,6 +189,6 @@ def shown_key(key: str) -> str:
     return key if key.isidentifier() and len(key) <= 40 else shown(key, 40)
 
 
-def complaint(error: object, most: int = 200) -> str:
-    """Return what a library complained of, fit for one line; its name if it says nothing."""
+def complaint(error: object, most: int | None = 200) -> str:
+    """Return the error message of a library in one line, of at most so many characters; its class if it is empty."""
     return " ".join(str(error).split())[:most] or type(error).__name__
