@@ -101,11 +101,11 @@ class InputError(CodedError, ValueError):
         return self.written(in_python)
 
     def within(self, before: str = "", after: str = "") -> "InputError":
-        """Return this error with a sentence that says more, such as where; its settings are written as before."""
+        """Return this error inside a longer sentence, such as with its place; its settings are kept."""
         return InputError(self.code, f"{before}{self.args[1]}{after}", setting=self.settings, **self.fields)
 
     def written(self, write: Callable[[str, object], str]) -> str:
-        """Return the message as one line, with each setting as `write` writes its name and value (None: no value)."""
+        """Return the message as one line. `write` formats each setting's name and value (None: no value)."""
         text = str(self.args[1])
         for name, value in self.settings.items():
             text = text.replace(f"{{{name}}}", write(name, value))
@@ -144,6 +144,6 @@ def missing_extra(error: ImportError) -> InputError | None:
     for extra, modules in _EXTRAS.items():
         if module in modules:
             return InputError(
-                "extra.not_installed", f"{module} is not installed: pip install 'sparsepipe[{extra}]'", extra=extra
+                "extra.not_installed", f"{module} is not installed; run pip install 'sparsepipe[{extra}]'", extra=extra
             )
     return None

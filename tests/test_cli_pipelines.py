@@ -65,14 +65,14 @@ def test_one_pipeline_is_an_ordinary_plan(tmp_path, files, capsys):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("--replication", "local-sgd"), "--replication requires several pipelines"),
-        (("--pipelines", 1, "--replication", "local-sgd"), "--replication requires several pipelines"),
+        (("--replication", "local-sgd"), "--replication requires pipeline replicas"),
+        (("--pipelines", 1, "--replication", "local-sgd"), "--replication requires pipeline replicas"),
         (("--pipelines", 5), "5 pipelines on 4 devices"),
         (("--pipelines", 0), "expected 1 or more"),
         (("--pipelines", 2, "--replication", "telepathy"), "telepathy"),
         (("--pipelines", 2, "--replication", "quorum:quorum=5"), "quorum"),
-        (("--pipelines", 2, "--planner", "optimal", "--planner", "pipedream"), "expected one"),
-        (("--pipelines", 2, "--factor", 2), "means nothing to planner optimal"),
+        (("--pipelines", 2, "--planner", "optimal", "--planner", "pipedream"), "a single planner"),
+        (("--pipelines", 2, "--factor", 2), "does not apply to planner optimal"),
     ],
 )
 def test_what_cannot_be_planned_is_told_in_a_line(files, given, told, capsys):

@@ -135,7 +135,10 @@ def test_what_a_run_would_do_without_in_silence_is_refused(plan, shapes, tmp_pat
     (tmp_path / "file").write_text("")
     for words, told in (
         (["--cache", tmp_path / "file" / "under"], "file/under: Not a directory; choose another path"),
-        (["--launcher", "slurm", "--detach"], "--detach with --launcher slurm, whose jobs are always detached"),
+        (
+            ["--launcher", "slurm", "--detach"],
+            "--detach does not apply to --launcher slurm, whose jobs are always detached",
+        ),
     ):
         code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run", *words))
         assert (code, out) == (2, "") and told in errors[-1]
@@ -169,7 +172,7 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
         ("--augmentation shape", "--augmentation is 'shape': did you mean 'shapes'?"),
         ("--features ocupancy", "--features is 'ocupancy': did you mean 'occupancy'?"),
         ("--optimizer sgdd", "--optimizer is 'sgdd': did you mean 'sgd'?"),
-        ("--data modelnet11", "no data set 'modelnet11', expected one of"),
+        ("--data modelnet11", "unknown data set 'modelnet11', expected one of"),
         ("--data modelnet11", "did you mean 'modelnet10'?"),
         ("--data ./nowhere", "./nowhere: no such folder"),
     ],
@@ -228,7 +231,7 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
     assert code == 0 and mentions(out, recorded["minibatches"])
     for more, expected in (
         (["--resume", tmp_path / "run"], "omit --resume"),
-        (["--replan", "live"], "leave out --replan"),
+        (["--replan", "live"], "omit --replan"),
     ):
         code, _, errors = sparsepipe(*words, *more)
         assert code == 2 and len(errors) == 1 and expected in errors[0]

@@ -32,20 +32,20 @@ def told(words, data, *, plan=TWO_STAGES, model=MODEL):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--epochs 3 --minibatches 4", "--epochs has no effect: --minibatches says when the run ends"),
-        ("--decay-epochs 2", "--decay-epochs has no effect: it is of --learning-rate-schedule step, exponential"),
+        ("--epochs 3 --minibatches 4", "--epochs has no effect: --minibatches determines the end of the run"),
+        ("--decay-epochs 2", "--decay-epochs has no effect: it requires --learning-rate-schedule step, exponential"),
         ("--decay-epochs 2 --learning-rate-schedule polynomial", "--decay-epochs has no effect"),
         ("--learning-rate-decay 2 --learning-rate-schedule cosine", "--learning-rate-decay has no effect"),
-        ("--optimizer adam --momentum 0.5", "--momentum has no effect: it is of --optimizer sgd"),
-        ("--loss-scale 8", "--loss-scale has no effect: it is of --precision float16"),
-        ("--bleu-sentences 8", "--bleu-sentences has no effect: the data are no pairs of sentences"),
+        ("--optimizer adam --momentum 0.5", "--momentum has no effect: it requires --optimizer sgd"),
+        ("--loss-scale 8", "--loss-scale has no effect: it requires --precision float16"),
+        ("--bleu-sentences 8", "--bleu-sentences has no effect: the data are not sentence pairs"),
         ("--synchronised-batch-norm", "--synchronised-batch-norm has no effect: no stage of the plan has replicas"),
         ("--validation-split train --no-validation", "--validation-split has no effect: nothing is validated"),
         ("--checkpoint-every 0 --keep-checkpoints 3", "--keep-checkpoints has no effect: no checkpoints are written"),
         ("--checkpoint-every 0 --asynchronous-checkpoints", "--asynchronous-checkpoints has no effect"),
         ("--on-lost-host wait", "--on-lost-host has no effect: without restarts"),
-        ("--model-args {}", "--model-args has no effect: they are of torch modules"),
-        ("--data-args {}", "--data-args has no effect: the data are point clouds"),
+        ("--model-args {}", "--model-args has no effect: they apply to torch modules"),
+        ("--data-args {}", "--data-args has no effect: point clouds"),
     ],
 )
 def test_an_option_with_nothing_to_do_is_told(words, why, shapes):

@@ -101,7 +101,7 @@ def test_arrays_of_several_columns_and_files_of_one_array(tmp_path: Path) -> Non
         np.testing.assert_array_equal(cloud.attributes, RGB)
     assert len(_read(tmp_path, "c.npy", _npy(np.asfortranarray(POINTS)))) == 40
     five = np.column_stack([POINTS, np.arange(40), np.arange(40) % 3])
-    with raises("cloud.columns_unnamed", "whose meaning cannot be told", width=5):
+    with raises("cloud.columns_unnamed", "of unknown meaning", width=5):
         _read(tmp_path, "a.npy", _npy(five))
     cloud = _read(tmp_path, "a.npy", _npy(five), columns=("x", "y", "z", "intensity", "label"))
     assert (cloud.names, cloud.labels.tolist()) == (("intensity",), (np.arange(40) % 3).tolist())
@@ -115,10 +115,10 @@ def test_arrays_of_several_columns_and_files_of_one_array(tmp_path: Path) -> Non
     ("name", "content", "error"),
     [
         ("color.npy", _npy(POINTS), ("npz.one_of_several",)),
-        ("a.npy", _npy(POINTS)[:-1], ("file.malformed", "its header says 480 bytes, 479 follow")),
-        ("a.npy", _npy(POINTS) + b"\0", ("file.malformed", "its header says 480 bytes, 481 follow")),
-        ("a.npy", b"not an array", ("file.malformed", "it does not begin as one")),
-        ("a.npy", _npy(np.array([{}], dtype=object)), ("file.malformed", "it holds object, no numbers")),
+        ("a.npy", _npy(POINTS)[:-1], ("file.malformed", "its header declares 480 bytes, but 479 follow")),
+        ("a.npy", _npy(POINTS) + b"\0", ("file.malformed", "its header declares 480 bytes, but 481 follow")),
+        ("a.npy", b"not an array", ("file.malformed", "it lacks the file signature")),
+        ("a.npy", _npy(np.array([{}], dtype=object)), ("file.malformed", "it contains object, not numbers")),
         ("a.npy", _npy(POINTS[:, 0]), ("npz.array_malformed", "a", "float32", "[40]", "[P, 3]")),
         ("a.npy", _npy(np.array([["a", "b", "c"]])), ("npz.array_malformed", "a", "<U1", "[1, 3]")),
         ("a.npz", _npz(points=POINTS, coord=-POINTS), ("npz.points_twice", "points", "coord")),

@@ -129,18 +129,21 @@ BINARY = HEADER.format(encoding="binary_little_endian").encode()
         (b"OFF\n1 2 3\n", "does not start with a header from 'ply'"),
         (b"ply\nformat ascii 1.0\nelement vertex 3\n", "does not start with a header from 'ply' to 'end_header'"),
         (ASCII.replace(b"ascii", b"utf8") + _ascii_rows(), "format utf8, expected one of ascii"),
-        (ASCII.replace(b"vertex 3", b"vertex three"), ":4: 'element vertex three', expected 'element NAME COUNT'"),
-        (ASCII.replace(b"vertex 3", b"vertex 0"), "its header has no vertices"),
+        (
+            ASCII.replace(b"vertex 3", b"vertex three"),
+            ":4: the line is 'element vertex three', expected 'element NAME COUNT'",
+        ),
+        (ASCII.replace(b"vertex 3", b"vertex 0"), "its header declares no vertices"),
         (ASCII + _ascii_rows().partition(b"\n")[2], "truncated: 2 rows, expected 3 vertex"),
-        (ASCII + _ascii_rows() * 2, "longer than in its header: 6 rows, expected 3 vertex"),
-        (ASCII + _ascii_rows().replace(b"0.5", b"half"), ":16: 'half -1.25 3.0"),
+        (ASCII + _ascii_rows() * 2, "longer than its header declares: 6 rows, expected 3 vertex"),
+        (ASCII + _ascii_rows().replace(b"0.5", b"half"), ":16: the row is 'half -1.25 3.0"),
         (ASCII + _ascii_rows().replace(b"0.5", b"nan"), "point 0 is [nan"),
         (
             ASCII.replace(b"float x", b"float u") + _ascii_rows(),
-            "vertices of u y z nx ny nz red green blue label, expected x, y and z",
+            "vertices have u y z nx ny nz red green blue label, expected x, y and z",
         ),
         (BINARY + _rows("<")[:-1], "truncated: 92 bytes after the header, expected more for 3 vertex"),
-        (BINARY + _rows("<") + b"\0" * 31, "longer than in its header: 31 bytes are left after 3 vertex"),
+        (BINARY + _rows("<") + b"\0" * 31, "longer than its header declares: 31 bytes are left after 3 vertex"),
     ],
 )
 def test_a_broken_ply_is_refused_in_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
@@ -189,20 +192,23 @@ def test_given_columns_come_before_guessed_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "empty, expected a point cloud as text"),
+        ("", "is empty, expected a point cloud as text"),
         ("# nothing\n", "only comments"),
-        ("0 0 0\n1 1\n", ":2: '1 1', expected 3 numbers"),
-        ("# first\n0 0 0\n\n1 one 1\n", ":4: '1 one 1', expected 3 numbers"),
-        ("0 0 185\x1087\n1 1 1\n", ":1: '0 0 185\\x1087', expected 3 numbers"),  # as in S3DIS, Area 5, hallway 6
+        ("0 0 0\n1 1\n", ":2: the row is '1 1', expected 3 numbers"),
+        ("# first\n0 0 0\n\n1 one 1\n", ":4: the row is '1 one 1', expected 3 numbers"),
+        (
+            "0 0 185\x1087\n1 1 1\n",
+            ":1: the row is '0 0 185\\x1087', expected 3 numbers",
+        ),  # as in S3DIS, Area 5, hallway 6
         ("0 0 0\n1 nan 1\n", "point 1 is [1.0, nan, 1.0] (1 of 2 are NaN"),
-        ("0 0\n1 1\n", "rows of 2 numbers whose meaning cannot be told; name them in dataset.json"),
+        ("0 0\n1 1\n", "rows of 2 numbers of unknown meaning; name them in dataset.json"),
         ("0 0 0 -5 0 1\n", "neither normals nor colours"),
         ("0 0 0 0 0 1 0.5\n", "label 0 is 0.5, expected a whole number from 0"),
         ("0 0 0 0 0 1 -1\n", "label 0 is -1.0"),
         ("3\n0 0 0\n1 1 1\n", "truncated: 2 rows, expected 3 points"),
-        ("1\n0 0 0\n1 1 1\n", "longer than in its first line: 2 rows, expected 1 points"),
+        ("1\n0 0 0\n1 1 1\n", "longer than its first line declares: 2 rows, expected 1 points"),
         ("x y z\n", "contains column names but no rows"),
-        (";;;\n", ":1: '   ', expected 3 numbers"),
+        (";;;\n", ":1: the row is '   ', expected 3 numbers"),
         (b"\x00\x01\x02", "holds binary data"),
     ],
 )
@@ -270,18 +276,24 @@ def _with_text() -> bytes:
     ("content", "message"),
     [
         (b"", "empty, expected a NumPy archive"),
-        (b"PK\x03\x04 and no more", "not a NumPy archive, or cut short"),
-        (_npz(points=POINTS)[:-30], "not a NumPy archive, or cut short"),
-        (_flipped(_npz(points=np.arange(300.0).reshape(100, 3)), "points.npy"), "not a NumPy archive that can be read"),
-        (_boasting(), "not a NumPy archive that can be read"),
-        (_with_text(), "member 'points' is no array"),
-        (_npz(points=np.array([{"a": 1}], dtype=object)), "not a NumPy archive that can be read"),
-        (_npz(a=POINTS, b=POINTS), "holds a, b, expected an array 'points' [P, 3]"),
-        (_npz(points=POINTS[:, :2]), "array 'points' is float32 [3, 2], expected numbers [P, 3]"),
-        (_npz(points=POINTS[:0]), "array 'points' is float32 [0, 3]"),
-        (_npz(points=POINTS, labels=np.arange(4)), "array 'labels' is int64 [4, 1], expected numbers [3, 1]"),
-        (_npz(points=POINTS, normals=NORMALS[:2]), "array 'normals' is float32 [2, 3], expected numbers [3, 3]"),
-        (_npz(points=np.array([["a", "b", "c"]])), "array 'points' is <U1 [1, 3]"),
+        (b"PK\x03\x04 and no more", "not a NumPy archive, or truncated"),
+        (_npz(points=POINTS)[:-30], "not a NumPy archive, or truncated"),
+        (_flipped(_npz(points=np.arange(300.0).reshape(100, 3)), "points.npy"), "cannot be read as a NumPy archive"),
+        (_boasting(), "cannot be read as a NumPy archive"),
+        (_with_text(), "member 'points' is not an array"),
+        (_npz(points=np.array([{"a": 1}], dtype=object)), "cannot be read as a NumPy archive"),
+        (_npz(a=POINTS, b=POINTS), "contains a, b, expected an array 'points' [P, 3]"),
+        (_npz(points=POINTS[:, :2]), "array 'points' has type and shape float32 [3, 2], expected numbers [P, 3]"),
+        (_npz(points=POINTS[:0]), "array 'points' has type and shape float32 [0, 3]"),
+        (
+            _npz(points=POINTS, labels=np.arange(4)),
+            "array 'labels' has type and shape int64 [4, 1], expected numbers [3, 1]",
+        ),
+        (
+            _npz(points=POINTS, normals=NORMALS[:2]),
+            "array 'normals' has type and shape float32 [2, 3], expected numbers [3, 3]",
+        ),
+        (_npz(points=np.array([["a", "b", "c"]])), "array 'points' has type and shape <U1 [1, 3]"),
         (_npz(points=POINTS * np.nan), "point 0 is [nan, nan, nan]"),
     ],
 )
@@ -331,7 +343,7 @@ def test_an_hdf5_of_many_clouds_gives_each(tmp_path: Path) -> None:
         assert cloud.labels.tolist() == list(range(entry * 50, entry * 50 + 50))
     with raises("hdf5.cloud_unknown", "3", chosen=4, count=4):
         read_hdf5(path, entry=4)
-    _refused(path, "holds 4 clouds, expected one")
+    _refused(path, "contains 4 clouds, expected one")
     np.testing.assert_array_equal(read(_hdf5(tmp_path / "one.h5", data=data[:1])).points, data[0])
 
 
@@ -364,8 +376,8 @@ def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> N
     for content, message in (
         (b"", "empty, expected an HDF5 file"),
         (b"not HDF5 at all", "not an HDF5 file of point clouds"),
-        (whole[: len(whole) // 2], "damaged or cut short"),
-        (whole[:600], "damaged or cut short"),
+        (whole[: len(whole) // 2], "damaged or truncated"),
+        (whole[:600], "damaged or truncated"),
     ):
         _refused(_write(tmp_path / "broken.h5", content), message)
     middle = len(whole) // 2  # inside the compressed points
@@ -375,9 +387,9 @@ def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> N
             read_hdf5(damaged, entry=entry)
     for arrays_, message in (
         ({"points": data}, "expected an array 'data'"),
-        ({"data": data[0]}, "array 'data' is [500, 3], expected points [S, P, 3]"),
-        ({"data": data, "label": np.zeros((3, 1))}, "array 'label' is [3, 1], expected [4, 1] as 'data' is"),
-        ({"data": data, "pid": np.zeros((4, 499))}, "array 'pid' is [4, 499], expected [4, 500]"),
+        ({"data": data[0]}, "array 'data' has shape [500, 3], expected points [S, P, 3]"),
+        ({"data": data, "label": np.zeros((3, 1))}, "array 'label' has shape [3, 1], expected [4, 1]"),
+        ({"data": data, "pid": np.zeros((4, 499))}, "array 'pid' has shape [4, 499], expected [4, 500]"),
     ):
         _refused(_hdf5(tmp_path / "odd.h5", **arrays_), message)
     with raises("hdf5.no_labels"):
@@ -533,7 +545,10 @@ def test_an_hdf5_file_that_another_process_has_open_is_read_or_named_so(tmp_path
     """It was called damaged, and to be fetched again."""
     data = np.random.default_rng(0).normal(size=(2, 8, 3))
     path = _hdf5(tmp_path / "a.h5", data=data)
-    for mode, options, outcome in (("r+", {}, None), ("w", {"libver": "latest"}, "another process is writing it")):
+    for mode, options, outcome in (
+        ("r+", {}, None),
+        ("w", {"libver": "latest"}, "another process is writing the file"),
+    ):
         code = f"import h5py\nfile = h5py.File({str(path)!r}, {mode!r}, **{options})\nprint(flush=True)\ninput()"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             try:
@@ -577,5 +592,5 @@ def test_an_error_of_the_disk_is_named_and_nothing_is_to_be_fetched_again(
     monkeypatch.setattr("sparsepipe.data.formats.base.open_regular", failing)
     with raises("file.unreadable", name) as caught:
         read(path)
-    assert "check the disk" in str(caught.value)
+    assert "check its disk" in str(caught.value)
     assert "fetch" not in str(caught.value)

@@ -146,7 +146,7 @@ def test_splits_must_have_the_same_classes(folder: Path) -> None:
 
 def test_classes_whose_names_are_one_are_refused(folder: Path) -> None:
     (folder / "val" / "n01").rename(folder / "val" / "N01")
-    with raises("images.classes_alike", "val", "'N01' and 'n01' differ by case or Unicode form alone"):
+    with raises("images.classes_alike", "val", "'N01' and 'n01' differ only by case or Unicode form"):
         open_examples(folder, split="test")
     picture(folder / "train" / "N01" / "z.png")
     with raises("images.classes_alike", "train", "'N01' and 'n01' differ"):

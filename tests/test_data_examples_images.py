@@ -157,13 +157,13 @@ def test_any_bytes_as_cifar_are_read_or_refused_in_a_line(tmp_path: Path, conten
 
 CASES = [
     ("train-images-idx3-ubyte", b"", "empty, expected an idx file"),
-    ("train-images-idx3-ubyte", idx(DIGITS[:5])[:-1], "124 bytes of content, expected 125"),
-    ("train-images-idx3-ubyte", idx(DIGITS[:5]) + b"x", "126 bytes of content, expected 125"),
+    ("train-images-idx3-ubyte", idx(DIGITS[:5])[:-1], "124 bytes of content, but its header declares 125"),
+    ("train-images-idx3-ubyte", idx(DIGITS[:5]) + b"x", "126 bytes of content, but its header declares 125"),
     ("train-images-idx3-ubyte", idx(DIGITS[:5], kind=13), "numbers of type 13, expected unsigned bytes"),
     (
         "train-images-idx3-ubyte",
         struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 28, 28),
-        "0 bytes of content, expected 1683627180032",
+        "0 bytes of content, but its header declares 1683627180032",
     ),
     ("train-images-idx3-ubyte", idx(DIGITS[:0]), "contains no images|labels for the 0 images"),
     ("train-labels-idx1-ubyte", idx(np.zeros(4)), "4 labels for the 5 images of train-images-idx3-ubyte"),

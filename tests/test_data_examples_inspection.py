@@ -92,12 +92,12 @@ def test_samples_that_are_there_twice_are_named(tmp_path: Path) -> None:
         (
             "    def __getitem__(self, i): return torch.ones(1, 3 if i == 33 else 2), 0\n",
             0,
-            ["inputs of shapes [1, 2] and [1, 3] in one minibatch"],
+            ["inputs have shapes [1, 2] and [1, 3] in one minibatch"],
         ),
         (
             "    def __getitem__(self, i): return torch.ones(1, 3 if i >= 32 else 2), 0\n",
             0,
-            ["inputs of shapes [1, 2] and [1, 3] in one minibatch"],
+            ["inputs have shapes [1, 2] and [1, 3] in one minibatch"],
         ),
     ],
 )
@@ -130,11 +130,11 @@ def test_options_are_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["data", "info", reference, "--data-args", '{"depth": 3}']) == 0
     assert "depth: 3" in capsys.readouterr().out
     for words, message in (
-        (["data", "info", reference, "--data-args", "{"], "--data-args '{': no JSON"),
+        (["data", "info", reference, "--data-args", "{"], "--data-args '{': not JSON"),
         (["data", "check", reference, "--data-args", "[1]"], "expected a JSON object"),
         (
             ["data", "info", str(tmp_path), "--data-args", '{"a": 1}'],
-            "--data-args given, which does not apply to point clouds",
+            "--data-args does not apply to point clouds",
         ),
     ):
         assert main(words) == 2

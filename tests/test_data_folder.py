@@ -110,12 +110,12 @@ def test_a_marker_that_would_be_left_out_in_silence_is_refused(tmp_path: Path) -
         (
             ("chair/train/c.fbx",),
             (),
-            ("layout.empty", "chair/train: no sample in it, but 1 file (.fbx) of no format that is read"),
+            ("layout.empty", "chair/train: contains no sample, but 1 file (.fbx) of unsupported formats"),
         ),
         (
             ("chair/train/c.off", "chair/train/c.pcd"),
             (),
-            ("dataset.folder_fault", "the same sample is there as c.pcd; keep one format"),
+            ("dataset.folder_fault", "duplicates the sample c.pcd; keep one format"),
         ),
         (
             ("train/c.off", "test/d.off"),

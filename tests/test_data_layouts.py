@@ -154,7 +154,7 @@ def test_resampled_text(tmp_path: Path) -> None:
     _write(root / "modelnet40_test.txt", "\ufeffchair\\chair_0002.txt\r\nnight_stand\\night_stand_0001.txt\r\n")
     assert info(root)["splits"] == {"train": 2, "test": 2}  # a list with paths, written on Windows
     _write(root / "modelnet40_test.txt", "chair_0002\nsofa_0001\n")
-    _refused(root, "'sofa_0001' belongs to no class in modelnet40_shape_names.txt")
+    _refused(root, "'sofa_0001' matches no class in modelnet40_shape_names.txt")
     _write(root / "modelnet40_test.txt", "chair_0003\n")
     _refused(root, "chair_0003.txt: listed but missing")
     (root / "modelnet40_test.txt").unlink()
@@ -194,7 +194,7 @@ def test_hdf5_files_of_many_clouds(tmp_path: Path) -> None:
     _write(root / "shape_names.txt", "bed\nchair\n")
     _refused(root, "label 2, expected below 2, as many as shape_names.txt names")
     _write(root / "train_files.txt", "ply_data_train7.h5\n")
-    _refused(root, "ply_data_train7.h5: listed in train_files.txt but not there")
+    _refused(root, "ply_data_train7.h5: listed in train_files.txt but missing")
 
 
 def test_hdf5_files_without_lists_are_told_by_name(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_s3dis(tmp_path: Path) -> None:
         data.load(root, split="train", voxel_size=0.05).batch([0])
     for path in (root / "Area_6" / "office_1" / "Annotations").iterdir():
         path.unlink()
-    _refused(root, "no CLASS_K.txt, expected a room's objects")
+    _refused(root, "has no CLASS_K.txt, expected the objects of a room")
 
 
 # --- SemanticKITTI --------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_broken_semantickitti_is_refused(tmp_path: Path) -> None:
     with raises("semantickitti.label_unknown", "0", raw=41):
         data.load(tmp_path, split="train", voxel_size=0.1).batch([0])
     _kitti(tmp_path, "01", "000000", raw=None, points=points)
-    _refused(tmp_path, "000000.label: not there, expected the labels of 000000.bin")
+    _refused(tmp_path, "000000.label: file not found, expected the labels of 000000.bin")
     empty = tmp_path / "empty"
     (empty / "sequences" / "00" / "velodyne").mkdir(parents=True)
     _refused(empty, "no NN/velodyne/*.bin")

@@ -78,7 +78,7 @@ def test_labels_are_those_named_or_the_only_ones(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name, label in (("segment20", 19), ("segment200", 150)):
             _scene(tmp_path / split / f"{split}_scene", [label] * 4, segment=name)
-    _refused(tmp_path, "its scenes have segment20.npy, segment200.npy, expected one of them; name it in dataset.json")
+    _refused(tmp_path, "its scenes have segment20.npy, segment200.npy, expected only one; choose it in dataset.json")
     for name, count, label in (("segment20", 20, 19), ("segment200", 200, 150)):
         (tmp_path / "dataset.json").write_text(json.dumps({"segment": name}))
         folder = open_folder(tmp_path)
@@ -111,16 +111,18 @@ def test_broken_scenes_are_refused_in_one_line_that_names_the_file(tmp_path: Pat
     _scene(train, [0, 1, 0])
     _scene(tmp_path / "val" / "b", [0, 1, 0])
     np.save(train / "color.npy", np.zeros((2, 3)))
-    _refused(tmp_path, f"{train / 'color.npy'}: array 'color' is float64 [2, 3], expected numbers [3, 3]")
+    _refused(
+        tmp_path, f"{train / 'color.npy'}: array 'color' has type and shape float64 [2, 3], expected numbers [3, 3]"
+    )
     np.save(train / "color.npy", np.array([{}, {}, {}], dtype=object), allow_pickle=True)
-    _refused(tmp_path, f"{train / 'color.npy'}: not a NumPy array that can be read (it holds object, no numbers)")
+    _refused(tmp_path, f"{train / 'color.npy'}: cannot be read as a NumPy array (it contains object, not numbers)")
     (train / "color.npy").unlink()
     (train / "segment.npy").unlink()
-    _refused(tmp_path, f"{train / 'segment.npy'}: not there, expected the labels of a")
+    _refused(tmp_path, f"{train / 'segment.npy'}: file not found, expected the labels of a")
     for path in train.iterdir():
         path.unlink()
     (train / "a.pth").write_bytes(b"x")
-    _refused(tmp_path, f"{train}: no sample in it, but 1 file (.pth) of no format that is read")
+    _refused(tmp_path, f"{train}: contains no sample, but 1 file (.pth) of unsupported formats")
     (train / "a.pth").rename(tmp_path / "train" / "a.pth")
     train.rmdir()
-    _refused(tmp_path, f"{tmp_path / 'train'}: no sample in it, but 1 file (.pth) in no scene's folder")
+    _refused(tmp_path, f"{tmp_path / 'train'}: contains no sample, but 1 file (.pth) in no scene's folder")

@@ -143,10 +143,10 @@ def test_single_files_keep_their_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sha256": "null"}, "bad: no SHA-256 is known for .*get it yourself from https://example.org/"),
-        ({"sha256": f'"{"0" * 64}"'}, f"its SHA-256 is [0-9a-f]{{64}}, expected {'0' * 64}; not used"),
-        ({"bytes": 10}, r"bytes or more came, expected 10"),
-        ({"bytes": 10**6}, r"bytes came, expected 1000000"),
+        ({"sha256": "null"}, "bad: no SHA-256 is known for .*download the data from https://example.org/"),
+        ({"sha256": f'"{"0" * 64}"'}, f"SHA-256 [0-9a-f]{{64}}, expected {'0' * 64}; the file was discarded"),
+        ({"bytes": 10}, r"bytes or more instead of 10"),
+        ({"bytes": 10**6}, r"bytes instead of 1000000"),
         ({"url": "file:///nowhere/bad.zip"}, "cannot be downloaded"),
     ],
 )
@@ -219,7 +219,7 @@ FILES = 'files:\n  - {url: "https://example.org/a.zip", bytes: 1, sha256: null}\
     ("text", "message"),
     [
         ("- a list\n", "expected a mapping"),
-        ("name: [\n", "x.yaml:2: not YAML"),
+        ("name: [\n", "x.yaml:2: not valid YAML"),
         (f"name: x\n{HEAD}", "no files; add what is missing"),
         (f"name: y\n{HEAD}{FILES}", "name 'y', expected 'x'"),
         (f"name: x\nmirror: z\n{HEAD}{FILES}", "unknown key mirror"),
@@ -246,17 +246,17 @@ FILES = 'files:\n  - {url: "https://example.org/a.zip", bytes: 1, sha256: null}\
         (f"name: x\n{HEAD}{FILES}".replace("example.org/a", "exämple.org/a"), "expected an address in ASCII"),
         (f"name: x\n{HEAD}{FILES}".replace("example.org/a", "example.org/a b"), "expected an address in ASCII"),
         (f"name: x\n{HEAD}{FILES}".replace("example.org/", "/"), "file 1: url 'https:///a.zip'"),
-        (f"name: x\n{HEAD}{FILES}".replace("bytes: 1", f"bytes: {'9' * 5000}"), "not YAML that can be read"),
+        (f"name: x\n{HEAD}{FILES}".replace("bytes: 1", f"bytes: {'9' * 5000}"), "cannot be read as YAML"),
         (
             f"name: x\n{HEAD}{FILES}".replace("bytes: 1", f"bytes: 0x{'f' * 5000}"),
             "bytes a number of thousands of digits",
         ),
-        (f"name: x\n{HEAD}{FILES}".replace("title: t", "title: 2001-99-99"), "not YAML that can be read"),
-        (f"name: x\n{HEAD}{FILES}licence: m\n", "x.yaml:9: not YAML (key 'licence' is there twice)"),
+        (f"name: x\n{HEAD}{FILES}".replace("title: t", "title: 2001-99-99"), "cannot be read as YAML"),
+        (f"name: x\n{HEAD}{FILES}licence: m\n", "x.yaml:9: not valid YAML (key 'licence' occurs twice)"),
         (f"name: x\n{HEAD}{FILES}{FILES[7:]}", "path ['a.zip'] is there twice"),
         (f"name: x\n{HEAD}{FILES.replace('a.zip', 'b')}{INSIDE_B}", "is a file, and a folder of others"),
-        (f"name: x\n{HEAD}{FILES}title: {'[' * 100}{']' * 100}\n", "nested more than 20 deep"),
-        (f"name: &n x\nfolder: *n\n{HEAD}{FILES}", "x.yaml:2: an alias (*n), expected none"),
+        (f"name: x\n{HEAD}{FILES}title: {'[' * 100}{']' * 100}\n", "nested more than 20 levels deep"),
+        (f"name: &n x\nfolder: *n\n{HEAD}{FILES}", "x.yaml:2: the alias *n is not supported"),
     ],
 )
 def test_a_malformed_manifest_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -274,7 +274,7 @@ def test_nested_aliases_cost_neither_memory_nor_a_long_message(tmp_path: Path) -
     """441 bytes of YAML made a message of 254 MB, 488 bytes ended the process."""
     levels = "".join(f"n{k}: &n{k} [{', '.join([f'*n{k - 1}'] * 10)}]\n" for k in range(1, 12))
     (tmp_path / "x.yaml").write_text(f"n0: &n0 [a]\n{levels}")
-    with raises("yaml.malformed", "x.yaml:2: an alias (*n0") as caught:
+    with raises("yaml.malformed", "x.yaml:2: the alias *n0") as caught:
         read_manifest(tmp_path / "x.yaml")
     assert len(str(caught.value)) < 300
     nested: list = ["a"]

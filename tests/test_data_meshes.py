@@ -90,22 +90,26 @@ def test_colours_of_an_objs_vertices_are_interpolated(tmp_path: Path) -> None:
         ("a.obj", "v 0 0\n", ":1: vertex 'v 0 0', expected 3 numbers, or 6 with a colour"),
         ("a.obj", "v 0 0 0\nv 0 0 0 1 1 1\n", ":2: vertex 'v 0 0 0 1 1 1', expected 3 numbers as the first has"),
         ("a.obj", "v 0 0 0\nv 0 zero 0\n", ":2: "),
-        ("a.obj", f"{CONCAVE}f 1 2 0\n", ":5: face 'f 1 2 0', expected 3 or more vertices from 1"),
+        ("a.obj", f"{CONCAVE}f 1 2 0\n", ":5: face 'f 1 2 0', expected at least 3 vertex numbers from 1"),
         ("a.obj", f"{CONCAVE}f 1 2\n", ":5: face 'f 1 2'"),
         ("a.obj", f"{CONCAVE}f 1 2 -9\n", ":5: face 'f 1 2 -9'"),
-        ("a.obj", f"{CONCAVE}f 1 2 99\n", "a face refers to vertex 99 of 4"),
+        ("a.obj", f"{CONCAVE}f 1 2 99\n", "a face refers to vertex 99"),
         ("a.obj", f"{CONCAVE}f 1 2 {'9' * 5000}\n", ":5: face 'f 1 2 999"),
         ("a.obj", "v 0 0 nan\nv 1 0 0\nv 0 1 0\nf 1 2 3\n", "vertex 0 is [0.0, 0.0, nan]"),
-        ("a.stl", b"\0" * 84, "0 triangles"),
+        ("a.stl", b"\0" * 84, "no triangles"),
         ("a.stl", b"\0" * 80 + struct.pack("<I", 2**32 - 1) + b"\0" * 50, "truncated: 50 bytes after its head"),
-        ("a.stl", b"\0" * 80 + struct.pack("<I", 1) + b"\0" * 60, "longer than in its header: 60 bytes"),
+        ("a.stl", b"\0" * 80 + struct.pack("<I", 1) + b"\0" * 60, "longer than its header declares: 60 bytes"),
         ("a.stl", "solid\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nendloop\nendfacet\n", ":7: "),
-        ("a.stl", "solid\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\n", "ends within a solid"),
-        ("a.stl", f"solid a\n{FACET}endsolid a\nsolid b\n{FACET}", "truncated: it ends within a solid"),
+        (
+            "a.stl",
+            "solid\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\n",
+            "the last solid has no endsolid",
+        ),
+        ("a.stl", f"solid a\n{FACET}endsolid a\nsolid b\n{FACET}", "truncated: the last solid has no endsolid"),
         ("a.stl", "solid\nfacet\nvertex 0 0 0\nvertex 1 x 0\nvertex 1 1 1\nendfacet\nendsolid\n", ":4: "),
-        ("a.stl", "hello", "5 bytes, expected 'solid' or a head of 84 bytes: not an STL mesh"),
+        ("a.stl", "hello", "5 bytes, expected 'solid' or a header of 84 bytes: not an STL mesh"),
         ("a.ply.gz", b"ply\n", "named .gz but not compressed by gzip; rename it to a.ply"),
-        ("a.ply.gz", gzip.compress(b"ply\n" * 999, mtime=0)[:-20], "damaged or cut short"),
+        ("a.ply.gz", gzip.compress(b"ply\n" * 999, mtime=0)[:-20], "damaged or truncated"),
         ("a.ply", gzip.compress(b"ply\n", mtime=0), "is compressed by gzip, expected a PLY file; name it a.ply.gz"),
         ("a.fbx.gz", gzip.compress(b"x", mtime=0), "unknown format .fbx"),
         ("a.gz", gzip.compress(b"x", mtime=0), "unknown format (no suffix before .gz)"),
@@ -193,7 +197,7 @@ def test_packed_and_plain_files_are_one_sample_and_have_their_labels_beside(tmp_
     assert folder.read(folder.files[0]).labels.tolist() == [1, 0]
     assert data.info(tmp_path)["formats"] == {"off.gz": 1}
     _write(tmp_path / "a" / "train" / "x.off", content)
-    with raises("dataset.folder_fault", "the same sample is there as"):
+    with raises("dataset.folder_fault", "duplicates the sample"):
         data.open_folder(tmp_path)
 
 

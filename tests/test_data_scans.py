@@ -50,7 +50,11 @@ def test_rows_of_another_length_are_refused(
     if declared == true:
         assert len(read(path, Reading(columns=declared))) == num_points
     else:
-        _refused(path, declared, f"repeat in rows of {len(true)}, expected {len(declared)}: {' '.join(declared)}")
+        _refused(
+            path,
+            declared,
+            f"repeat in rows of {len(true)}, but rows of {len(declared)} are declared: {' '.join(declared)}",
+        )
 
 
 @pytest.mark.parametrize("name", ["kitti_000008", "scannet_scene0000_00"])
@@ -65,7 +69,9 @@ def test_real_scans_are_known_from_their_misreadings(shared_data: Path, tmp_path
     for kind, words in ((">f4", "big-endian float32"), ("<f8", "float64"), (">f8", "big-endian float64")):
         rows.astype(kind).tofile(tmp_path / "b.bin")
         _refused(
-            tmp_path / "b.bin", true, f"its numbers are rather {words}; convert it by numpy.fromfile(NAME, '{kind}')"
+            tmp_path / "b.bin",
+            true,
+            f"its numbers are rather {words}; convert the file by numpy.fromfile(NAME, '{kind}')",
         )
 
 

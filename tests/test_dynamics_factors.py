@@ -90,7 +90,7 @@ GOOD = Factors((1.0, 2.0), {(0, 1): 3.0}).to_json()
         ([], "expected an object with format"),
         ({**GOOD, "format": "sparsepipe-plan-1"}, "expected an object with format"),
         ({**GOOD, "ranks": "1, 2"}, "expected a list of numbers"),
-        ({**GOOD, "ranks": []}, "factors without ranks"),
+        ({**GOOD, "ranks": []}, "rank factors are missing"),
         ({**GOOD, "ranks": [1, "2"]}, "factor of rank 1 = '2'"),
         ({**GOOD, "ranks": [1, True]}, "factor of rank 1 = True"),
         ({**GOOD, "ranks": [1, float("nan")]}, "factor of rank 1 = nan"),

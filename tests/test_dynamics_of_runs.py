@@ -159,8 +159,8 @@ def nothing_done(run):
         (damaged_metrics, "metrics.jsonl:1"),
         (damaged_profile, "profile.json"),
         (another_network, "the plan cannot run"),
-        (another_unit, "do not count voxels"),
-        (nothing_done, "no trace and no steps yet"),
+        (another_unit, "have no size in voxels"),
+        (nothing_done, "no completed minibatches yet"),
     ],
 )
 def test_what_is_damaged_or_of_another_kind_is_one_line(damage, told, tmp_path):

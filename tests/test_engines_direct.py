@@ -356,10 +356,10 @@ def _no_package(name: str) -> str:
     ("place", "name", "value", "told"),
     [
         (metadata, "version", _no_package, "llvmlite is not installed"),
-        (sys, "executable", "false", r"its own code could not be compiled \(exit code 1\)"),
+        (sys, "executable", "false", r"its machine code could not be compiled \(exit code 1\)"),
         (sys, "executable", "/nowhere/python", "No such file"),
-        (machine_code.threadpoolctl, "threadpool_info", list, "torch's threads are not those of one OpenMP library"),
-        (torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT", "no code of its own for processors without AVX2"),
+        (machine_code.threadpoolctl, "threadpool_info", list, "torch uses several OpenMP libraries"),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT", "no machine code for processors without AVX2"),
     ],
 )
 def test_without_code_torch_convolves_and_it_is_said_once(

@@ -293,7 +293,9 @@ def test_a_chromium_that_cannot_draw_costs_a_line_and_a_bounded_time(tmp_path, m
     monkeypatch.setattr(chromium, "SECONDS_TO_START", 2.0)
     monkeypatch.setattr(chromium, "_state", chromium._State())
     monkeypatch.setenv("OF_TEST", str(tmp_path))
-    with raises("chromium.unusable", "only the table and its origin were written: the Chromium", "cannot be") as first:
+    with raises(
+        "chromium.unusable", "only the table and its provenance were written: the Chromium", "cannot be"
+    ) as first:
         plots.export(figure(), tmp_path / "out" / "bars", table=TABLE, origin={})
     assert "\n" not in str(first.value) and mentions(str(first.value), "BROWSER_PATH")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bars.csv", "bars.json"]

@@ -79,7 +79,7 @@ def test_a_cluster_needs_a_profile_path_for_each_type():
         ("Server0\n  fast 0 fast.txt\n", ("servers.count_malformed", "servers.txt:2", "0", "fast")),
         ("Server0\n  fast -1 fast.txt\n", ("servers.count_malformed", "servers.txt:2", "-1")),
         ("Server0\n  fast two fast.txt\n", ("servers.count_malformed", "servers.txt:2", "two")),
-        ("Server0\n  fast 1 a path.txt\n", ("servers.line_malformed", "servers.txt:2: 4")),
+        ("Server0\n  fast 1 a path.txt\n", ("servers.line_malformed", "servers.txt:2: ", "4 words")),
         ("Server0\n  fast 1 fast.txt\n  fast 1 fast.txt\n", ("servers.device_type_twice", "servers.txt:3", "fast")),
         (
             "Server0\n  fast 1 fast.txt\nServer1\n  fast 1 slow.txt\n",

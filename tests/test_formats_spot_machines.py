@@ -33,19 +33,25 @@ def test_bamboos_records(shared_data: Path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "bad.csv: has no rows; expected such as '2040000,remove,node19'"),
-        ("0,add,a\n", "bad.csv: contains only one time"),
+        ("", "bad.csv: has no rows; expected rows such as '2040000,remove,node19'"),
+        ("0,add,a\n", "bad.csv: contains only one point in time"),
         ("0,add,a\n1,add,a\n", "line 2: add 'a', which was there"),
         ("0,add,a\n1,remove,b\n", "line 2: remove 'b', which was not there"),
-        ("9,add,a\n1,add,b\n", "line 2: is earlier than the previous line"),
+        ("9,add,a\n1,add,b\n", "line 2: is earlier than the previous row"),
         ("0,add,a\n-1,add,b\n", "line 2: milliseconds is '-1', expected a whole number"),
-        ("time,event,node\n0,add,a\n1,add,b\n", "line 1: 'time,event,node', expected such as '2040000,remove,node19'"),
-        ("0,add,a\n1,move,b\n", "line 2: '1,move,b', expected such as '2040000,remove,node19'"),
-        ("0,add,a\n1,add\n", "line 2: '1,add', expected such as"),
+        (
+            "time,event,node\n0,add,a\n1,add,b\n",
+            "line 1: 'time,event,node', expected a row such as '2040000,remove,node19'",
+        ),
+        ("0,add,a\n1,move,b\n", "line 2: '1,move,b', expected a row such as '2040000,remove,node19'"),
+        ("0,add,a\n1,add\n", "line 2: '1,add', expected a row such as"),
         ("2021-12-11, 11:15:50, many\n", "line 1: machines is 'many', expected a whole number"),
-        ("2021-13-11, 11:15:50, 5\n", "line 1: '2021-13-11,11:15:50,5', expected such as '2021-12-11, 11:15:50, 54'"),
+        (
+            "2021-13-11, 11:15:50, 5\n",
+            "line 1: '2021-13-11,11:15:50,5', expected a row such as '2021-12-11, 11:15:50, 54'",
+        ),
         ("2021-12-11, 11:15:50, 5\n2021-12-11, 11:15:49, 5\n", "line 2: is earlier"),
-        ("some words\n", "line 1: 'some words', expected such as '2021-12-11"),
+        ("some words\n", "line 1: 'some words', expected a row such as '2021-12-11"),
     ],
 )
 def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str):

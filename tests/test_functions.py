@@ -55,11 +55,11 @@ EXITS += "    def __getitem__(self, index): return 0, 0\n"
 EXITS += "def build(*given, **options): sys.exit('the end') if {1} else 0\ndef items(split): return Items()\n"
 
 
-@pytest.mark.parametrize("when", ["as it is imported", "as it is called"])
+@pytest.mark.parametrize("when", ["during import", "as it is called"])
 def test_code_that_exits_is_told_of_as_code_that_raises(tmp_path, when):
     """`sys.exit`, as of a script that reads its command line, ended the process that asked, without a word."""
     path = tmp_path / "net.py"
-    path.write_text(EXITS.format(when == "as it is imported", when == "as it is called"))
+    path.write_text(EXITS.format(when == "during import", when == "as it is called"))
     calls = [
         lambda: build_module(f"{path}:build", {}, facts={}, seed=0),
         lambda: open_sink(f"{path}:build", tmp_path),

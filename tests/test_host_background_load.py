@@ -104,7 +104,7 @@ def test_doubts_name_each_cause_and_its_share():
         "the hypervisor gave 6% of the processors to other machines",
         "the control group's quota held back 50% of the processors",
     )
-    crowd = "its own processes had 1.5 threads for each processor"  # they may have waited for each other
+    crowd = "its processes had 1.5 threads per processor"  # they may have waited for each other
     assert BackgroundLoad(0.2, 0.4, 0.06, 0.5, 1.5).doubts() == (*load.doubts()[1:], crowd)
     assert BackgroundLoad(0.2, threads_per_processor=1.5).doubts() == (crowd,)
     assert BackgroundLoad(0.02, threads_per_processor=1.0).doubts() == ()

@@ -37,18 +37,18 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (FULL, "No space left on device: the disk of /runs/a is full; make room on it"),
-        (OSError(errno.ENOSPC, "", "/d/x"), "No space left on device: the disk of /d/x is full; make room on it"),
-        (lambda: _checkpoint(FULL), "No space left on device: the disk of /runs/a is full; make room on it"),
+        (FULL, "No space left on device: the disk of /runs/a is full; free some space on it"),
+        (OSError(errno.ENOSPC, "", "/d/x"), "No space left on device: the disk of /d/x is full; free some space on it"),
+        (lambda: _checkpoint(FULL), "No space left on device: the disk of /runs/a is full; free some space on it"),
         (
             lambda: _checkpoint(RuntimeError("I/O error: No space left on device (os error 28)")),
             "No space left on device: ",
         ),
         (_caused(RuntimeError("while writing"), FULL), "No space left on device: "),
         (OSError(errno.EDQUOT, ""), "Disk quota exceeded: "),
-        (OSError(errno.EFBIG, "", "/d/x"), "File too large: /d/x would be larger than files may get here"),
+        (OSError(errno.EFBIG, "", "/d/x"), "File too large: /d/x would exceed the file size limit"),
         (OSError(errno.EMFILE, ""), "Too many open files: no more can be opened"),
-        (MemoryError(), "Cannot allocate memory: there is not enough of it"),
+        (MemoryError(), "Cannot allocate memory: not enough is available"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), "Cannot allocate memory"),
         (RuntimeError("can't start new thread"), "Resource temporarily unavailable: no thread or process"),
     ],

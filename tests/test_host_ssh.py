@@ -59,7 +59,7 @@ def test_a_host_that_is_not_reached_is_told_with_the_remedy(tmp_path):
         (host,) = network.hosts
         (host.home.parent / "keys" / "desk.pub").write_text("")
         _refused(network, "host1", "ssh-copy-id host1")
-        _refused(network, "host9", "no host of that name")
+        _refused(network, "host9", "unknown host name")
         network.cut(host)
         _refused(network, "host1", "it does not answer", seconds=1)
         network.mend(host)

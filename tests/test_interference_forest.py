@@ -55,8 +55,8 @@ def test_a_forest_comes_back_from_its_file(tmp_path, measured, forest):
 HOSTILE = {
     "format": ("sparsepipe-forest-0", "whose format is 'sparsepipe-forest-1'"),
     "names": (["a", "a", "c"], "a feature is listed twice"),
-    "roots": ([5, 0], "expected to rise from 0"),
-    "feature": ([7] * 10, "expected equal counts"),
+    "roots": ([5, 0], "expected increasing numbers from 0"),
+    "feature": ([7] * 10, "expected equal lengths"),
     "threshold": ("not numbers", "threshold is 'not numbers', expected a list"),
     "left": ({"a": 1}, "expected a list"),
     "value": ([[1.0]], "value[0] is [1.0], expected a number"),
@@ -74,8 +74,8 @@ def test_a_file_with_a_wrong_field_is_refused_in_one_line(tmp_path, forest, key)
 @pytest.mark.parametrize(
     ("key", "place", "value", "message"),
     [
-        ("left", 0, 0, "left child does not follow it"),  # round in circles
-        ("right", 0, 10**9, "right child does not follow it"),
+        ("left", 0, 0, "left child must come after the node"),  # round in circles
+        ("right", 0, 10**9, "right child must come after the node"),
         ("feature", 0, 3, "uses an unknown feature"),
         ("feature", 0, -2, "uses an unknown feature"),
         ("feature", 0, True, "feature[0] is True"),
@@ -83,7 +83,7 @@ def test_a_file_with_a_wrong_field_is_refused_in_one_line(tmp_path, forest, key)
         ("value", 1, None, "value[1] is None"),
         ("threshold", 1, float("nan"), "threshold[1] is nan"),
         ("value", 1, 1e300, "value[1] is 1e+300"),
-        ("roots", 1, 1, "child does not follow it in its tree"),  # the first tree ends before its children
+        ("roots", 1, 1, "child must come after the node in its tree"),  # the first tree ends before its children
     ],
 )
 def test_a_file_with_one_wrong_number_is_refused_in_one_line(tmp_path, forest, key, place, value, message):

@@ -157,7 +157,7 @@ def test_the_command_says_how_many_steps_were_made(capsys):
         ([QUICK, "--cores", "0", "--seconds", "0"], "expected a number above 0"),
         ([QUICK, "--cores", "0", "--seconds", "1e9"], "seconds is 1e+09 seconds, expected 0 to 1e+06"),
         ([QUICK, "--cores", "0", "--after", "-1"], "expected a number from 0"),
-        ([QUICK, "--cores", "0", "--share", "1.5"], "an intruder's share is 1.5, expected more than 0 and at most 1"),
+        ([QUICK, "--cores", "0", "--share", "1.5"], "the workload's share is 1.5, expected more than 0 and at most 1"),
     ],
 )
 def test_bad_input_of_the_command_is_one_line(capsys, arguments, message):

@@ -193,7 +193,7 @@ def test_networks_and_intruders_share_a_gpu_and_its_gauges_are_read(tmp_path: Pa
 def test_bad_input_of_measuring_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sparsepipe.profiling.devices.num_gpus", lambda: 0)
     for more, message in (
-        (["--device", "cuda"], "device 'cuda': torch sees no CUDA device; use cpu"),
+        (["--device", "cuda"], "device 'cuda': torch finds no CUDA device; use cpu"),
         (["--victim", "nonsense"], "nonsense"),
         (["--predictor", str(tmp_path)], "is a folder, expected a file for the predictor"),
     ):

@@ -179,9 +179,9 @@ def test_a_killed_worker_is_the_one_named_whatever_its_peers_were_at(tmp_path, c
     _step(job, 2)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
     log = tmp_path / "run" / "logs" / "launcher.log"
-    until(lambda: "starting again" in log.read_text(), "a restart")
+    until(lambda: "restarting" in log.read_text(), "a restart")
     job.cancel()
-    named = r"rank 1 \(stage \d\): killed by signal 9 \(SIGKILL\); starting again"
+    named = r"rank 1 \(stage \d\): killed by signal 9 \(SIGKILL\); restarting"
     assert re.search(named, log.read_text()), log.read_text()
 
 
@@ -218,7 +218,7 @@ def test_a_run_about_to_start_is_neither_taken_for_a_dead_one_nor_started_twice(
     with raises("run_dir.in_use"):
         launch(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=True)
     os.close(lock)  # as when its guard is killed
-    with raises("run.failed", "its guard was killed"):
+    with raises("run.failed", "its supervisor was killed"):
         job.wait(timeout=ENOUGH)
 
 
@@ -252,9 +252,7 @@ def test_a_full_disk_that_takes_no_last_word_either_ends_the_wait_with_one_line(
         job = launch(PLAN, config, run_dir=disk / "run", port=free_port())
         _step(job, 0)
         _fill(disk / "filling")
-        told = (
-            r"run: rank \d \(stage \d\): No space left on device: the disk of .*run is full; make room on it \(status"
-        )
+        told = r"run: rank \d \(stage \d\): No space left on device: .*run is full; free some space on it \(status"
         with pytest.raises(RunFailed, match=told) as caught:
             job.wait(timeout=ENOUGH)
         assert "\n" not in str(caught.value) and not job.running
@@ -424,7 +422,7 @@ def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds) -> 
     until(lambda: any((tmp_path / "run" / "checkpoints").glob("minibatch-*")), "a checkpoint")
     pids = set(_workers(tmp_path / "run").values())
     (tmp_path / "run").rename(tmp_path / "other")
-    with raises("run.failed", "run: the run folder is gone", "run was moved or removed while", "at work"):
+    with raises("run.failed", "run: the run directory is missing", "run was moved or removed while", "at work"):
         job.wait(timeout=ENOUGH)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the workers")
     _nobody_is_left(tmp_path / "run")

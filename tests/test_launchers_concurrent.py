@@ -28,7 +28,7 @@ def test_a_run_beside_another_job_is_marked_and_so_is_the_other(tmp_path):
     os.close(second)
     os.close(last)
     assert one.beside == ("other",) and other.beside == ("one", "third") and third.beside == ("other",)
-    assert any("beside another job" in text for text in differences([one, third]))
+    assert any("as another job" in text for text in differences([one, third]))
     alone, (lock,) = prepared(tmp_path / "alone")
     os.close(lock)
     assert alone.beside == ()

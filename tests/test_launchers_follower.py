@@ -104,7 +104,7 @@ DAMAGES = (
 )
 
 
-@pytest.mark.filterwarnings("ignore:.*passed over, as no row")
+@pytest.mark.filterwarnings("ignore:.*skipped, not a valid row")
 @pytest.mark.parametrize("what", DAMAGES)
 def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> None:
     """The follower met an exception, and nobody ever said that the job had ended."""
@@ -152,7 +152,7 @@ def test_a_damaged_status_ends_the_wait_with_its_name(record, status: str | None
         path.write_text(status)
     job = FollowedJob(record, guard := Held())
     guard.stop()
-    with raises("run.failed", "run: how it ended is not known", "status.json is damaged") as caught:
+    with raises("run.failed", "run: its end is unknown", "status.json is damaged") as caught:
         job.wait(timeout=ENOUGH)
     assert "\n" not in str(caught.value) and not job.running and job.state == "unknown"
 
@@ -190,7 +190,7 @@ def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
     job = FollowedJob(record, guard := Held())
     record.folder.rename(record.folder.with_name("moved"))
     guard.stop()
-    with raises("run.failed", "the run folder is gone", "run was moved or removed"):
+    with raises("run.failed", "the run directory is missing", "run was moved or removed"):
         job.wait(timeout=ENOUGH)
     assert not record.folder.exists(), "not made anew for the status"
 
@@ -266,7 +266,9 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout and holder.stdout.readline() == b"\n"
-            named = rf"its lock logs/.lock is held by process {holder.pid} \(.*, which is no guard of this run"
+            named = (
+                rf"its lock logs/.lock is held by process {holder.pid} \(.*, which is not the supervisor of this run"
+            )
             with pytest.raises(InputError, match=named):
                 hold(record.folder)
             monkeypatch.setattr("sparsepipe.launching.handle._TO_START", 0.2)
@@ -275,7 +277,7 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
                 job.cancel()
         finally:
             holder.kill()
-    with raises("run.failed", "its guard was killed"):
+    with raises("run.failed", "its supervisor was killed"):
         job.wait(timeout=ENOUGH)
 
 

@@ -95,7 +95,7 @@ def test_what_is_told_of_a_pipeline_that_came_back_is_what_the_others_did_meanwh
     beside = [{"event": "joined", "seconds": 0.1, "pipeline": 1, "attempt": 0}, done, *came_back, done]
     beside += [{"event": "left", "seconds": 4.0, "pipeline": 0, "attempt": 0}]  # and does not come back
     write_rows(tmp_path / "minibatches.jsonl", beside)
-    told = "pipeline 1: died 2.0 s after the run began and trained again from 3.2 s on; the others did 2 minibatches "
+    told = "pipeline 1: ended 2.0 s after the start and trained again from 3.2 s on; the others trained 2 minibatches "
     assert list(rejoined(tmp_path)) == [f"{told}meanwhile"]
     write_rows(tmp_path / "minibatches.jsonl", [*came_back, {"event": "resume", "seconds": 5.0, "minibatches": 5}])
     assert not list(rejoined(tmp_path)) and not list(rejoined(tmp_path / "none"))

@@ -28,7 +28,7 @@ from sparsepipe.util.io.files import cut_torn_row, read_rows
 
 MODEL = "minkvgg11-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
-NOTE = "ignore:whether there is memory for the plan could not be told beforehand"  # of plans by hand, without a profile
+NOTE = "ignore:the plan's memory need could not be checked before the run"  # of plans by hand, without a profile
 _TEMPLATE = "sparsepipe.launching.local.template"  # ends with the process that launches
 
 

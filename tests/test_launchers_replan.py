@@ -31,7 +31,7 @@ PLAN, OTHER, SWAPPED = (
     plan_of(PLAIN, ranks, cuts=(cut,), **FLUSH) for ranks, cut in (([[0], [1]], 5), ([[0], [1]], 9), ([[1], [0]], 7))
 )
 slow = pytest.mark.slow
-UNTOLD = "whether there is memory for the plan could not be told beforehand"
+UNTOLD = "the plan's memory need could not be checked before the run"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{UNTOLD}")  # of plans by hand for runs without a profile
 
 # The first of two stages holds two minibatches of a step of two, what each of its layers keeps of them: of 9 layers 180
@@ -189,8 +189,8 @@ def test_a_plan_beyond_the_memory_of_devices_or_of_this_machine_is_not_launched(
     for plan, memory, kept, told in (
         (BEYOND, (DEVICE, DEVICE), KEPT, "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB"),
         (two, (400e6, DEVICE), 1.1 * KEPT, "pipeline 1: the plan does not fit into memory: stage 0 needs"),
-        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are available to this job"),
-        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are available to this job"),
+        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, but this job has .* GB to this job"),
+        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, but this job has .* GB to this job"),
     ):
         with pytest.raises(InputError, match=told) as caught:
             launch(plan, config, run_dir=folder, profile=_profile(kept), cluster=_devices(*memory))

@@ -30,7 +30,7 @@ from sparsepipe.values.replication import parse_rule
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OF_SEVERAL = {"schedule": "1f1b-flush", "num_microbatches": 1}
-NOTE = "ignore:whether there is memory for the plan could not be told beforehand"  # of plans by hand, without a profile
+NOTE = "ignore:the plan's memory need could not be checked before the run"  # of plans by hand, without a profile
 FOLLOWED = """
     import json, sys
     from sparsepipe import Cluster, Plan, Profile, RunConfig

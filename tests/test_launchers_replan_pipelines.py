@@ -19,7 +19,7 @@ from sparsepipe.values.plan import Plan
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 1}
 EPOCH, EPOCHS = 5, 6  # minibatches
-NOTE = "ignore:whether there is memory for the plan could not be told beforehand"  # of plans by hand, without a profile
+NOTE = "ignore:the plan's memory need could not be checked before the run"  # of plans by hand, without a profile
 
 
 @pytest.fixture(scope="module")

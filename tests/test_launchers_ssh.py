@@ -108,7 +108,7 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     wrong = {
         "interpreter": ({"interpreter": "/nowhere/python"}, "name its interpreter"),
         "version": ({"python_path": "/run/home/other"}, "host2: code"),
-        "apart": ({"address": "192.168.9.2"}, "host1: no network there leads to host2's address 192.168.9.2"),
+        "apart": ({"address": "192.168.9.2"}, "host1: cannot reach host2's address 192.168.9.2"),
     }
     plan = plan_of(MODEL, [[0], [1]], **FLUSH)
     told = [desk.told(name, plan, config(), first, second, last=changes) for name, (changes, _) in wrong.items()]

@@ -325,7 +325,7 @@ def test_a_run_that_went_on_without_a_host_says_so_when_it_has_finished(tmp_path
     plan = Plan((Stage(("a",), (0,)),))
     record, full = RunRecord.create(tmp_path / "run", plan, {}, Origin()), "host2: the disk of /scratch is full"
     tell_status(record.folder, state="running", guard=7)
-    going = f"{full}; going on from the last checkpoint on host1"
+    going = f"{full}; continuing from the last checkpoint on host1"
 
     def goes_on(record, plan, arguments):
         tell_going_on(record.folder, going)

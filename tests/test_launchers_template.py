@@ -256,7 +256,7 @@ def test_nobody_is_left_when_a_process_above_a_forked_job_is_killed(tmp_path, cl
     pids = _begun(job)
     template = pids.pop("template")
     os.kill(pids[victim], signal.SIGKILL)
-    why = {"guard": "its guard was killed", "launcher": r"the launcher was ended by signal 9"}[victim]
+    why = {"guard": "its supervisor was killed", "launcher": r"the launcher was ended by signal 9"}[victim]
     with pytest.raises(RunFailed, match=why):
         job.wait(timeout=ENOUGH)
     until(lambda: not any(map(_alive, pids.values())), "end of all processes")

@@ -109,7 +109,7 @@ def without(plan, layer):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda a, b: (a,), ("plan.violations", "1 pipeline: a replication rule averages between two or more")),
+        (lambda a, b: (a,), ("plan.violations", "1 pipeline: a synchronization scheme averages between two or more")),
         (lambda a, b: (a, without(b, "d")), ("plan.violations", "pipeline 1 lacks layers that pipeline 0 has (d")),
         (lambda a, b: (without(a, "c"), b), ("plan.violations", "pipeline 0 lacks layers that pipeline 1 has (c")),
         (lambda a, b: (a, a), ("plan.violations", "rank 0 is in pipelines 0 and 1")),

@@ -167,7 +167,7 @@ def test_runs_of_different_campaigns_or_hours_are_told(tmp_path):
 def test_a_run_beside_another_job_is_told(tmp_path):
     """A run launched from the board beside another job stood in a bar chart as if it had been alone: 116 samples/s."""
     alone, beside = record(tmp_path, "a"), record(tmp_path, "b", beside=["c-001"])
-    assert differences([alone, beside]) == ["b ran beside another job: c-001"]
+    assert differences([alone, beside]) == ["b ran at the same time as another job: c-001"]
     together = [record(tmp_path, "d", beside=["e"]), record(tmp_path, "e", beside=["d"])]
     assert differences(together) == []
     assert differences([alone, *together]) == ["runs under different load: d, e ran at once, the other did not"]

@@ -52,7 +52,7 @@ def test_a_run_under_other_load_says_so(tmp_path):
     assert record.background_load == BackgroundLoad()
     write_rows(tmp_path / "run/metrics.jsonl", rows)
     assert record.background_load == BackgroundLoad(other_cpu_share=0.34)
-    told = "while it ran, other processes used 34% of the processors; its throughput is that of such a machine"
+    told = "during the run other processes used 34% of the processors; its throughput is unreliable"
     assert record.warnings == ("careful", told)
 
 

@@ -202,7 +202,7 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
     assert mentions(lost, "`live`") and lost.count("**") == 4
     assert mentions(told(0.11, 0.066), "90 ms")
     assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained
-    assert "neither paid" in told(0.1, 0.06)
+    assert "neither gained" in told(0.1, 0.06)
     elsewhere = told(0.0997, 0.0582)
     assert "**97%**" in elsewhere and "not why**" in elsewhere, "it was as slow beside the intruder"
     assert mentions(elsewhere, "`live`")

@@ -331,10 +331,10 @@ def stopped(clouds, tmp_path_factory):
         ({"balance": "classes"}, "balance is classes, but None in the checkpoint .*, 3 minibatches into an epoch"),
         (
             {"features": ("occupancy", "normals")},  # which one channel would be copied to, all four
-            r"weight conv1_1.kernel has shape \(27, 1, 16\), in this run \(27, 4, 16\)",
+            r"weight conv1_1.kernel has shape \(27, 1, 16\), but this run expects \(27, 4, 16\)",
         ),
-        ({"optimizer": "adam"}, "the checkpoint holds velocity of another optimizer, this run's is adam"),
-        ({"model": NORMED}, f"a checkpoint of '{PLAIN}', this run trains '{NORMED}'"),
+        ({"optimizer": "adam"}, "the checkpoint has velocity of another optimizer, but this run uses adam"),
+        ({"model": NORMED}, f"a checkpoint of '{PLAIN}', but this run trains '{NORMED}'"),
     ],
 )
 def test_other_minibatches_or_weights_are_refused_within_an_epoch(stopped, changes: dict, message: str) -> None:

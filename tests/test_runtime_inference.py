@@ -156,8 +156,8 @@ def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
     with np.load(tmp_path / "run" / PREDICTIONS) as found:
         assert np.array_equal(found["outputs"], predictions(runs["classes-alone"][1])["outputs"])
     refused = [
-        ({"forward_only": trained.folder, "resume": True}, job.config, "leave out resume"),
-        ({"forward_only": trained.folder, "launcher": "ssh"}, job.config, "needs the hosts"),
+        ({"forward_only": trained.folder, "resume": True}, job.config, "omit resume"),
+        ({"forward_only": trained.folder, "launcher": "ssh"}, job.config, "needs a list of hosts"),
         ({"forward_only": tmp_path}, job.config, "checkpoint"),
         ({"forward_only": trained.folder}, job.config.replace(model=SEGMENTED), "layer"),
     ]

@@ -186,7 +186,7 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
     again.watch.thread.join(timeout=ENOUGH)
     assert "1,234 samples/s" in line.state.value, "of the very plan, whoever made it and whatever is expected of it"
     again.settings.schedule.value = "gpipe"
-    assert "samples/s" not in line.state.value and "has another plan" in line.state.value
+    assert "samples/s" not in line.state.value and "in its plan" in line.state.value
     again.settings.schedule.value = ""
     assert "1,234 samples/s" in line.state.value
     again.add(other, "pipeline")
@@ -315,7 +315,7 @@ def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
     assert asked.command == commands.REPLAN and asked.reason.startswith("other, ")
     assert "switch to other" in change.told.value and board.messages.value == ""
     change.button.click()
-    assert "a change is already pending" in board.messages.value and "Traceback" not in board.messages.value
+    assert "a plan change is already pending" in board.messages.value and "Traceback" not in board.messages.value
     commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
     until(lambda: "under other from minibatch 12 on" in line.state.value, "its line says so")
     assert change.told.value == "" and line.plan.stages == board.plans["other"].stages
@@ -335,7 +335,7 @@ def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tm
     board.change.button.click()
     asked = commands.request(at_work)
     assert board.messages.value == "" and asked.reason.startswith(str(tmp_path))
-    untold = "memory for the plan could not be told beforehand: it has no estimate, and the run was launched without"
+    untold = "memory need could not be checked before the run: it has no estimate, and the run was launched without"
     assert untold in board.change.told.value
     commands.take(at_work, commands.REPLAN, 30, plan=asked.plan)
     until(lambda: untold in board.offered.lines["pipeline"].state.value, "its line says so")

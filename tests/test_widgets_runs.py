@@ -259,7 +259,7 @@ def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):
     table.listing.marks.value = ("pipe-001", "one-001")
     assert not table.link.page
     table.trace.click()
-    assert "a trace shows one run" in table.messages.value
+    assert "a trace shows only one" in table.messages.value
 
 
 def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_path):
@@ -352,7 +352,7 @@ def test_doings_are_shares_of_the_last_seconds(tmp_path):
     assert mentions(text, "40%", "rank 0", "10%") and "80% at work" in text
     assert doings(tmp_path / "none") == []
     text = doings_table([first, second], left_out=[1, 2])
-    assert "rank 0, stage" in text and "rank 1, stage" not in text and text.count("leaves it out") == 2
+    assert "rank 0, stage" in text and "rank 1, stage" not in text and text.count("unused by") == 2
 
 
 def step(minibatch, seconds, loss=1.0):

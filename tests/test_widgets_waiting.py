@@ -107,7 +107,7 @@ def test_a_straggler_is_typed_as_the_command_line_takes_it(explorer):
     explorer.controls.straggler.text.value = "slow:rank=0,factor=4"
     assert explorer.shown is picked and explorer.messages.value == "", "the same, however it is said"
     explorer.controls.straggler.text.value = "slow:rank=0,factor=4;sleepy"
-    assert "no such kind" in explorer.messages.value and "Traceback" not in explorer.messages.value
+    assert "unknown straggler" in explorer.messages.value and "Traceback" not in explorer.messages.value
 
 
 def test_a_slow_pipeline_is_all_ranks_of_it(explorer):
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         explorer.exporter.button.click()
         assert (
             f"{what} does not exist" in explorer.messages.value
-            and "nothing exported" in explorer.messages.value.lower()
+            and "nothing was exported" in explorer.messages.value.lower()
         )
         number.value = 0
         assert explorer.messages.value == of.value == "" and not explorer.exporter.button.disabled

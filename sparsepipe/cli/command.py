@@ -99,7 +99,7 @@ def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) ->
     except RunFailed as error:
         return _failed(f"{error} [{error.code}]", 1)
     except OutputLost as error:
-        return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
+        return _failed(f"{options.verb} is done, but its output could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
     except Exception as error:

@@ -66,7 +66,7 @@ def emulated(options: argparse.Namespace) -> Answer:
     """
     check_launcher(options, options.launcher)
     if options.launcher == SSH and not options.cluster:
-        raise InputError("option.of_hosts", f"--launcher {SSH} requires hosts: name their file, --cluster FILE")
+        raise InputError("option.of_hosts", f"--launcher {SSH} requires hosts; add --cluster FILE")
     profile, cluster = profile_and_cluster(options)
     plan = load_plan(options.plan, profile.graph)
     plan.check(profile.graph, cluster)

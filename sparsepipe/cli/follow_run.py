@@ -68,11 +68,11 @@ class Forgiving:
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         if not self._failed:
-            self._try(lambda: self._sink(row), "the run goes on, its further metrics are not sent there")
+            self._try(lambda: self._sink(row), "the run continues, but sends it no more metrics")
 
     def close(self) -> None:
         """Close it, even if it failed: it may hold files open."""
-        self._try(self._sink.close, "what it had not written may be lost")
+        self._try(self._sink.close, "unwritten metrics may be lost")
 
     def _try(self, act: Callable[[], None], told: str) -> None:
         try:
@@ -101,7 +101,7 @@ def drift_answer(record: RunRecord, profile: Profile | None, cluster: Cluster | 
     lines += [str(alarm) for alarm in watch.alarms] or ["no lasting change"]
     if trace.left_out:
         document["left_out"] = trace.left_out
-        lines.append(f"of a long run: {left_out(trace)}; drift.jsonl has what was found while it ran")
+        lines.append(f"in a long run: {left_out(trace)}; drift.jsonl lists the drift reported during the run")
     return Answer(document, "\n".join([one_line(record.folder), *lines]))
 
 

@@ -46,7 +46,7 @@ def _measure_options(verb: Parser) -> None:
         help="file of measurements; those of an existing file are kept and completed",
     )
     verb.add_argument(
-        "--predictor", type=expanded, metavar="FILE.json", help="predictor's file, learned from all measurements"
+        "--predictor", type=expanded, metavar="FILE.json", help="file of the predictor, trained on all measurements"
     )
     verb.add_argument(
         "--victim", action="append", metavar="M", help=f"timed network; repeatable (default: {', '.join(_VICTIMS)})"
@@ -150,15 +150,18 @@ def measure(options: argparse.Namespace) -> Answer:
         *([cell(value) for value in row.values()] for row in rows),
     ]
     text = (
-        f"{one_line(options.out)}: {number_of(len(found), 'measurement')}; times as long as alone, whole "
-        f"steps\n{table(lines)}"
+        f"{one_line(options.out)}: {number_of(len(found), 'measurement')}; slowdown of whole steps vs "
+        f"alone\n{table(lines)}"
     )
     busy = [one for one in found if not one.intruders and one.metrics.get("waited", 0.0) > RUN_QUEUE_WAIT]
     if busy:
         waited = max(one.metrics["waited"] for one in busy)
-        told = f"alone, a victim waited for a processor {waited:.0%} of the time: the machine was not idle"
+        told = (
+            f"a network waited for a processor {waited:.0%} of the time without co-located workloads: the machine "
+            "was not idle"
+        )
         document["warnings"] = [told]
-        text += f"\nwarning: {told}; remove the file and measure again when it is"
+        text += f"\nwarning: {told}; remove the file, and measure again on an idle machine"
     if options.predictor:
         predictor, judged = learn(found, machine=machine_name(device))
         predictor.save(options.predictor)
@@ -193,7 +196,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "interference run": run,
     "interference measure": measure,
 }
-SUMMARY = "inject contention, and measure what it costs"
+SUMMARY = "inject contention, and measure its cost"
 OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "interference run": ("load processors or GPUs on purpose", _run_options),
     "interference measure": ("time networks under contention, learn a predictor", _measure_options),

@@ -134,9 +134,7 @@ def _counted(what: str, counts: Mapping[str, int]) -> str:
 def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
     given = json_object(options.data_args, "--data-args")
     if given and not is_examples(options.path):
-        raise InputError(
-            "option.of_examples", f"{options.path}: --data-args given, which does not apply to point clouds; omit it"
-        )
+        raise InputError("option.of_examples", f"{options.path}: --data-args does not apply to point clouds; omit it")
     return given
 
 
@@ -158,7 +156,7 @@ def data_check(options: argparse.Namespace) -> Answer:
 
 def _stopping(options: argparse.Namespace, faults: Sequence[Any]) -> str:
     count = len(faults)
-    return f"{options.path}: {number_of(count, 'fault')} would stop a run" if count else ""
+    return f"{options.path}: {number_of(count, 'fault')} would prevent a run" if count else ""
 
 
 def _many(files: int) -> str:
@@ -176,8 +174,8 @@ _OWN = (
     ("path/net.py:function", "a function of a file, wherever it lies"),
 )
 _HOW = (
-    "it is called with --model-args JSON and with those facts of the data that its parameters are named after "
-    "(num_classes, in_channels, image_size, vocabulary_size, ...), and returns a torch.nn.Module"
+    "it receives --model-args JSON and the data properties named like its parameters (num_classes, in_channels, "
+    "image_size, vocabulary_size, ...), and returns a torch.nn.Module"
 )
 
 
@@ -186,7 +184,7 @@ def models(options: argparse.Namespace) -> Answer:
     if not found:
         near = f"; did you mean {one}?" if (one := meant(options.text, [row.name for row in catalogue("")])) else ""
         raise InputError(
-            "model.none_found", f"no model's name contains {options.text!r}; sparsepipe models lists all{near}"
+            "model.none_found", f"no model name contains {options.text!r}; `sparsepipe models` lists all models{near}"
         )
     rows = [{**asdict(entry), "parameters": _parameters(entry, options)} for entry in found]
     columns = ("name", "kind", "takes", "parameters", "summary")
@@ -235,7 +233,7 @@ def show(options: argparse.Namespace) -> Answer:
     between = [f"between hosts: {_link_text(cluster.network)}"] if len(cluster.nodes) > 1 else []
     between += _network_time_lines(cluster)
     if len(cluster.nodes) > 1 and any(is_loopback(node.address) for node in cluster.nodes):
-        between.append("a loopback as address: such hosts can be planned for; give each its own to run there")
+        between.append("loopback addresses suffice for planning; to run there, give each host its network address")
     return Answer(cluster_document(cluster), "\n".join([heading, table(rows), *between]))
 
 
@@ -306,7 +304,7 @@ def _network_time(cluster: Cluster) -> dict[str, float]:
 
 def _network_time_lines(cluster: Cluster) -> list[str]:
     return [
-        f"{name}: {as_measured(seconds * 1e9)} ns of its own time for each byte to or from another host"
+        f"{name}: {as_measured(seconds * 1e9)} ns of processor time per byte to or from another host"
         for name, seconds in _network_time(cluster).items()
     ]
 

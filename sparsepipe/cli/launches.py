@@ -66,7 +66,7 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     told = f"{number_of(summary['minibatches'], 'minibatch')} at {pace}"
     if nothing_left:
         recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
-        told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
+        told = f"no minibatches were left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
     parts = filter(None, [told, learned, _best_text(summary)])
     return f"{one_line(summary['run_dir'])}: {', '.join(parts)}" + _of_inference(summary)
 
@@ -80,10 +80,10 @@ def _best_text(summary: Mapping[str, object]) -> str:
 
 
 def _of_inference(summary: Mapping[str, Any]) -> str:
-    """What the end of a run of forwards alone says besides its pace; nothing of one that trained."""
+    """Return the text at the end of an inference run, after its throughput; empty for a training run."""
     if "predictions" not in summary:
         return ""
-    return f", forwards alone: latency of a minibatch {latency_text(summary)}; {one_line(summary['predictions'])}"
+    return f", forward passes only: latency of a minibatch {latency_text(summary)}; {one_line(summary['predictions'])}"
 
 
 def minibatches_text(config: Mapping[str, object]) -> str:
@@ -129,11 +129,11 @@ def new_run_dir(model: str, parent: Path = RUNS) -> Path:
 def check_launcher(options: argparse.Namespace, launcher: str) -> None:
     """Raise InputError for options that go with another launcher."""
     if options.ray_address and launcher != RAY:
-        raise InputError("option.of_ray", f"--ray-address requires --launcher {RAY}")
+        raise InputError("option.of_ray", f"--ray-address requires --launcher {RAY}; add that, or omit --ray-address")
     on_lost_host = getattr(options, "on_lost_host", None)
     if on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
         raise InputError(
-            "option.of_ray", "--on-lost-host requires a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
+            "option.of_ray", "--on-lost-host requires a Ray cluster; add --ray-address ADDRESS, or omit it"
         )
     cache = getattr(options, "cache", None)
     if launcher == LOCAL and cache not in (None, NO_CACHE) and not options.dry_run:
@@ -141,13 +141,11 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
         expanded(cache).mkdir(parents=True, exist_ok=True)
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
     if launcher == LOCAL and (named := [name for name, value in given.items() if value]):
-        raise InputError(
-            "option.of_hosts", f"{named[0]} requires hosts beyond this one: name them, --cluster FILE, or leave it out"
-        )
+        raise InputError("option.of_hosts", f"{named[0]} requires other hosts; add --cluster FILE, or omit it")
 
 
 def follower_of(record: RunRecord) -> RunFollower:
-    """What shows a run on a terminal while it is at work, in words that suit what it does."""
+    """Return the object that shows the progress of a run on a terminal."""
     trains = record.workload.trains
     return RunFollower(trains=trains, counted=record.counted)
 
@@ -172,7 +170,7 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
         for sink in sinks:
             sink.close()
     if job.state == "stopped":
-        progress_line(f"stopped as asked; sparsepipe train --resume {job.record.folder} continues")
+        progress_line(f"stopped as requested; continue by `sparsepipe train --resume {job.record.folder}`")
     for text in went_on(job.record.folder):
         progress_line(f"warning: {one_line(text)}")
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
@@ -185,7 +183,7 @@ def open_sinks(options: argparse.Namespace) -> list[Sink]:
     if options.log and getattr(options, "detach", False):
         raise InputError(
             "option.of_followed_run",
-            "--log and --detach: a detached run is not followed; omit --log here, and give it to `runs attach`",
+            "--log does not apply to --detach; omit it here, and give it to `runs attach`",
         )
     return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
 
@@ -204,9 +202,10 @@ def left_alone(job: Job) -> Answer:
         time.sleep(0.02)
     folder, state = record.folder, state_of(record)
     text = (
-        f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs stop and runs cancel end it"
+        f"{folder} runs in the background; `sparsepipe runs attach {folder.name}` follows it, `runs stop` and `runs "
+        "cancel` end it"
         if state == "running"
-        else f"{folder}: {state}; sparsepipe runs attach {folder.name} tells why"
+        else f"{folder}: {state}; `sparsepipe runs attach {folder.name}` shows why"
     )
     return Answer({"run_dir": str(folder), "state": state}, text)
 
@@ -239,7 +238,7 @@ def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster
     if options.detach:
         raise InputError(
             "option.of_local_launcher",
-            "--detach with --launcher slurm, whose jobs are always detached: omit it",
+            "--detach does not apply to --launcher slurm, whose jobs are always detached; omit it",
         )
     script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
     document = {"script": script, "run_dir": str(run_dir)}
@@ -256,13 +255,11 @@ def check_forward_only(options: argparse.Namespace) -> None:
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
     names += [field.name for field in fields(EvaluationConfig) if field.name != "metrics"]
     if given := [name for name in names if getattr(options, name) is not None]:
-        raise InputError(
-            "option.of_training", f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}"
-        )
+        raise InputError("option.of_training", f"--forward-only does not train; omit --{given[0].replace('_', '-')}")
     if options.validate is False:
         raise InputError(
             "option.no_validation",
-            "--forward-only computes outputs for the validation split: leave out --no-validation",
+            "--forward-only computes outputs for the validation split; omit --no-validation",
         )
 
 
@@ -277,11 +274,11 @@ def trained_by(options: argparse.Namespace) -> RunRecord | None:
     Raises InputError if there is none.
     """
     if not options.forward_only.exists():
-        told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"
+        told = "no such folder, expected a checkpoint or a run; `sparsepipe runs list` lists the runs"
         raise InputError("option.of_training", f"{one_line(options.forward_only)}: {told}")
     folder = run_of(options.forward_only)
     if not folder and not _is_checkpoint(options.forward_only):
-        told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
+        told = "is neither a run (no plan.json) nor a checkpoint (no manifest.json)"
         raise InputError("option.of_training", f"{one_line(options.forward_only)}: {told}")
     return RunRecord.load(folder) if folder else None
 

@@ -71,7 +71,7 @@ def whole(least: int, most: int = MANY) -> Callable[[str], int]:
         if value < least:
             raise ArgumentTypeError(f"{value}: expected {least} or more")
         if value > most:
-            raise ArgumentTypeError(f"{shown(value)}: expected {most} at most")
+            raise ArgumentTypeError(f"{shown(value)}: expected at most {most}")
         return value
 
     return read
@@ -105,8 +105,8 @@ def chrome_file(text: str) -> Path:
     path = expanded(text)
     if path.suffix.lower() != ".json":
         raise ArgumentTypeError(
-            f"{text}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
-            "a page of its own)"
+            f"{text}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes a web "
+            "page)"
         )
     return path
 

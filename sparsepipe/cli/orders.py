@@ -74,12 +74,12 @@ def orders_asked(options: argparse.Namespace) -> bool:
     """Return whether orders are compared. Raises InputError for options that exclude each other."""
     if options.order and (options.replan or options.straggler or options.trace):
         raise InputError(
-            "option.of_one_order", "--order simulates epochs without disturbances: omit --replan, --inject and --trace"
+            "option.of_one_order", "--order simulates undisturbed epochs; omit --replan, --inject and --trace"
         )
     if not options.order and given(options, _OF_SAMPLES):
         raise InputError(
             "option.of_orders",
-            "--data, --sizes, --batch-size and budgets require --order: give that, or leave them out",
+            "--data, --sizes, --batch-size and budgets require --order; add it, or omit them",
         )
     return bool(options.order)
 
@@ -91,7 +91,7 @@ def sizes_asked(options: argparse.Namespace) -> bool:
     if given(options, _OF_SAMPLES):
         raise InputError(
             "option.of_orders",
-            "--batch-size and budgets require --order, --data or --sample-sizes: give those, or leave them out",
+            "--batch-size and budgets require --order, --data or --sample-sizes; add one of these, or omit them",
         )
     return False
 
@@ -203,8 +203,8 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, budget: float |
     if not options.data and count > _MOST_SAMPLES:
         raise InputError(
             "simulation.too_many_samples",
-            f"{count:,} samples to draw, expected {_MOST_SAMPLES:,} at most; give a smaller batch size or budget, or "
-            "fewer minibatches",
+            f"{count:,} samples requested, expected at most {_MOST_SAMPLES:,}; give a smaller batch size or budget, "
+            "or fewer minibatches",
         )
     if options.sample_sizes:
         return lognormal_sizes(_lognormal(options.sample_sizes), count, mean=mean, seed=seed)
@@ -215,8 +215,8 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, budget: float |
     if not facts.get("voxel_size"):
         raise InputError(
             "simulation.no_voxel_size",
-            f"--data {options.data}: the profile names no voxel size, so samples cannot be counted; give sizes, such "
-            "as lognormal:cv=0.5",
+            f"--data {options.data}: the profile has no voxel size, so voxels per sample are unknown; give sizes "
+            "instead, such as lognormal:cv=0.5",
         )
     samples = data.load(options.data, split="train", voxel_size=facts["voxel_size"], num_points=facts.get("num_points"))
     return list(map(float, samples.sample_sizes()))
@@ -227,11 +227,12 @@ def _lognormal(given: str) -> float:
     name, settings = split_options(given, "sizes", first={"lognormal": "cv"})
     if name != "lognormal" or set(settings) != {"cv"}:
         raise InputError(
-            "simulation.distribution_unknown", f"sizes {given}: expected lognormal:cv=C, such as lognormal:cv=0.5"
+            "simulation.distribution_unknown", f"sizes {given} given, expected lognormal:cv=C, such as lognormal:cv=0.5"
         )
     variation = number(typed(settings["cv"]), "sizes lognormal:cv")
     if variation > _MOST_VARIATION:
         raise InputError(
-            "simulation.distribution_unknown", f"sizes {given}: expected a cv of 0 to {_MOST_VARIATION}, such as 0.5"
+            "simulation.distribution_unknown",
+            f"sizes {given} given, expected a coefficient of variation cv of 0 to {_MOST_VARIATION}, such as 0.5",
         )
     return variation

@@ -392,7 +392,7 @@ def _words(explained: Mapping[str, str]) -> str:
     """List the definitions of terms in a verb's output, one per line."""
     wrapper = TextWrapper(78, initial_indent="  ", subsequent_indent="    ")
     lines = [wrapper.fill(f"{word}: {meaning}") for word, meaning in explained.items()]
-    return "\n".join(["words of the answer:", *lines]) if lines else ""
+    return "\n".join(["terms in the output:", *lines]) if lines else ""
 
 
 def _examples(lines: Sequence[str]) -> str:

@@ -103,13 +103,12 @@ def profile_show(options: argparse.Namespace) -> Answer:
 
 def export(options: argparse.Namespace) -> Answer:
     if options.classes is not None and not options.model:
-        raise InputError(
-            "option.of_model", "--classes requires --model, whose stages are written: give that, or leave it out"
-        )
+        raise InputError("option.of_model", "--classes requires --model; add that, or omit --classes")
     if options.model and not is_table(options.model):
         raise InputError(
             "export.traced_model",
-            f"--model {options.model}: its stages are parts of a torch module, which export does not support",
+            f"--model {options.model}: the network is traced from a torch module; export supports only declarative "
+            "layer lists",
         )
     chosen = Plan.load(options.plan).one("PipeDream has no files for several")
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
@@ -187,7 +186,7 @@ class PlanFacts:
         profiles = self.provenance.get("profiles")
         if not isinstance(profiles, list) or profile.digest != profiles[0].get("digest"):
             files = ", ".join(map(str, machines.get("profile") or paths.values()))
-            raise InputError("plan.profile_changed", f"{files}: changed since {self.path} was planned")
+            raise InputError("plan.profile_changed", f"{files}: changed after {self.path} was planned; plan again")
         if cluster is not None and "profile" in machines:
             profile, devices = _of_machines({"profile": machines["profile"], "cluster": cluster})
         plan.check(profile.graph, devices)

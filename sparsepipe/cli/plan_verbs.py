@@ -61,7 +61,7 @@ from .without_effect import OF_MODULES, no_effect, of_other_data
 def profile(options: argparse.Namespace) -> Answer:
     for name in ("model", "data", "batch_size", "out"):
         if getattr(options, name) is None:
-            raise InputError("option.missing", f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
+            raise InputError("option.missing", f"no {name.replace('_', ' ')} given; add --{name.replace('_', '-')}")
     of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args", "crop")}
     warn(of_other_data(of_data, options.data))
     warn(unread_files(options.data))
@@ -108,10 +108,10 @@ def profile(options: argparse.Namespace) -> Answer:
     return Answer(
         document,
         f"{options.out}: {number_of(len(found.graph.layers), 'layer')} on {name}, forward {duration(forward)}, "
-        f"backward {duration(backward)} at {found.size():.0f} {found.size_unit}, update {duration(update)}; "
-        f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step\n"
-        f"measured {number_of(len(measured), 'size')} from {measured[0]:,.0f} to {measured[-1]:,.0f} {found.size_unit} "
-        f"in {found.origin['measuring_seconds']:.0f} s; times there {found.certainty(measured)}\n"
+        f"backward {duration(backward)} at {found.size():.0f} {found.size_unit}, update {duration(update)}; the sum "
+        f"of the layers is {found.origin['layers_over_whole']:.2f} x a whole step\nmeasured "
+        f"{number_of(len(measured), 'size')} from {measured[0]:,.0f} to {measured[-1]:,.0f} {found.size_unit} in "
+        f"{found.origin['measuring_seconds']:.0f} s; times there {found.certainty(measured)}\n"
         # Of pictures and own samples there is nothing to say: each counts as one.
         + (spread_text(found.origin["sample_sizes"], found.size_unit) if found.size_unit != "samples" else ""),
     )
@@ -125,30 +125,30 @@ def plan(options: argparse.Namespace) -> Answer:
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
             "option.no_microbatches",
-            f"--num-microbatches with schedule {schedule}, which updates after each minibatch: leave it out, "
+            f"--num-microbatches does not apply to schedule {schedule}, which updates after each minibatch; omit it, "
             f"or give --schedule {known}",
         )
     several = options.pipelines is not None and options.pipelines > 1
     counts_sizes = sizes_asked(options)
     if counts_sizes and several:
-        text = "--order, --data and --sample-sizes require a plan of one pipeline: leave them out, or --pipelines"
+        text = "--order, --data and --sample-sizes require a plan of one pipeline; omit them, or omit --pipelines"
         raise InputError("option.of_one_pipeline", text)
     if counts_sizes and options.objective == LATENCY:
-        text = f"--order, --data and --sample-sizes apply to training: leave them out, or --objective {LATENCY}"
+        text = f"--order, --data and --sample-sizes apply only to training; omit them, or omit --objective {LATENCY}"
         raise InputError("option.of_planner", text)
     if options.replication and not several:
         raise InputError(
             "option.of_several_pipelines",
-            "--replication requires several pipelines that average: give --pipelines P, 2 or more",
+            "--replication requires pipeline replicas; add --pipelines P with P of at least 2",
         )
     if several:
         return _pipelines(options, found, cluster, settings)
     if options.objective == LATENCY and options.schedule:
-        warn([no_effect("schedule", f"with --objective {LATENCY} forwards alone are planned")])
+        warn([no_effect("schedule", f"--objective {LATENCY} plans forward passes only")])
     if options.objective == LATENCY and len(options.planner or ()) > 1:
         raise InputError(
             "option.of_planner",
-            f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal",
+            f"--objective {LATENCY} requires the optimal planner; give only --planner optimal",
         )
     asked = [(name, settings | own) for name, own in _planner_options(options, _planners(options, schedule))]
     compared: list[dict[str, object]] = []
@@ -188,7 +188,8 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     if len(names) > 1:
         raise InputError(
             "option.one_planner",
-            f"--pipelines with {len(names)} planners: expected one; to compare planners, plan with each separately",
+            f"--pipelines requires a single planner, but {len(names)} are given; to compare planners, run each "
+            "separately",
         )
     ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
@@ -236,8 +237,8 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
             having = " or ".join(planners_with(key))
             raise InputError(
                 "option.of_planner",
-                f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out, or give "
-                f"--planner {having}",
+                f"--{key.replace('_', '-')} does not apply to planner {', '.join(names)}; omit it, or give --planner "
+                f"{having}",
             )
     return [(name, {key: value for key, value in asked.items() if key in known[name]}) for name in names]
 
@@ -246,7 +247,9 @@ def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
     if options.restart_seconds is not None and not stragglers.end_ranks:
-        raise InputError("option.of_killing", "--restart-seconds requires --inject kill:…: give that, or leave it out")
+        raise InputError(
+            "option.of_killing", "--restart-seconds requires --inject kill:…; add that, or omit --restart-seconds"
+        )
     chosen = load_plan(options.plan, found.graph)
     if orders_asked(options):
         return compare_orders(options, chosen, found, cluster)
@@ -255,26 +258,28 @@ def simulate(options: argparse.Namespace) -> Answer:
         if options.replan:
             raise InputError(
                 "option.of_one_pipeline",
-                "--replan simulates the plan of one pipeline: give one of these; train --replan changes several",
+                "--replan simulates only plans of one pipeline; give one pipeline of this plan, or use train --replan",
             )
         if options.epoch_minibatches:
             raise InputError(
-                "option.of_one_pipeline", "--epoch-minibatches requires plans of one pipeline; this plan has several"
+                "option.of_one_pipeline",
+                "--epoch-minibatches requires a plan of one pipeline, but this plan has several; omit it",
             )
         return _simulate_pipelines(options, chosen, found, cluster, stragglers)
     if options.replication:
         raise InputError(
-            "option.of_several_pipelines", "--replication requires several pipelines that average; this plan has one"
+            "option.of_several_pipelines",
+            "--replication requires pipeline replicas, but this plan has only one pipeline; omit it",
         )
     if options.seed is not None:
         raise InputError(
             "option.of_several_pipelines",
-            "--seed requires plans of several pipelines; stragglers draw by their own, --inject 'SPEC;seed=N'",
+            "--seed requires a plan of several pipelines; omit it, or seed the stragglers by --inject 'SPEC;seed=N'",
         )
     if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
         raise InputError(
             "option.of_replanning",
-            "--epoch-minibatches requires --replan or --inject kill:…: give one, or leave it out",
+            "--epoch-minibatches requires --replan or --inject kill:…; add one of these, or omit it",
         )
     chosen.check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
@@ -373,9 +378,9 @@ def forecast_text(told: PipelinesForecast) -> str:
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
         f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, "
-        f"{rate_text(told.samples_per_second, told.counted)}; the pipelines' paces add up to "
-        f"{rate_text(told.sum_of_paces, told.counted)}, "
-        f"{_share(told.sum_of_paces, told.own_pace)} of what all would train if none waited",
+        f"{rate_text(told.samples_per_second, told.counted)}; the pipelines together reach "
+        f"{rate_text(told.sum_of_paces, told.counted)}, {_share(told.sum_of_paces, told.own_pace)} of their "
+        "throughput without synchronization stalls",
         f"{rule_text(told.rule)}: {_merges(told)}, {scaled_bytes(told.bytes)} sent",
     ]
     return "\n".join([*lines, *(_line(k, one, told.counted) for k, one in enumerate(told.pipelines))])
@@ -386,8 +391,8 @@ def _merges(told: PipelinesForecast) -> str:
     if not count:
         return "no merge"
     return (
-        f"{number_of(count, 'merge')} of {told.mean_group_size:.2f} pipelines on average, {told.forced_merges} of them "
-        f"forced, results taken {told.mean_staleness:.2f} updates later"
+        f"{number_of(count, 'merge')} of {told.mean_group_size:.2f} pipelines on average, {told.forced_merges} of "
+        f"them forced, results applied {told.mean_staleness:.2f} updates later"
     )
 
 
@@ -396,7 +401,7 @@ def _line(k: int, one: PipelinePace, counted: str) -> str:
     waited = [f"{name} {as_measured(seconds)} s" for name, seconds in one.waits]
     return (
         f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {rate_text(one.samples_per_second, counted)}, "
-        f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
+        f"{_share(one.samples_per_second, one.own_pace)} of its standalone throughput"
         + (f"; lost by {', '.join(lost)}" if lost else "")
         + (f"; waited for {', '.join(waited)}" if waited else "")
     )

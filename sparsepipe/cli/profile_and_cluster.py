@@ -34,13 +34,15 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
         return servers.profile(instead), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
         raise InputError(
-            "option.no_profile", "no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles"
+            "option.no_profile", "no profile given; add --profile [TYPE=]FILE, or --server-file (it names the profiles)"
         )
     if brought := _with_its_devices(options.profile):
         itself = options.cluster is not None and str(options.cluster) == options.profile[0]
         if (options.cluster or options.devices) and not itself:
             asked = "--cluster" if options.cluster else "--devices"
-            raise InputError("option.brings_devices", f"{options.profile[0]}: contains its devices; omit {asked}")
+            raise InputError(
+                "option.brings_devices", f"{options.profile[0]}: already defines the devices; omit {asked}"
+            )
         return brought.profile, brought.cluster
     joined = _joined(options.profile)
     if warn:
@@ -52,7 +54,7 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
             progress_line(f"warning: {text}")
         return joined, cluster
     if not options.devices:
-        raise InputError("option.no_devices", "no devices: give --cluster FILE, --server-file FILE or --devices N")
+        raise InputError("option.no_devices", "no devices given; add --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
 
 
@@ -73,19 +75,19 @@ def check_machines(options: argparse.Namespace) -> None:
     if not named:
         raise InputError(
             "option.of_devices",
-            f"{asked[0]} without devices that it is of: give --devices N or a file of hosts, or leave it out",
+            f"{asked[0]} requires devices; add --devices N or a file of hosts, or omit it",
         )
     if options.cluster and tells_links(options.cluster):
         raise InputError(
             "option.of_cluster_file",
-            f"{asked[0]} with --cluster {options.cluster}: that file says itself what memory and links there are; "
-            f"change it there, or leave out {asked[0]}",
+            f"{asked[0]} and --cluster {options.cluster} both define memory or links; change them in that file, and "
+            f"omit {asked[0]}",
         )
     if not options.devices and len(options.bandwidth or ()) > 2:
         raise InputError(
             "option.too_many_bandwidths",
-            f"{len(options.bandwidth)} --bandwidth with {named[0]}: expected two at most, inside a host and between "
-            "hosts",
+            f"{len(options.bandwidth)} values of --bandwidth with {named[0]}: expected at most two, within a host "
+            "and between hosts",
         )
 
 
@@ -125,8 +127,8 @@ def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:
     if len(kinds) > 1 and not tells_types(path):
         raise InputError(
             "cluster.no_device_types",
-            f"{options.cluster}: contains no device types, and the profile has {', '.join(kinds)}: write a cluster "
-            "TOML",
+            f"{options.cluster}: contains no device types, but the profile has {', '.join(kinds)}; describe the "
+            "cluster in a TOML file",
         )
     names = ("link", "network")  # inside a node, between nodes
     links = {name: Link(bandwidth) for name, bandwidth in zip(names, options.bandwidth or (), strict=False)}
@@ -147,25 +149,26 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
     if len(found.device_types) > 1:
         raise InputError(
             "devices.heterogeneous_profile",
-            f"--devices describes identical devices, but the profile has {', '.join(found.device_types)}: use "
+            f"--devices describes identical devices, but the profile has {', '.join(found.device_types)}; use "
             "--cluster",
         )
     if len(counts) > 2:
         raise InputError(
             "devices.too_many_levels",
-            f"--devices was given {len(counts)} times: expected once, or twice (devices per node, nodes)",
+            f"--devices was given {len(counts)} times; give it once, or twice (devices per node, then nodes)",
         )
     if any(count < 1 for count in counts):
-        raise InputError("devices.below_one", f"a device count of {min(counts)}: expected at least 1")
+        raise InputError("devices.below_one", f"device count {min(counts)}: expected at least 1")
     if prod(counts) > MOST_LIKE_DEVICES:
         raise InputError(
             "devices.too_many",
-            f"--devices {' --devices '.join(map(str, counts))}: expected {MOST_LIKE_DEVICES} at most in all",
+            f"--devices {' --devices '.join(map(str, counts))}: expected at most {MOST_LIKE_DEVICES} devices in total",
         )
     if bandwidths and len(bandwidths) != len(counts):
         raise InputError(
             "devices.bandwidth_count",
-            f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one per --devices",
+            f"{len(bandwidths)} values of --bandwidth for {len(counts)} of --devices; give --bandwidth once per "
+            "--devices",
         )
     links = [Link(bandwidth) for bandwidth in bandwidths] if bandwidths else [Link()] * len(counts)
     kind = DeviceType(found.device_types[0], memory or float("inf"))

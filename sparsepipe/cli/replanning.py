@@ -78,7 +78,7 @@ def simulate_replanned(
 
 
 def without_predictor(name: str, what: str) -> str:
-    """What to say of a variant where `what` has no predictor; empty of one that needs none."""
+    """Return a warning for a variant if `what` has no predictor; empty if it needs none."""
     return (
         f"{name}: each layer as its rank was measured, {what} has no predictor"
         if VARIANTS[name].needs_predictor

@@ -215,7 +215,7 @@ def init(options: argparse.Namespace) -> Answer:
     if not is_run_file(options.out):
         raise InputError("run_file.suffix", f"-o {options.out}: expected a name that ends in .toml")
     if options.out.exists():
-        raise InputError("run_file.exists", f"{options.out}: exists already; choose another -o FILE.toml")
+        raise InputError("run_file.exists", f"{options.out}: the file exists; choose another name, -o FILE.toml")
     known: dict[str, object] = {}
     if options.plan:
         known = {**PlanFacts.load(options.plan).settings, "plan": options.plan}

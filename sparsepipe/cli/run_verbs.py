@@ -48,7 +48,9 @@ def runs_list(options: argparse.Namespace) -> Answer:
     folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
     columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
     if not folders:
-        progress_line(f"no runs in {options.folder}: `sparsepipe train` makes them in {RUNS}, unless --out says where")
+        progress_line(
+            f"no runs in {options.folder}: `sparsepipe train` creates them in {RUNS}, or in the folder of --out"
+        )
     return _side_by_side([_row_or_damage(RunRecord(folder)) for folder in folders], columns)
 
 
@@ -99,7 +101,7 @@ def runs_attach(options: argparse.Namespace) -> Answer:
     try:
         return followed(job, cancel=False, sinks=open_sinks(options))
     except KeyboardInterrupt:
-        progress_line(f"{job.record.folder} goes on; sparsepipe runs cancel ends it")
+        progress_line(f"{job.record.folder} continues; `sparsepipe runs cancel` ends it")
         raise
 
 
@@ -164,7 +166,9 @@ def runs_rm(options: argparse.Namespace) -> Answer:
     """Delete runs after a question: none that is running, and nothing outside of their folder."""
     folders = list(dict.fromkeys(_folder_in(options.folder, name) for name in options.runs))
     if running := [folder for folder in folders if not folder.is_symlink() and is_held(folder)]:
-        raise InputError("run.running", f"{running[0]}: is running; sparsepipe runs cancel {running[0].name} ends it")
+        raise InputError(
+            "run.running", f"{running[0]}: is running; end it by `sparsepipe runs cancel {running[0].name}`"
+        )
     names = ", ".join(one_line(folder) for folder in folders)
     if not options.yes and not _agreed(f"Delete {names} with records, traces and checkpoints? [y/N] "):
         return Answer({"deleted": []}, "nothing deleted")
@@ -177,17 +181,23 @@ def _folder_in(folder: Path, run: Path) -> Path:
     path = run if run.parent != Path() and run.parent.resolve() == folder.resolve() else folder / run
     if path.name in ("", "..") or path.parent.resolve() != folder.resolve():
         raise InputError(
-            "run.outside_folder", f"{run}: is not in {folder}; name a run there, or set its folder by --folder DIR"
+            "run.outside_folder",
+            f"{run}: is not in {folder}; name a run in that folder, or set the folder by --folder DIR",
         )
     if not (path / "plan.json").exists() and not path.is_symlink():
-        raise InputError("run.not_found", f"{path}: no run (no plan.json); sparsepipe runs list lists the runs")
+        raise InputError(
+            "run.not_found", f"{path}: is not a run (it has no plan.json); `sparsepipe runs list` lists the runs"
+        )
     return path
 
 
 def _agreed(question: str) -> bool:
     """Return True if the user says yes. Raises InputError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise InputError("runs.nobody_to_ask", "no terminal for the confirmation: use --yes to delete without it")
+        raise InputError(
+            "runs.nobody_to_ask",
+            "cannot ask for confirmation without a terminal; use --yes to delete without confirmation",
+        )
     sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -197,7 +207,7 @@ def runs_stop(options: argparse.Namespace) -> Answer:
     """Ask a run to end with a checkpoint, and follow it to its end. Interrupting that takes nothing back."""
     record = _record(options.run)
     if not is_alive(record):
-        raise InputError("run.not_running", f"{record.folder}: is not running, it is {state_of(record)}")
+        raise InputError("run.not_running", f"{record.folder}: is not running (state: {state_of(record)})")
     job = attach(record.folder)
     job.stop()
     follower = follower_of(record)
@@ -221,14 +231,14 @@ def runs_replan(options: argparse.Namespace) -> Answer:
     document = {"run": record.name, "minibatch": minibatch, "reason": options.reason}
     document |= {"warnings": [asked.doubt] if asked.doubt else []}
     return Answer(
-        document, f"{one_line(record.folder)}: goes on under {one_line(options.plan)} from minibatch {minibatch} on"
+        document, f"{one_line(record.folder)}: switched to {one_line(options.plan)} from minibatch {minibatch} on"
     )
 
 
 def runs_cancel(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
     if not is_alive(record):
-        raise InputError("run.not_running", f"{record.folder}: is not running, it is {state_of(record)}")
+        raise InputError("run.not_running", f"{record.folder}: is not running (state: {state_of(record)})")
     job = attach(record.folder)
     job.cancel()
     state = "killed" if job.state == "running" else job.state
@@ -239,7 +249,7 @@ def runs_export(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
     trace = record.trace()
     if not trace.spans:
-        raise InputError("run.no_trace", f"{record.folder}: has no trace yet")
+        raise InputError("run.no_trace", f"{record.folder}: has no trace yet; try again after the first minibatches")
     path = write_json(options.out, trace.to_chrome())
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
     missing = f" ({left_out(trace)})" if trace.left_out else ""
@@ -272,7 +282,7 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
     if options.bandwidth or options.memory:
         raise InputError(
             "option.of_profile",
-            f"--{'bandwidth' if options.bandwidth else 'memory'} requires --profile: give that, or leave it out",
+            f"--{'bandwidth' if options.bandwidth else 'memory'} requires --profile; add that, or omit the option",
         )
     return None, load_cluster(known_cluster(options.cluster)) if options.cluster else None
 

@@ -32,7 +32,10 @@ def run_sweep(options: argparse.Namespace) -> Answer:
     text = _text(found)
     if options.out:
         document["files"] = _written(found, options, Provenance.of(list(profiles.values()), cluster))
-        text += f"\n\n{options.out / 'sweep.html'}: throughput against memory; plans of the best edge beside it"
+        text += (
+            f"\n\n{options.out / 'sweep.html'}: throughput against memory; the plans on the Pareto front are in the "
+            "same folder"
+        )
     return Answer(document, text)
 
 
@@ -64,7 +67,7 @@ def _text(found: Sweep) -> str:
         ]
         for one in ordered
     ]
-    told = "*: no other is as fast with as little memory; all simulated"
+    told = "*: on the Pareto front of throughput and memory; all simulated"
     return f"{table(rows)}\n{told}"
 
 

@@ -87,7 +87,9 @@ def _opened(options: argparse.Namespace) -> Trace:
         path = RunRecord.load(path).folder
     trace = load_trace(path)
     if not trace.spans:
-        raise InputError("run.no_trace", f"{path}: has no trace yet; choose a run that has trained, or another file")
+        raise InputError(
+            "run.no_trace", f"{path}: has no trace yet; choose a run that has trained, or give another file"
+        )
     return trace
 
 

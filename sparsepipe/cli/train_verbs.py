@@ -74,8 +74,8 @@ from .without_effect import without_effect
 
 _OF_PLAN = dict.fromkeys(("model", "data", "voxel_size", "batch_size"), "the plan's")
 _READ_FIRST = (
-    "Imports the Python files that the run's config.json names as model, data or loss: read these first if somebody "
-    "sent you the run"
+    "Imports the Python files that the run's config.json names as model, data or loss. Read these files first if the "
+    "run is not yours"
 )
 
 
@@ -136,8 +136,10 @@ def _launch_options(verb: Parser) -> None:
     verb.add_argument(
         "--port",
         type=int,
-        help="loopback port for the ranks' rendezvous (default: a file). Any user of this machine can connect to it: "
-        "leave it out on a shared machine",
+        help=(
+            "loopback port for the ranks' rendezvous (default: a file). Any user of this machine can connect to it: "
+            "omit it on a shared machine"
+        ),
     )
     verb.add_argument("--detach", action="store_true", help="run in the background; runs attach follows it")
     dry_run_option(verb)
@@ -297,7 +299,7 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace, facts: Pla
     if options.launcher == SLURM:
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
-        raise InputError("option.of_slurm", f"--submit requires --launcher {SLURM}")
+        raise InputError("option.of_slurm", f"--submit requires --launcher {SLURM}; add that, or omit --submit")
     check_launcher(options, launcher)
     profile, cluster = _expected(options, facts, chosen, cluster, config)
     if options.dry_run:
@@ -333,21 +335,21 @@ def _record_and_folder(options: argparse.Namespace, driver: DriverFile | None) -
         if options.run_dir and options.run_dir.resolve() != record.folder.resolve():
             raise InputError(
                 "option.run_dir_of_resume",
-                f"--out {options.run_dir} with --resume {options.resume}: a run continues in its own folder; leave "
-                "out --out, or copy the folder and resume the copy",
+                f"--out {options.run_dir} with --resume {options.resume}: a resumed run stays in its folder; omit "
+                "--out, or copy the folder and resume the copy",
             )
         return record, record.folder
     trained = trained_by(options) if options.forward_only else None
     for name in ("plan", "model", "data"):
         if not getattr(options, name) and trained is None:
-            raise InputError("option.missing", f"no {name}: {_REMEDIES[name]}")
+            raise InputError("option.missing", f"no {name} given; {_REMEDIES[name]}")
     parent = driver.folder if driver and driver.folder else RUNS
     model = trained.config["model"] if trained and not options.model else options.model
     return trained, options.run_dir or new_run_dir(model, parent)
 
 
 _REMEDIES = {
-    "plan": "sparsepipe train PLAN, sparsepipe train run.toml, or --resume RUN",
+    "plan": "use sparsepipe train PLAN, sparsepipe train run.toml, or --resume RUN",
     "model": "the plan does not name it; add --model M",
     "data": "the plan does not name it; add --data D",
 }
@@ -440,7 +442,7 @@ def _expected(
     try:
         known = facts.expected(plan, config.model, cluster=options.cluster)
     except InputError as error:
-        progress_line(f"not compared with a profile: {error} [{error.code}]; --expect FILE names one")
+        progress_line(f"not compared with a profile: {error} [{error.code}]; give one by --expect FILE")
         return None, cluster
     return known or (None, cluster)
 
@@ -472,7 +474,7 @@ def import_files(options: argparse.Namespace) -> Answer:
     asked = argparse.Namespace(plan=path, model=options.model, data=options.data)
     asked = filled(asked, driver) if driver else asked
     if not asked.model:
-        raise InputError("option.missing", f"{path} names no network: add --model M")
+        raise InputError("option.missing", f"{path} names no network; add --model M")
     values = given(asked, rows(RunConfig))
     run = resolve(RunConfig(**{"data": "none", **values}))
     plan = _as_driver_says(driver, load_plan(asked.plan, lambda: layer_graph(run)))

@@ -42,7 +42,7 @@ def kind_of_data(source: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Run:
-    """What the options are held against."""
+    """The facts of a run against which options are checked."""
 
     resolved: ResolvedRun
     plan: Plan
@@ -65,14 +65,14 @@ class _Run:
 
     @property
     def has_no_batch_norm(self) -> bool:
-        """Whether that is known: of a torch module it is only once it is built."""
+        """Return whether the network is known to have no batch norm. A torch module must be built first."""
         if not self.resolved.is_table:
             return False
         return all(row.kind != "batch_norm" for row in network(self.config.model, num_classes=2).rows)
 
 
 class _Case(NamedTuple):
-    """When an option has no effect, and why: what to do about it."""
+    """Condition under which an option has no effect, with the reason and the remedy."""
 
     idle: Callable[[_Run], bool]
     why: str
@@ -94,26 +94,26 @@ def _of_optimizers(*names: str) -> _Case:
     """Return when a setting of some optimizers has no effect; a parameter group may have another optimizer."""
     return _Case(
         lambda run: run.config.optimizer not in names and not run.config.patterns,
-        f"it is of --optimizer {', '.join(names)}; give one of them",
+        f"it requires --optimizer {', '.join(names)}",
     )
 
 
 _DECAYING = ("step", "exponential", "polynomial", "milestones", "plateau")
-_NOT_OF_CLOUDS = "the data are no point clouds"
-OF_MODULES = "they are of torch modules, and the model is a table"
+_NOT_OF_CLOUDS = "the data are not point clouds"
+OF_MODULES = "they apply to torch modules, but the model is a declarative layer list"
 _NO_CHECKPOINTS = "no checkpoints are written (--checkpoint-every 0)"
 _CASES: Mapping[str, tuple[_Case, ...]] = {
-    "epochs": (_Case(lambda run: run.config.minibatches is not None, "--minibatches says when the run ends"),),
+    "epochs": (_Case(lambda run: run.config.minibatches is not None, "--minibatches determines the end of the run"),),
     "learning_rate_decay": (
         _Case(
             lambda run: run.config.learning_rate_schedule not in _DECAYING,
-            f"it is of --learning-rate-schedule {', '.join(_DECAYING)}; give one of them",
+            f"it requires --learning-rate-schedule {', '.join(_DECAYING)}",
         ),
     ),
     "decay_epochs": (
         _Case(
             lambda run: run.config.learning_rate_schedule not in ("step", "exponential", "cosine-restarts"),
-            "it is of --learning-rate-schedule step, exponential or cosine-restarts; give one of them",
+            "it requires --learning-rate-schedule step, exponential or cosine-restarts",
         ),
     ),
     "momentum": (_of_optimizers("sgd", "muon"),),
@@ -123,26 +123,26 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     "optimizer_args": (
         _Case(
             lambda run: run.config.optimizer in OPTIMIZERS and not run.config.patterns,
-            "it is of classes of torch.optim and of your own",
+            "it applies only to classes of torch.optim and your own classes",
         ),
     ),
     "allow_shape": (_Case(lambda run: run.config.initial is None, "no weights to start from; give --initial"),),
     "loss_scale": (
         _Case(
             lambda run: run.config.precision != "float16",
-            "it is of --precision float16; give that, with a plan that flushes",
+            "it requires --precision float16 and a synchronous schedule",
         ),
     ),
     "float32_layers": (
-        _Case(lambda run: run.config.precision == "float32", "--precision is float32: all layers compute in it"),
+        _Case(lambda run: run.config.precision == "float32", "with --precision float32 all layers already use it"),
     ),
     "synchronised_batch_norm": (
         _Case(lambda run: run.has_no_replicas, "no stage of the plan has replicas"),
         _Case(lambda run: run.has_no_batch_norm, "the network has no batch norm"),
     ),
-    "compression": (_Case(lambda run: run.has_no_boundaries, "the plan has one stage: no boundary is crossed"),),
+    "compression": (_Case(lambda run: run.has_no_boundaries, "the plan has only one stage, so no stage boundary"),),
     "model_args": (_Case(lambda run: run.resolved.is_table, OF_MODULES),),
-    "data_args": (_Case(lambda run: run.data == CLOUDS, "the data are point clouds, which have none"),),
+    "data_args": (_Case(lambda run: run.data == CLOUDS, "point clouds have none"),),
     "voxel_size": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "num_points": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "collate": (_Case(lambda run: run.data is not None, "the data are no function of one's own"),),
@@ -151,18 +151,18 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     "features": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "task": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "bleu_sentences": (
-        _Case(lambda run: run.data not in (None, TRANSLATION), "the data are no pairs of sentences to translate"),
+        _Case(lambda run: run.data not in (None, TRANSLATION), "the data are not sentence pairs"),
         _Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),
         _Case(_without_checkpoints, _NO_CHECKPOINTS),
     ),
-    "last_minibatch": (_Case(_by_budget, "minibatches by a budget are all whole"),),
+    "last_minibatch": (_Case(_by_budget, "minibatches by a budget are never partial"),),
     "validation_split": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "metrics": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "keep_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "asynchronous_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "on_lost_host": (
         _Case(
-            lambda run: run.config.max_restarts == 0, "without restarts a lost host ends the run; give --max-restarts"
+            lambda run: run.config.max_restarts == 0, "without restarts a node failure ends the run; add --max-restarts"
         ),
     ),
 }
@@ -190,5 +190,5 @@ def of_other_data(given: Mapping[str, Any], source: str) -> Iterator[str]:
     for name, value in given.items():
         is_of_clouds = name != "data_args"
         if value is not None and kind is not None and is_of_clouds != (kind == CLOUDS):
-            why = _NOT_OF_CLOUDS if is_of_clouds else "the data are point clouds, which have none"
+            why = _NOT_OF_CLOUDS if is_of_clouds else "point clouds have none"
             yield no_effect(name, why)

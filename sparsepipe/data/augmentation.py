@@ -74,7 +74,7 @@ class Augmentation:
         if not _is_pair(self.scale) or not 0 < self.scale[0] <= self.scale[1]:
             raise InputError(
                 "augmentation.scale_malformed",
-                f"scale {self.scale!r} given, expected (smallest, largest) factor above 0",
+                f"scale {self.scale!r} given, expected a pair of factors (smallest, largest) above 0",
             )
         if not isinstance(self.elastic, tuple) or not all(_is_pair(e) and e[0] > 0 and e[1] >= 0 for e in self.elastic):
             raise InputError(
@@ -158,7 +158,7 @@ def named_augmentation(given: "Augmentation | str | None") -> Augmentation | Non
     if unknown := [name for name in names if name not in AUGMENTATIONS]:
         raise InputError(
             "augmentation.unknown",
-            f"no augmentation {unknown[0]!r}, expected one of {', '.join(AUGMENTATIONS)}, or several joined by +",
+            f"unknown augmentation {unknown[0]!r}, expected one of {', '.join(AUGMENTATIONS)}, or several joined by +",
             given=given,
         )
     usual = Augmentation()

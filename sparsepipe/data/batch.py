@@ -58,21 +58,22 @@ class PointBatch:
         if coordinates.dtype != torch.int32 or coordinates.ndim != 2 or coordinates.shape[1] < 2:
             raise InputError(
                 "batch.coordinates_malformed",
-                f"coordinates are {_described(coordinates)}, expected int32 [N, 1+D]; put the sample index in column 0",
+                f"coordinates have type and shape {_described(coordinates)}, expected int32 [N, 1+D]; put the sample "
+                "index in column 0",
             )
         if features.dtype != torch.float32 or features.ndim != 2 or len(features) != len(coordinates):
             raise InputError(
                 "batch.features_malformed",
-                f"features are {_described(features)}, expected float32 [{len(coordinates)}, C]: one row for each "
-                "voxel",
+                f"features have type and shape {_described(features)}, expected float32 [{len(coordinates)}, C] with "
+                "one row per voxel",
             )
         if labels.dtype != torch.int64 or labels.ndim != 1 or len(labels) == 0:
-            shape = "[N] with N >= 1: one for each voxel" if self.per_voxel else "[B] with B >= 1: one for each sample"
-            raise InputError("batch.labels_malformed", f"labels are {_described(labels)}, expected int64 {shape}")
-        if self.per_voxel and len(labels) != len(coordinates):
+            shape = "[N] with N >= 1: one per voxel" if self.per_voxel else "[B] with B >= 1: one per sample"
             raise InputError(
-                "batch.label_count", f"{len(labels)} labels, expected {len(coordinates)}: one for each voxel"
+                "batch.labels_malformed", f"labels have type and shape {_described(labels)}, expected int64 {shape}"
             )
+        if self.per_voxel and len(labels) != len(coordinates):
+            raise InputError("batch.label_count", f"{len(labels)} labels, expected {len(coordinates)}: one per voxel")
         if len({coordinates.device, features.device, labels.device}) != 1:
             raise InputError(
                 "batch.devices_differ",
@@ -89,7 +90,7 @@ class PointBatch:
         if not bool(torch.isfinite(features).all()):
             raise InputError(
                 "batch.features_not_finite",
-                "features hold NaN or infinity, expected finite numbers; check the input clouds",
+                "features contain NaN or infinity, expected finite numbers; check the input clouds",
             )
 
     def _check_samples(self) -> None:
@@ -107,7 +108,8 @@ class PointBatch:
         empty = (torch.bincount(index, minlength=len(self)) == 0).nonzero().flatten().tolist()
         if empty:
             raise InputError(
-                "batch.sample_empty", f"sample {empty[0]} of the minibatch has no voxel; leave empty clouds out"
+                "batch.sample_empty",
+                f"sample {empty[0]} of the minibatch has no voxels; remove empty clouds from the data",
             )
         if _has_duplicates(self.coordinates):
             raise InputError(
@@ -152,7 +154,7 @@ class PointBatch:
             if not 0 <= index < len(samples):
                 raise InputError(
                     "batch.sample_unknown",
-                    f"sample {index} requested from a minibatch of {len(samples)}; use 0 to {len(samples) - 1}",
+                    f"sample {index} requested, but the minibatch has {len(samples)}; use 0 to {len(samples) - 1}",
                     index=index,
                 )
         return collate([samples[index] for index in indices])
@@ -199,7 +201,8 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
         if len(widths) > 1:
             raise InputError(
                 "batch.widths_differ",
-                f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width",
+                f"samples of one minibatch have {sorted(widths)} columns of {name}; expected the same number of "
+                "columns in all",
                 name=name,
             )
     labels = [sample.label for sample in samples]
@@ -207,7 +210,7 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
     if 0 < len(per_voxel) < len(samples):
         raise InputError(
             "batch.label_kinds_differ",
-            "samples with one label and with a label for each voxel in one minibatch; expected one kind",
+            "the minibatch mixes samples with one label and samples with a label per voxel; use only one kind",
         )
     counts = torch.tensor([len(sample) for sample in samples])
     index = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), counts)

@@ -141,8 +141,8 @@ class SampleCache:
     def _stop(self, why: str) -> None:
         self._writable = False
         warnings.warn(
-            f"{self.folder}: samples cannot be cached ({why}), going on without; "
-            f"free some space, or let SPARSEPIPE_CACHE name another folder or say {NO_CACHE}",
+            f"{self.folder}: samples cannot be cached ({why}), so the run continues without a cache; free disk "
+            f"space, or set SPARSEPIPE_CACHE to another folder or to {NO_CACHE}",
             stacklevel=1,  # one place, so that it is said once, however many caches are opened
         )
 

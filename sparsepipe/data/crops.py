@@ -58,7 +58,7 @@ class Crop(ABC):
         if len(cells) > _MOST_CELLS:
             raise InputError(
                 "crop.too_many",
-                f"crop {self} divides a scene of {len(points)} points into {len(cells)} crops; use a larger one",
+                f"crop {self} divides a scene of {len(points)} points into {len(cells)} crops; use a larger crop",
                 crop=str(self),
             )
         return cells
@@ -82,9 +82,7 @@ def _check(crop: str, length: str, value: object, overlap: object) -> None:
         real = isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < below
         if not real or (name == length and number == 0):
             expected = "a length in metres above 0" if name == length else "a share from 0, below 1"
-            raise InputError(
-                "crop.out_of_range", f"crop {crop}: {name} {number!r} given, expected {expected}", name=name
-            )
+            raise InputError("crop.out_of_range", f"crop {crop}: {name} is {number!r}, expected {expected}", name=name)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def named_crop(given: Crop | str | None) -> Crop | None:
         return given
     name = given.partition(":")[0].strip()
     if name not in CROPS:
-        raise InputError("crop.unknown", f"no crop {name!r}, expected one of {', '.join(CROPS)}", given=given)
+        raise InputError("crop.unknown", f"unknown crop {name!r}, expected one of {', '.join(CROPS)}", given=given)
     _, options = split_options(given, "crop", first={name: CROPS[name].first})
     values: dict[str, Any] = {option: typed(value) for option, value in options.items()}
     return with_options(CROPS[name], values, f"crop {name}")

@@ -136,7 +136,7 @@ class VoxelDataset:
         if self.task not in folder.tasks:
             raise InputError(
                 "dataset.task_unknown",
-                f"{folder.path}: task {self.task!r} asked, expected {' or '.join(folder.tasks)}",
+                f"{folder.path}: unknown task {self.task!r}, expected {' or '.join(folder.tasks)}",
                 task=self.task,
             )
         if not folder.metric and recipe.voxel_size > 1:
@@ -148,19 +148,20 @@ class VoxelDataset:
         if folder.metric and recipe.augmentation is not None and recipe.augmentation.in_cube:
             raise InputError(
                 "augmentation.of_unit_cube",
-                f"{folder.path}: its clouds have coordinates in metres, but the requested augmentation scales "
-                "them to the unit cube; use another one, such as scans",
+                f"{folder.path}: its clouds have coordinates in metres, but this augmentation scales clouds to the "
+                "unit cube; use another augmentation, such as scans",
             )
         if recipe.crop is not None and not folder.metric:
             raise InputError(
                 "crop.of_objects",
-                f"{folder.path}: crop {recipe.crop} asked, but its clouds are objects that fill the unit cube; crops "
-                'are of scenes in metres ("metric": true in dataset.json)',
+                f"{folder.path}: crop {recipe.crop} requested, but its clouds are objects in the unit cube; crop "
+                'only scenes in metres ("metric": true in dataset.json)',
             )
         if recipe.augmentation is not None and recipe.augmentation.mix and self.task != SEGMENTATION:
             raise InputError(
                 "augmentation.mix_of_samples",
-                f"{folder.path}: scenes are to be mixed, but samples have one class each; it is for segmentation",
+                f"{folder.path}: mixing scenes requires a label per point, but samples have one class each; omit the "
+                "mix",
             )
         self._sources = folder.split(split) if files is None else tuple(files)
         self._last_read: tuple[SampleFile, Mesh | Cloud] | None = None  # of files that several samples are parts of
@@ -244,7 +245,7 @@ class VoxelDataset:
         if not self.folder.classes:
             raise InputError(
                 "dataset.no_class_labels",
-                f"{self.folder.path}: its scans have no class labels; use the point labels of batch()",
+                f"{self.folder.path}: its scans have labels per point, not per scan; use the point labels of batch()",
             )
         return tuple(cast("int", file.label) for file in self.files)
 
@@ -407,7 +408,7 @@ class VoxelDataset:
             if not 0 <= index < len(self):
                 raise InputError(
                     "dataset.sample_unknown",
-                    f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}",
+                    f"sample {index} requested, but split {self.split} has {len(self)}; use 0 to {len(self) - 1}",
                     index=index,
                     split=self.split,
                 )
@@ -548,8 +549,9 @@ class VoxelDataset:
         if cloud.names != other.names:
             raise InputError(
                 "augmentation.mix_of_columns",
-                f"{self.files[index].path}: has {', '.join(other.names) or 'points alone'}, a scene that it is mixed "
-                f"with {', '.join(cloud.names) or 'points alone'}; expected the same columns in all, or no mix",
+                f"{self.files[index].path}: has {', '.join(other.names) or 'points alone'}, but a scene to mix it "
+                f"with has {', '.join(cloud.names) or 'points alone'}; use scenes with the same columns, or omit the "
+                "mix",
             )
         bounds = [np.array([each.points.min(axis=0), each.points.max(axis=0)]) for each in (cloud, other)]
         middles = [bound.mean(axis=0) for bound in bounds]
@@ -606,7 +608,7 @@ class VoxelDataset:
         if cloud.labels is None:
             raise InputError(
                 "dataset.no_point_labels",
-                f"{file.path}: its points have no labels, which segmentation needs; choose another task",
+                f"{file.path}: its points have no labels, but segmentation needs them; choose another task",
             )
         if (label := cloud.labels.max()) >= len(self.classes):
             first = int(cloud.labels.argmax())
@@ -614,7 +616,7 @@ class VoxelDataset:
             raise InputError(
                 "dataset.label_out_of_range",
                 f"{file.path}: label {label} is out of range for {number_of(len(self.classes), 'class')}; "
-                f'correct the label of {where} or the list of parts, or declare "ignore": [{label}] in dataset.json',
+                f'correct the label of {where} or the list of parts, or set "ignore": [{label}] in dataset.json',
             )
         return cloud.labels
 

@@ -53,6 +53,6 @@ def unread_files(source: Path | str, opened: Callable[[Path | str], DataFolder] 
     for entry in opened(source).left_out:
         if entry.why == UNREAD and Path(entry.path).suffix.lower() not in COMPANION_SUFFIXES:
             yield (
-                f"{Path(source) / entry.path}: {number_of(entry.files, 'file')} {UNREAD}, left out; "
-                "`sparsepipe data info` lists what is"
+                f"{Path(source) / entry.path}: {number_of(entry.files, 'file')} {UNREAD}, skipped; `sparsepipe data "
+                "info` lists the skipped files"
             )

@@ -59,7 +59,8 @@ def fetch_from_package(
         actual = sha256(found)
         if actual != file.sha256:
             raise InputError(
-                "download.digest_differs", f"{file.url}: its SHA-256 is {actual}, expected {file.sha256}; not used"
+                "download.digest_differs",
+                f"{file.url}: SHA-256 {actual}, expected {file.sha256}; the file was discarded",
             )
         found.replace(path)
     if progress is not None:
@@ -116,13 +117,15 @@ def _member(file: RemoteFile, package: PackageAddress, wheel: Path) -> Path:
             sink.write(source.read(most))
     except KeyError:
         raise InputError(
-            "download.member_missing", f"{file.url}: {wheel.name} has no file {package.member}; not used"
+            "download.member_missing",
+            f"{file.url}: {wheel.name} has no file {package.member}; the package was discarded",
         ) from None
     except _DAMAGED_PACKAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, which whoever asked for it names
             raise
         raise InputError(
-            "download.wheel_damaged", f"{file.url}: {wheel.name} cannot be unpacked as a wheel ({complaint(error)})"
+            "download.wheel_damaged",
+            f"{file.url}: {wheel.name} cannot be unpacked as a wheel ({complaint(error)}); fetch it again",
         ) from None
     return found
 
@@ -164,7 +167,8 @@ def fetch(
     except OSError as error:
         raise InputError(
             "download.unwritable",
-            f"{name}: cannot be stored in {parent} ({error.strerror or error}); free some space or name another folder",
+            f"{name}: cannot be stored in {parent} ({error.strerror or error}); free disk space, or choose another "
+            "folder",
             name=name,
         ) from None
     return target
@@ -173,11 +177,11 @@ def fetch(
 def _require_digests(manifest: Manifest) -> None:
     unknown = [file.url for file in manifest.files if not file.sha256]
     if unknown or not manifest.files:
-        what = f"no SHA-256 is known for {unknown[0]}" if unknown else "its manifest lists no files"
+        what = f"no SHA-256 is known for {unknown[0]}" if unknown else "the manifest lists no files"
         raise InputError(
             "download.unverified",
-            f"{manifest.name}: {what}, so a download could not be verified; "
-            f"get it yourself from {manifest.homepage} and give its folder",
+            f"{manifest.name}: {what}, so a download cannot be verified; download the data from {manifest.homepage} "
+            "yourself, then give its folder",
             name=manifest.name,
         )
 
@@ -187,7 +191,7 @@ def _is_there(target: Path) -> bool:
         return False
     if target.is_dir() and any(target.iterdir()):
         return True
-    raise InputError("download.target_empty", f"{target}: is empty; remove it, then fetch again")
+    raise InputError("download.target_empty", f"{target}: the folder is empty; remove it, then fetch again")
 
 
 @contextmanager
@@ -202,7 +206,7 @@ def _alone(work: Path) -> Iterator[Path]:
         except FileNotFoundError:  # another process removed the folder just now
             continue
         try:
-            remedy = "fetch into a folder on another disk"
+            remedy = "give a folder on another disk"
             lock_file(handle.fileno(), fcntl.LOCK_EX, path=work / _LOCK, remedy=remedy)
         except InputError:
             handle.close()
@@ -300,31 +304,39 @@ def unpack_zip(archive: Path, folder: Path, *, source: str) -> None:
 def _check(members: list[zipfile.ZipInfo], num_bytes: int, source: str) -> None:
     if len(members) > MOST_MEMBERS:
         raise InputError(
-            "archive.too_many_members", f"{source}: {len(members)} members, expected at most {MOST_MEMBERS}; not used"
+            "archive.too_many_members",
+            f"{source}: has {len(members)} members, expected at most {MOST_MEMBERS}; the archive was not unpacked",
         )
     seen: set[str] = set()
     for member in members:
         name = shown(member.filename)
         if ".." in PurePosixPath(member.filename).parts or member.filename.startswith("/"):
-            raise InputError("archive.member_outside", f"{source}: member {name} leaves its folder; not used")
+            raise InputError(
+                "archive.member_outside",
+                f"{source}: member {name} lies outside the target folder; the archive was not unpacked",
+            )
         if stat.S_ISLNK(member.external_attr >> 16):
             raise InputError(
-                "archive.member_is_link", f"{source}: member {name} is a link, expected files and folders; not used"
+                "archive.member_is_link",
+                f"{source}: member {name} is a link, expected only files and folders; the archive was not unpacked",
             )
         if member.filename in seen:
-            raise InputError("archive.member_twice", f"{source}: member {name} occurs twice; not used")
+            raise InputError(
+                "archive.member_twice", f"{source}: member {name} occurs twice; the archive was not unpacked"
+            )
         if member.compress_type not in _METHODS:
             raise InputError(
                 "archive.method_unknown",
-                f"{source}: member {name} uses another compression than deflate and bzip2; not used",
+                f"{source}: member {name} uses an unsupported compression, expected deflate or bzip2; the archive "
+                "was not unpacked",
             )
         seen.add(member.filename)
     total, most = sum(member.file_size for member in members), max(MOST_TIMES * num_bytes, MOST_ANYWAY_BYTES)
     if total > most:
         raise InputError(
             "archive.too_large",
-            f"{source}: unpacks to {SIZE.shown(total)}, expected at most {SIZE.shown(most)}, {MOST_TIMES} times "
-            "its size; not used",
+            f"{source}: unpacks to {SIZE.shown(total)}, expected at most {SIZE.shown(most)}, {MOST_TIMES} times its "
+            "size; the archive was not unpacked",
         )
 
 
@@ -333,4 +345,6 @@ def _is_litter(member: zipfile.ZipInfo) -> bool:
 
 
 def _damaged(source: str, error: Exception) -> InputError:
-    return InputError("archive.damaged", f"{source}: cannot be unpacked as a zip archive ({complaint(error)})")
+    return InputError(
+        "archive.damaged", f"{source}: cannot be unpacked as a zip archive ({complaint(error)}); fetch it again"
+    )

@@ -51,7 +51,7 @@ def list_folder(path: Path | str) -> DataFolder:
             names = ", ".join(folder.name for folder in inner[:8]) + (", …" if len(inner) > 8 else "")
             raise InputError(
                 "dataset.several",
-                f"{root}: holds {len(inner)} data sets, {names}; give the path of one of them",
+                f"{root}: contains {len(inner)} data sets: {names}; give the path of one of them",
                 names=names,
             )
         beside += [
@@ -112,7 +112,7 @@ def _layout(root: Path) -> ModuleType | None:
         names = " and one of layout ".join(layout.__name__.rpartition(".")[2] for layout in found)
         raise InputError(
             "dataset.layouts_mixed",
-            f"{root}: holds a data set of layout {names}, expected one; move one of them elsewhere",
+            f"{root}: contains data sets of layouts {names}, expected only one; move the others elsewhere",
         )
     return hdf5 if len(found) > 1 else next(iter(found), None)
 
@@ -138,9 +138,9 @@ def _in_two_splits(folder: DataFolder) -> list[str]:
             continue
         if other.split != file.split:
             faults[other.path, file.path] = (
-                f"{file.path}: in split {file.split}, but the same file as {other.path} in split {other.split}; "
-                "expected each sample in one split, take it from one"
+                f"{file.path}: in split {file.split}, but identical to {other.path} in split {other.split}; remove "
+                "it from one of the splits"
             )
         elif file.entry is None and other.path == file.path:
-            faults[other.path, file.path] = f"{file.path}: listed twice in split {file.split}; take it out once"
+            faults[other.path, file.path] = f"{file.path}: listed twice in split {file.split}; remove one entry"
     return list(faults.values())

@@ -92,7 +92,7 @@ class Report:
         elif "test" not in self.splits:
             lines.append("note: no split test, so a run needs --no-validation")
         for twins in self.across_splits[:_MOST_PAIRS]:
-            lines.append(f"warning: {twins.second} holds the same as {twins.first}: one sample in two splits")
+            lines.append(f"warning: {twins.second} is identical to {twins.first}, so one sample is in two splits")
         if len(self.across_splits) > _MOST_PAIRS:
             lines.append(
                 f"warning: {number_of(len(self.across_splits) - _MOST_PAIRS, 'more sample')} in two splits, see --json"
@@ -100,10 +100,11 @@ class Report:
         if self.within_split:
             first = self.within_split[0]
             lines.append(
-                f"note: {number_of(len(self.within_split), 'sample')} {'is' if len(self.within_split) == 1 else 'are'} "
-                f"there twice in their split, as {first.first} and {first.second}"
+                f"note: {number_of(len(self.within_split), 'sample')} "
+                f"{'is' if len(self.within_split) == 1 else 'are'} duplicated in their split, such as {first.first} "
+                f"and {first.second}"
             )
-        lines += [str(fault) for fault in self.faults] or ["nothing would stop a run"]
+        lines += [str(fault) for fault in self.faults] or ["no problems found"]
         return "\n".join(map(one_line, lines))
 
 
@@ -187,7 +188,7 @@ class _Reader:
             except MemoryError:
                 counts["faulty"] += 1
                 self.faults.append(
-                    Fault(str(file.path), "takes more memory than there is", "divide it into smaller ones")
+                    Fault(str(file.path), "needs more memory than is available", "split it into smaller files")
                 )
             self._done += 1
             self.tell(f"{self._done} of {len(self.folder.files)} samples read, {number_of(len(self.faults), 'fault')}")

@@ -119,7 +119,7 @@ def _unknown(name: str, known: Sequence[str]) -> InputError:
     near = f"; did you mean {one!r}?" if (one := meant(name, known)) else ""
     return InputError(
         "dataset.unknown",
-        f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}",
+        f"unknown data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}",
         name=name,
     )
 
@@ -136,7 +136,7 @@ def shipped(text: str, folder: str, ending: str) -> Path:
             known = sorted(one.stem for one in named.parent.glob(f"*{ending}"))
             raise InputError(
                 "manifest.not_found",
-                f"{text}: no such {_SHIPPED[folder]}; check the path, or name one of {', '.join(known)}",
+                f"{text}: no such {_SHIPPED[folder]}; check the path, or choose one of {', '.join(known)}",
             )
         return named
     return path

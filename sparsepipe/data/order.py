@@ -205,15 +205,17 @@ def class_balanced_minibatches(
 def _checked_sizes(sizes: Sequence[float], budget: float | None, batch_size: int | None) -> Sizes:
     if (budget is None) == (batch_size is None):
         raise InputError(
-            "order.budget_or_batch_size", "expected either a batch size or a budget of each minibatch; give one of them"
+            "order.budget_or_batch_size", "batch size and minibatch budget exclude each other; give exactly one of them"
         )
     given = np.asarray(sizes, dtype=np.float64)
     if given.ndim != 1 or not len(given):
-        raise InputError("order.sizes_malformed", "expected the size of each sample, such as [4096, 2048]")
+        raise InputError(
+            "order.sizes_malformed", "sizes are malformed: expected one size per sample, such as [4096, 2048]"
+        )
     if bad := np.flatnonzero(~(np.isfinite(given) & (given > 0))).tolist():
         raise InputError(
             "order.size_not_positive",
-            f"sample {bad[0]} has size {given[bad[0]]:g}, expected a number above 0; leave the sample out",
+            f"sample {bad[0]} has size {given[bad[0]]:g}, expected a number above 0; remove the sample",
             sample=bad[0],
         )
     if budget is not None and not budget >= (most := float(given.max())):

@@ -76,8 +76,8 @@ def to_points(
     if missing:
         raise InputError(
             "predictions.not_of_clouds",
-            f"{_named(predictions)}: has no {', '.join(missing)}, expected predictions of voxels of point clouds; "
-            "sparsepipe predict with a network for segmentation",
+            f"{_named(predictions)}: has no {', '.join(missing)}, expected voxel predictions of point clouds; run "
+            "`sparsepipe predict` with a segmentation network",
         )
     folder = data.folder if isinstance(data, VoxelDataset) else open_folder(find(data))
     files = {file.name: file for file in folder.files}
@@ -113,7 +113,7 @@ def vote(predictions: Path | str | Mapping[str, np.ndarray]) -> dict[str, int]:
     if outputs is None or names is None or outputs.ndim != 2 or len(outputs) != len(names):
         raise InputError(
             "predictions.not_of_samples",
-            f"{_named(predictions)}: has no row of outputs for each sample, expected predictions of classes of samples",
+            f"{_named(predictions)}: has no outputs per sample, expected classification outputs",
         )
     probabilities = _probabilities(outputs)
     return {
@@ -136,7 +136,8 @@ def _of_points(
     parts = [arrays["point_row"][slice(*arrays["point_offsets"][sample : sample + 2])] for sample in samples]
     if len({len(rows) for rows in parts}) > 1 or (len(samples) > 1 and "outputs" not in arrays):
         raise InputError(
-            "predictions.not_of_clouds", f"{name}: its parts are of different numbers of points, or without outputs"
+            "predictions.not_of_clouds",
+            f"{name}: its parts have different numbers of points, or lack outputs; run predict again",
         )
     used = np.max(parts, axis=0) != NOT_USED
     if len(samples) == 1:
@@ -152,7 +153,8 @@ def _of_points(
     if file is None:
         raise InputError(
             "predictions.sample_unknown",
-            f"{folder.path}: no sample {name!r}, which the predictions have; give their data set",
+            f"{folder.path}: has no sample {name!r}, but the predictions have it; give the data set they were "
+            "computed on",
         )
     content = folder.read(file)
     points, places = (
@@ -163,8 +165,8 @@ def _of_points(
     if len(used) != (num_points := number_of_points(content)):
         raise InputError(
             "predictions.point_count",
-            f"{file.path}: {number_of(num_points, 'point')}, expected {len(used)}, as the predictions have; give the "
-            "data set that they were made of",
+            f"{file.path}: has {number_of(num_points, 'point')}, but the predictions have {len(used)}; give the data "
+            "set they were computed on",
         )
     open_ones = ~used[places]
     nearest = _nearest(points[open_ones], arrays, samples)

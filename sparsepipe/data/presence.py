@@ -14,7 +14,7 @@ def look_at(files: Iterable[Path], split: str) -> None:
     for path in dict.fromkeys(files):
         try:
             problem = "" if path.stat().st_size else "is empty"
-            problem = problem or ("" if os.access(path, os.R_OK) else "may not be read")
+            problem = problem or ("" if os.access(path, os.R_OK) else "cannot be read (no permission)")
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
         if problem:
@@ -25,6 +25,6 @@ def look_at(files: Iterable[Path], split: str) -> None:
         )
         raise InputError(
             "dataset.files_faulty",
-            f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists",
+            f"{bad[0]}{more}, in split {split}; repair or remove the files that `sparsepipe data check` lists",
             split=split,
         )

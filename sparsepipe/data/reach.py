@@ -26,7 +26,7 @@ def reach(engine: str, dimension: int) -> int:
     if dimension not in AXIS_BITS:
         raise InputError(
             "coordinates.dimension",
-            f"coordinates with {dimension} spatial axes: expected 1 to 4, after the batch index",
+            f"coordinates have {dimension} spatial axes, expected 1 to 4 after the batch index",
         )
     return 3 << (AXIS_BITS[dimension] - 3)
 
@@ -60,7 +60,7 @@ def check_within(coordinates: Tensor, limit: int) -> None:
         raise InputError(
             "coordinates.out_of_range",
             f"voxel coordinates {low}..{high}: expected {-limit}..{limit - 1} in {coordinates.shape[1] - 1} "
-            "dimensions; use a larger voxel size or cut the cloud into pieces",
+            "dimensions; use a larger voxel size, or split the cloud",
         )
 
 

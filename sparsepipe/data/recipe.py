@@ -59,7 +59,7 @@ class Recipe:
         given_integer(self.seed, "seed")
         if self.most_points is not None and self.most_points < 1:
             raise InputError(
-                "recipe.num_points", f"{self.num_points} points a sample given, expected at least 1, or {ALL!r}"
+                "recipe.num_points", f"{self.num_points} points per sample given, expected at least 1, or {ALL!r}"
             )
         if self.seed < 0:
             raise InputError("seed.negative", f"seed {self.seed} given, expected 0 or more")
@@ -67,7 +67,7 @@ class Recipe:
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown or not self.features or len(set(self.features)) != len(self.features):
             given = ", ".join(unknown or self.features) or "none"
-            text = f"{{features}} {given} given, expected each once of {', '.join(FEATURES)}"
+            text = f"{{features}} {given} given, expected some of {', '.join(FEATURES)}, each once"
             raise InputError("recipe.features_malformed", text, setting="features")
 
     @property
@@ -121,7 +121,7 @@ class Recipe:
         if cloud.attributes is None or places is None:
             raise InputError(
                 "recipe.feature_missing",
-                f"no {name} in it, only {', '.join(cloud.names) or 'points'}; ask for other features",
+                f"has no feature {name}, only {', '.join(cloud.names) or 'points'}; choose other features",
             )
         scale = 255 if FEATURES[name] == COLOUR else 1
         return mean_in_voxels(cloud.attributes[:, places] / scale, index, num_voxels)

@@ -54,7 +54,7 @@ def draw(
         return tuple(drawn.tolist())
     if not is_function(sampler):
         raise InputError(
-            "sampler.unknown", f"no sampler {sampler!r}, expected {WEIGHTED}, or one's own as path/data.py:sampler"
+            "sampler.unknown", f"unknown sampler {sampler!r}, expected {WEIGHTED}, or your own as path/data.py:sampler"
         )
     from .examples.streams import with_generators  # here: it brings torch
 
@@ -72,7 +72,7 @@ def draw(
     except CODE_FAILURES as error:  # whatever the user's code raises
         raise InputError(
             "sampler.raises",
-            f"{function}: raises {type(error).__name__} ({complaint(error)}); it is called as "
+            f"{function}: raises {type(error).__name__} ({complaint(error)}) when called as "
             f"sampler(num_samples={count}, seed={seed}, epoch={epoch})",
         ) from error
 
@@ -86,8 +86,8 @@ def repeated(run: Callable[[], tuple[int, ...]], sampler: str) -> tuple[int, ...
     if run() != drawn:
         raise InputError(
             "sampler.not_repeatable",
-            f"{sampler}: gives other samples when an epoch is drawn again; draw from the global generators, or by the "
-            "seed and the epoch",
+            f"{sampler}: returns other samples when an epoch is drawn again; use the global random generators, or "
+            "derive the draw from seed and epoch",
         )
     return drawn
 
@@ -99,12 +99,12 @@ def checked_indices(drawn: Iterable[int], count: int, sampler: str) -> tuple[int
     except (TypeError, ValueError):
         raise InputError(
             "sampler.not_indices",
-            f"{sampler}: gives a {type(drawn).__name__}, expected the indices of an epoch's samples",
+            f"{sampler}: returns a {type(drawn).__name__}, expected sample indices for an epoch",
         ) from None
     bad = next((index for index in indices if not 0 <= index < count), None)
     if bad is not None or not indices:
         what = f"sample {bad}" if indices else "no sample"
-        raise InputError("sampler.sample_unknown", f"{sampler}: gives {what}, expected numbers from 0 to {count - 1}")
+        raise InputError("sampler.sample_unknown", f"{sampler}: returns {what}, expected indices from 0 to {count - 1}")
     return indices
 
 
@@ -135,8 +135,8 @@ def class_weights(samples: Any, num_classes: int) -> list[float]:
         if known is None or (len(known) and not 0 <= known.min() <= known.max() < num_classes):
             raise InputError(
                 "loss.class_weights_malformed",
-                f"class_weights balanced: the target of {samples.name(index)} is not classes from 0 to "
-                f"{num_classes - 1}; give a number for each class",
+                f"class_weights balanced: the target {samples.name(index)} does not hold classes from 0 to "
+                f"{num_classes - 1}; give a weight per class",
             )
         counts += np.bincount(known, minlength=num_classes)
     there = counts > 0
@@ -161,7 +161,7 @@ def _checked(weights: Sequence[float], count: int) -> np.ndarray:
     if chances.shape != (count,) or not np.isfinite(chances).all() or chances.min() < 0 or not chances.sum() > 0:
         raise InputError(
             "sampler.weights_malformed",
-            f"weights of shape {list(chances.shape)} for {count} samples, expected a number from 0 on for each, and "
-            "one above 0",
+            f"weights have shape {list(chances.shape)} for {count} samples, expected one number of 0 or more per "
+            "sample, at least one above 0",
         )
     return chances

@@ -17,13 +17,13 @@ def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -
     Raises InputError for a mesh without area.
     """
     if num_points is not None and num_points < 1:
-        raise InputError("recipe.num_points", f"{num_points} points asked for, expected at least 1")
+        raise InputError("recipe.num_points", f"{num_points} points requested, expected at least 1")
     if isinstance(content, Mesh):
         num_points = MESH_POINTS if num_points is None else num_points
         if num_points > _MOST_OF_A_MESH:
             raise InputError(
                 "sampling.too_many_points",
-                f"{num_points} points of a mesh asked for, expected {_MOST_OF_A_MESH} at most",
+                f"{num_points} points per mesh requested, expected at most {_MOST_OF_A_MESH}",
                 num_points=num_points,
             )
         return sample_surface(content, num_points, seed=seed)
@@ -46,7 +46,8 @@ def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> Cloud:
     if not (np.isfinite(area) and area > 0):
         raise InputError(
             "mesh.no_area",
-            f"the mesh has an area of {area} over {len(mesh.faces)} faces, expected a surface; remove it",
+            f"the {len(mesh.faces)} faces of the mesh have a total area of {area}, expected more than 0; remove the "
+            "file",
             area=area,
         )
     random, up_to = np.random.default_rng(seed), np.cumsum(areas)

@@ -71,7 +71,7 @@ def make_shapes(
         if (out / MARKER).is_file() and read_json(out / MARKER) == marker:
             return out
         raise InputError(
-            "out.not_empty", f"{out}: holds other files, expected an empty or new folder; choose another one"
+            "out.not_empty", f"{out}: contains other files, expected an empty or new folder; choose another one"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     work = folder_beside(out)
@@ -97,7 +97,7 @@ def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) 
     if unknown or not names or len(set(names)) != len(names):
         given = ", ".join(unknown or names) or "none"
         raise InputError(
-            "shapes.families_malformed", f"families {given} given, expected each once of {', '.join(FAMILIES)}"
+            "shapes.families_malformed", f"families {given} given, expected some of {', '.join(FAMILIES)}, each once"
         )
     for what, value, least in (("training shapes", num_train, 1), ("test shapes", num_test, 1), ("seed", seed, 0)):
         given_integer(value, f"{what}:")

@@ -37,8 +37,8 @@ def check_split(
     sizes = {path: path.stat().st_size for path in paths}
     if sum(sizes.values()) > _MOST_BYTES:
         tell(
-            f"{folder.path}: {scaled_bytes(sum(sizes.values()))} in split {split}, not read before the run; "
-            "`sparsepipe data check` reads all of it"
+            f"{folder.path}: {scaled_bytes(sum(sizes.values()))} in split {split} were not checked before the run; "
+            "`sparsepipe data check` checks all files"
         )
         return
     store = open_cache(cache)

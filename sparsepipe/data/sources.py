@@ -58,7 +58,7 @@ def _known(name: str) -> tuple[Manifest, Path | None]:
         places = ", ".join(str(folder) for folder in data_folders())
         raise InputError(
             "dataset.not_fetched",
-            f"{name}: not in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA",
+            f"{name}: not found in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA",
             name=name,
         )
     return manifest, place
@@ -77,6 +77,6 @@ def generator(name: str) -> Callable[[Path], Path]:
     generators = {"digits": make_digits}
     if name not in generators:
         raise InputError(
-            "dataset.generator_unknown", f"no generator {name!r} of data sets, expected one of {', '.join(generators)}"
+            "dataset.generator_unknown", f"unknown data set generator {name!r}, expected one of {', '.join(generators)}"
         )
     return generators[name]

@@ -52,7 +52,9 @@ def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -
             part.replace(path)
             return path
         vain = 0 if _size(part) > start else vain + 1
-    raise InputError("download.failed", f"{file.url}: cannot be downloaded ({failure}); try again (resumes)")
+    raise InputError(
+        "download.failed", f"{file.url}: cannot be downloaded ({failure}); repeat the command to resume the download"
+    )
 
 
 def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None) -> str | None:
@@ -91,17 +93,20 @@ def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None)
     except _BROKEN as error:
         if not web:
             part.unlink(missing_ok=True)
-            raise InputError("download.failed", f"{file.url}: cannot be downloaded ({_reason(error)})") from None
+            raise InputError(
+                "download.failed",
+                f"{file.url}: cannot be downloaded ({_reason(error)}); check the network, then try again",
+            ) from None
         return _reason(error)
     if file.num_bytes is None and size > _MOST_UNSTATED_BYTES:
         part.unlink(missing_ok=True)
         raise InputError(
             "download.too_large",
-            f"{file.url}: more than {SIZE.shown(_MOST_UNSTATED_BYTES)} received, the limit for a file without a "
-            "size in its manifest; add its size there",
+            f"{file.url}: received more than {SIZE.shown(_MOST_UNSTATED_BYTES)}, the limit for files whose manifest "
+            "gives no size; add the size to the manifest",
         )
     short = size < (total or 0) or (web and size < (file.num_bytes or 0))
-    return f"{size} of {file.num_bytes or total} bytes came" if short else None
+    return f"received {size} of {file.num_bytes or total} bytes" if short else None
 
 
 def _reason(error: Exception) -> str:
@@ -141,9 +146,11 @@ def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
     if found is None:
         more = "or more " if size > (file.num_bytes or 0) else ""
         raise InputError(
-            "download.size_differs", f"{file.url}: {size} bytes {more}came, expected {file.num_bytes}; try again"
+            "download.size_differs", f"{file.url}: received {size} bytes {more}instead of {file.num_bytes}; try again"
         )
-    raise InputError("download.digest_differs", f"{file.url}: its SHA-256 is {found}, expected {file.sha256}; not used")
+    raise InputError(
+        "download.digest_differs", f"{file.url}: SHA-256 {found}, expected {file.sha256}; the file was discarded"
+    )
 
 
 def _size(path: Path) -> int:

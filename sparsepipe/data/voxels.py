@@ -46,7 +46,7 @@ def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
     extent = float((points.max(axis=0) - low).max())
     if not extent > 0:
         raise InputError(
-            "cloud.no_extent", f"all {len(points)} points are identical, expected different points; remove the cloud"
+            "cloud.no_extent", f"all {len(points)} points are identical, expected distinct points; remove the cloud"
         )
     return low, extent
 
@@ -99,8 +99,8 @@ def metric_cells(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.
         raise OutOfReach(
             int(farthest.argmax()),
             points[farthest.argmax()],
-            f"is in voxel {as_measured(farthest.max())} at voxel size {voxel_size}, beyond what 64-bit coordinates "
-            "tell apart; remove it, or use larger voxels",
+            f"is in voxel {as_measured(farthest.max())} at voxel size {voxel_size}, beyond the resolution of 64-bit "
+            "coordinates; remove it, or use larger voxels",
         )
     whole = np.rint(places)
     on_a_side = np.abs(places - whole) <= _ROUNDING * np.maximum(np.abs(places), 1)
@@ -150,9 +150,8 @@ def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
         if step > voxel_size and (column.astype(np.float32) == column).all() and (column % (2 * step)).any():
             raise InputError(
                 "cloud.rounded",
-                f"its {axis} reaches {largest:.0f} and was rounded to 32-bit numbers, with steps of {step:g} there, "
-                f"more than the voxel size {voxel_size}: its shape is lost; write 64-bit numbers, or subtract an "
-                "offset first",
+                f"its {axis} reaches {largest:.0f}, where 32-bit numbers have steps of {step:g}, more than the voxel "
+                f"size {voxel_size}; store 64-bit numbers, or subtract an offset first",
                 axis=axis,
             )
 

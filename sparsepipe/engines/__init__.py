@@ -39,7 +39,7 @@ def _minkowski() -> "Engine":
     except ImportError as error:
         raise InputError(
             "engine.not_importable",
-            f"engine 'minkowski' cannot be imported ({error}): install MinkowskiEngine 0.5.4 or use 'native'",
+            f"engine 'minkowski' cannot be imported ({error}); install MinkowskiEngine 0.5.4, or use 'native'",
         ) from error
     return MinkowskiEngine()
 
@@ -50,7 +50,7 @@ def _spconv() -> "Engine":
     except ImportError as error:
         raise InputError(
             "engine.not_importable",
-            f"engine 'spconv' does not import here ({error}): install sparsepipe[spconv]",
+            f"engine 'spconv' cannot be imported ({error}); install sparsepipe[spconv]",
         ) from error
     return SpconvEngine()
 
@@ -60,12 +60,12 @@ def _auto() -> "Engine":
 
     lanes, why_none = machine_code.compiled()
     if lanes:
-        chosen, why = _native(), "it has machine code for this processor"
+        chosen, why = _native(), "native has machine code for this processor"
     else:
         try:
             chosen, why = _minkowski(), f"native has no machine code here: {why_none}"
         except InputError:
-            chosen, why = _native(), "MinkowskiEngine does not import here"
+            chosen, why = _native(), "MinkowskiEngine cannot be imported"
     tell(f"engine: {chosen.name} ({why})")
     return chosen
 

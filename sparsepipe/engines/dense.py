@@ -28,8 +28,8 @@ def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
     if low < 0 or high > size:
         raise InputError(
             "dense.out_of_range",
-            f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube fits "
-            f"at voxel size {1 / size:g}, if its augmentation keeps the cube, such as shapes-in-cube",
+            f"voxels {low}..{high} exceed the dense grid of {size}, expected 0..{size - 1}; use voxel size "
+            f"{1 / size:g} and an augmentation within the unit cube, such as shapes-in-cube",
             low=low,
             high=high,
             size=size,

@@ -33,7 +33,7 @@ def checked(module: nn.Module, row: Row, engine: Engine) -> nn.Module:
         if channels is not None and rows.shape[1] != channels:
             raise InputError(
                 "layer.channels",
-                f"layer {row.id!r}: a tensor with {rows.shape[1]} channels {meets} of {channels} input channels",
+                f"layer {row.id!r}: a tensor with {rows.shape[1]} channels {meets} with {channels} input channels",
                 layer=row.id,
                 channels=channels,
             )

@@ -87,7 +87,8 @@ class MinkowskiEngine:
             if len(kept) != len(coordinates):
                 raise InputError(
                     "coordinates.not_distinct",
-                    f"{len(kept)} of {len(coordinates)} coordinates at stride {stride} are distinct: expected all",
+                    f"{len(kept)} of {len(coordinates)} coordinates at stride {stride} are distinct; remove "
+                    "duplicate voxels",
                 )
             keys.append(key)
         if manager is not None:
@@ -157,7 +158,9 @@ def _join(name: str, feature: Feature, keys: list[Any], manager: Any, parts: Par
     coordinates = parts.coordinate_sets[feature.coordinate_set].coordinates
     if len(feature.rows) != len(coordinates):
         raise InputError(
-            "tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates"
+            "tensor.row_count",
+            f"{name}: has {len(feature.rows)} feature rows but {len(coordinates)} coordinates; give one row per "
+            "coordinate",
         )
     # With a key instead of coordinates the library takes the rows as they are, the very tensor, in the set's order.
     return ME.SparseTensor(feature.rows, coordinate_map_key=keys[feature.coordinate_set], coordinate_manager=manager)
@@ -292,7 +295,10 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
     sparse: list[Any] = list(tensors)
     strides = [list(tensor.tensor_stride) for tensor in sparse]
     if any(tensor.coordinate_map_key != first.coordinate_map_key for tensor in sparse):
-        raise InputError("tensor.strides_differ", f"tensors of strides {strides} meet: expected the same voxels")
+        raise InputError(
+            "tensor.strides_differ",
+            f"tensors with different strides ({strides}) cannot be combined; use tensors with the same voxels",
+        )
     return _with_features(first, function([tensor.F for tensor in sparse]))
 
 

@@ -25,7 +25,7 @@ class PlainEngine:
         """Raises InputError: rows of a table are layers of a sparse engine."""
         raise InputError(
             "engine.no_sparse_layers",
-            f"layer {row.id!r}: engine {self.name!r} has no sparse layers; use 'native' or 'minkowski'",
+            f"layer {row.id!r}: engine {self.name!r} does not support sparse layers; use 'native' or 'minkowski'",
         )
 
     def tensor(self, batch: ExampleBatch, device: torch.device | str = "cpu") -> Any:
@@ -36,7 +36,8 @@ class PlainEngine:
         if not isinstance(batch, ExampleBatch):
             raise InputError(
                 "engine.no_clouds",
-                "point clouds for a network of plain torch modules: use a data set of images, texts, ...",
+                "a network of plain torch modules cannot read point clouds; use a data set of images or texts, or a "
+                "sparse network",
             )
         return on_device(batch.inputs, device)
 

@@ -73,7 +73,8 @@ class Subnetwork(nn.Module):
         if unknown := wanted - {row.id for row in network.rows}:
             raise InputError(
                 "plan.layer_unknown",
-                f"{network.name} has no layer {min(unknown)!r}: the plan was made for another network",
+                f"{network.name} has no layer {min(unknown)!r}: the plan belongs to another network; give a plan of "
+                "this one",
                 name=network.name,
             )
         self.network, self.engine, self.seed = network, engine, seed
@@ -144,7 +145,7 @@ def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
         source = "the network's input" if name == INPUT else f"the output of {name!r}"
         raise InputError(
             "layer.input_missing",
-            f"layer {layer_id!r} needs {source}, which is not available here: {', '.join(tensors) or 'nothing'} is",
+            f"layer {layer_id!r} needs {source}, but only {', '.join(tensors) or 'nothing'} is available",
             layer=layer_id,
         )
     return tensors[name]

@@ -124,8 +124,8 @@ def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
     if plan.replication is None:
         raise InputError(
             "replication.one_pipeline",
-            f"replication {chosen.name} averages pipeline replicas, but this plan has one; plan several "
-            "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out",
+            f"replication {chosen.name} averages pipeline replicas, but this plan has only one pipeline; plan "
+            "several (`sparsepipe plan --pipelines P`, in Python partition_pipelines), or omit replication",
         )
     return replace(plan, replication=chosen)
 

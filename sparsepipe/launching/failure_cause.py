@@ -77,7 +77,7 @@ def find_cause(
         limit = limit_in(_end_of_log(run_dir, rank), where=run_dir)
         reason = f"{_named(rank, plan)}: {limit or f'ended with code {code}'}; see logs/rank{rank}.log"
         return FailureCause(reason, rank, _stage(rank, plan))
-    return FailureCause("it ended without a word; see logs/launcher.log", None, None)
+    return FailureCause("it ended without a message; see logs/launcher.log", None, None)
 
 
 def cause_of(error: BaseException, folder: Path) -> FailureCause:

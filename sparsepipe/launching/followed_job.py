@@ -117,20 +117,21 @@ class FollowedJob:
         if not self._ended:
             raise RunFailed(
                 "run.guard_silent",
-                f"{self.record.folder}: still running {_TO_END:g} s after the stop request; no response",
+                f"{self.record.folder}: still running {_TO_END:g} s after the stop request; end its processes",
             )
 
     def _result(self) -> MetricsRow:
         status = self._status
         if self._tail.damaged:
             where = self.record.folder / "metrics.jsonl"
-            warnings.warn(f"{where}: passed over, as no row: {number_of(self._tail.damaged, 'line')}", stacklevel=3)
+            warnings.warn(f"{where}: skipped, not a valid row: {number_of(self._tail.damaged, 'line')}", stacklevel=3)
         if status["state"] in ("finished", "stopped"):
             if summary := self._rows.last("summary"):
                 return summary
             raise RunFailed(
                 "run.no_summary",
-                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl no longer has a summary",
+                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl has lost the summary; run "
+                "it again",
             )
         reason = status.get("reason", f"ended in state {status['state']!r}")
         if status.get("exit_code") == 2:
@@ -166,11 +167,11 @@ class FollowedJob:
         if not self.record.folder.is_dir():
             return {"state": "failed", "reason": gone(self.record.folder)}
         try:
-            self.record.write_status("failed", reason="its guard was killed")
+            self.record.write_status("failed", reason="its supervisor was killed")
         except OSError as error:
             reason = f"how it ended could not be written ({error.strerror}); free disk space, then resume it"
             return {"state": "failed", "reason": reason}
-        return {"state": "failed", "reason": "its guard was killed"}
+        return {"state": "failed", "reason": "its supervisor was killed"}
 
     def _status_on_disk(self) -> MetricsRow:
         """Read how the run stands. What fails for want of descriptors is tried again; damage is an end of its own."""
@@ -185,7 +186,7 @@ class FollowedJob:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and time.monotonic() < deadline:
                     time.sleep(1 / _POLLS_A_SECOND)
                     continue
-            return {"state": "unknown", "reason": f"how it ended is not known: {why}"}
+            return {"state": "unknown", "reason": f"its end is unknown: {why}"}
 
     def _read(self) -> None:
         while rows := self._tail.read():

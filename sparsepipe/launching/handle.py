@@ -47,7 +47,7 @@ class Handle(Protocol):
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """Interface of a process: the used part of `subprocess.Popen`."""
 
     stdout: IO[bytes] | None
 
@@ -135,8 +135,8 @@ class AttachedProcess:
                 self._end(pid)
                 return
             if pid is None and waited > _TO_START:
-                who = held_by(self._folder) or "its lock is held, by whom cannot be told"
-                raise InputError("run.not_cancellable", f"{self._folder}: cannot be cancelled, {who}; end that process")
+                who = held_by(self._folder) or "its lock is held by an unknown process"
+                raise InputError("run.not_cancellable", f"{self._folder}: cannot be cancelled: {who}; end that process")
             time.sleep(0.05)  # it is about to start
 
     def last_words(self) -> dict[str, Any] | None:
@@ -176,7 +176,9 @@ class AttachedProcess:
             pass
         except PermissionError:
             raise InputError(
-                "run.guard_of_other_user", f"{self._folder}: its supervisor, process {pid}, belongs to another user"
+                "run.guard_of_other_user",
+                f"{self._folder}: its supervisor (process {pid}) belongs to another user; ask that user to "
+                "cancel the run",
             ) from None
 
 

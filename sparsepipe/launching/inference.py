@@ -15,7 +15,7 @@ from ..values.plan import Plan
 def inference_config(config: RunConfig) -> RunConfig:
     """Return the settings of a run of forwards alone. Raises InputError for an engine that computes no outputs."""
     if not config.workload.trains:
-        text = f"engine {config.engine!r} computes no outputs; leave out {{forward_only}}"
+        text = f"engine {config.engine!r} computes no outputs; omit {{forward_only}}"
         raise InputError("engine.computes_nothing", text, setting="forward_only")
     composed = dict.fromkeys((*BUDGETS, "composition", "initial")) | {"order": SHUFFLE}  # of a training run
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None, **composed)
@@ -44,7 +44,7 @@ def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:
         if found is None:
             raise InputError(
                 "run.no_checkpoint",
-                f"{given}: this run has no checkpoint yet; name another run, or wait for the end of an epoch",
+                f"{given}: the run has no checkpoint yet; wait for the end of an epoch, or name another run",
             )
     else:
         found = checkpoint.load(folder)

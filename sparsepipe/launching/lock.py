@@ -30,7 +30,7 @@ def hold(folder: Path) -> int:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
-        text = f"{folder}: cannot hold a run ({error.strerror}); choose another {{run_dir}}"
+        text = f"{folder}: cannot contain a run ({error.strerror}); choose another {{run_dir}}"
         raise InputError("run_dir.unusable", text, setting="run_dir") from None
     path = folder / LOCK
     try:
@@ -79,7 +79,7 @@ def held_by(folder: Path) -> str | None:
     if not holders:
         return None
     named = ", ".join(f"{pid} ({_command(pid)})" for pid in holders[:3])
-    return f"its lock {LOCK} is held by process {named}, which is no guard of this run"
+    return f"its lock {LOCK} is held by process {named}, which is not the supervisor of this run"
 
 
 def guard_of(folder: Path) -> int | None:

@@ -15,7 +15,7 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 
-_NOTHING_TELLS = "whether there is memory for the plan could not be told beforehand: {}"
+_NOTHING_TELLS = "the plan's memory need could not be checked before the run: {}"
 
 
 class MemoryNeed(NamedTuple):
@@ -73,7 +73,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
             forward_only = ForwardOnly.of_run(folder) is not None
             expected = _expected(plan, config, profile, cluster, forward_only=forward_only)
     except InputError as error:
-        why = f"the run's profile does not tell ({error})"
+        why = f"the run's profile does not contain it ({error})"
     if expected is None:
         return MemoryNeed(None, _NOTHING_TELLS.format(why))
     if told := _beyond_devices(expected, cluster):

@@ -46,7 +46,7 @@ class Coordinating(Protocol):
 
 
 class Process(Protocol):
-    """What is used of a launcher's process: a `subprocess.Popen`, or one that was forked."""
+    """Interface of a launcher's process: a `subprocess.Popen` or a forked process."""
 
     pid: int
 
@@ -64,7 +64,7 @@ class Process(Protocol):
 
 
 class Launchers(Protocol):
-    """How the launcher of one pipeline is started."""
+    """Starts the launcher of one pipeline."""
 
     def start(self, k: int, *, first_attempt: int) -> Process:
         """Start that of pipeline `k`, whose workers count their attempts from `first_attempt`."""
@@ -144,7 +144,7 @@ class Parent:
         try:
             launcher.status = read_status(launcher.folder)
         except (OSError, ValueError):
-            launcher.status = {"state": "failed", "reason": "how it ended cannot be read"}
+            launcher.status = {"state": "failed", "reason": "its exit status cannot be read"}
         if launcher.status["state"] in GOING_ON:
             what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             launcher.status = {"state": "failed", "reason": f"its launcher {what}; see {launcher.folder}/logs"}
@@ -197,17 +197,17 @@ class Parent:
 
     @property
     def _reasons(self) -> list[str]:
-        """Why each of those that failed did."""
+        """Return the failure reason of each failed pipeline."""
         return [f"pipeline {one.pipeline}: {one.status.get('reason', one.status['state'])}" for one in self._failed]
 
     def _went_on_without(self, status: Mapping[str, Any]) -> list[str]:
         """A line for each pipeline that the others continued without, where the run has come to its end."""
         if "exit_code" in status:
             return []
-        return [f"{reason}; the others went on without it" for reason in self._reasons]
+        return [f"{reason}; the others continued without it" for reason in self._reasons]
 
     def _status(self) -> dict[str, Any]:
-        """How the whole run stands: it failed if no pipeline came to its end."""
+        """Return the state of the whole run. It failed if no pipeline finished."""
         failed, reasons = self._failed, self._reasons
         if len(failed) == len(self.launchers) or self._refused:
             cause = max(failed, key=lambda one: one.code == _INPUT)
@@ -221,7 +221,7 @@ class Parent:
         told = {"reason": "; ".join(reasons)} if reasons else {}
         if (found := commands.taken(self.folder)) is None:
             return {"state": "finished", **told}
-        after = f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on"
+        after = f"stopped after {number_of(found[1], 'minibatch')} as requested; resume it to continue"
         for launcher in set(self.launchers) - set(failed):
             tell_status(launcher.folder, state="stopped", reason=after)
         return {"state": "stopped", "reason": "; ".join([after, *reasons])}
@@ -262,7 +262,7 @@ def rejoined(folder: Path) -> Iterator[str]:
         elif event == "joined" and pipeline in left:
             died, count = left.pop(pipeline), trained.pop(pipeline)
             told.append(
-                f"pipeline {pipeline}: died {died:.1f} s after the run began and trained again from "
-                f"{row['seconds']:.1f} s on; the others did {number_of(count, 'minibatch')} meanwhile"
+                f"pipeline {pipeline}: ended {died:.1f} s after the start and trained again from "
+                f"{row['seconds']:.1f} s on; the others trained {number_of(count, 'minibatch')} meanwhile"
             )
     yield from told

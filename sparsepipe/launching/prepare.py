@@ -59,14 +59,14 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     Raises InputError for what one machine alone takes.
     """
     if port is not None:
-        text = "a port requires {launcher}: hosts choose their ports themselves; omit it"
+        text = "a port requires {launcher}, because several hosts choose their ports themselves; omit the port"
         raise InputError("port.of_hosts", text, setting={"launcher": "local"})
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not plan.members and not set(plan.ranks) <= set(range(count)):
         raise InputError(
             "plan.ranks_not_of_job",
-            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: start the job with a plan for "
-            "all ranks; a running job can switch to this plan",
+            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}; start the job with a plan for all "
+            "ranks, then switch to this plan",
         )
     return count
 
@@ -92,7 +92,7 @@ def prepare(
     """
     if forward_only is not None:
         if resume:
-            text = "{forward_only} recomputes all outputs: leave out {resume}, or {forward_only}"
+            text = "{forward_only} recomputes all outputs and cannot resume; omit {resume}, or omit {forward_only}"
             raise InputError("resume.forward_only", text, setting={"forward_only": None, "resume": None})
         run = replace(run, config=inference_config(run.config))
     folder = expanded(run_dir).resolve()
@@ -257,8 +257,8 @@ def _composition(
     if profile is not None and profile.size_unit != unit:
         raise InputError(
             "order.profile_of_other_unit",
-            f"the profile grows with {profile.size_unit}, samples of {config.data} are measured in {unit}; profile the "
-            "network on these data",
+            f"the profile is measured in {profile.size_unit}, but samples of {config.data} are measured in {unit}; "
+            "profile the network on these data",
         )
     mean = sum(map(len, minibatches)) / len(minibatches)
     return replace(run, config=run.config.replace(batch_size=round(mean))) if found.budget else run
@@ -312,15 +312,15 @@ def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, clus
     if config.learning_rate_schedule == "plateau":
         raise InputError(
             "replication.plateau",
-            "{learning_rate_schedule} plateau follows the validation loss, which one of several pipelines knows; plan "
-            "one pipeline, or choose another schedule",
+            "{learning_rate_schedule} plateau follows the validation loss, which only one of several pipelines "
+            "computes; plan one pipeline, or choose another schedule",
             setting="learning_rate_schedule",
         )
     if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
         raise InputError(
             "replication.float16",
-            f"replication {rule.name} averages gradients, which each pipeline scales by a factor of its "
-            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce",
+            f"replication {rule.name} averages gradients, but precision float16 scales them by a different factor in "
+            "each pipeline; use bfloat16, or a scheme that averages weights, such as partial-reduce",
         )
 
 
@@ -386,14 +386,14 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
         if not plan.members and any(found.manifest.get("left", {}).values()):
             raise InputError(
                 "resume.several_pipelines",
-                f"{found.folder}: several pipelines had unfinished minibatches of an epoch, which one pipeline "
-                "cannot continue; resume with a plan of several pipelines, or from a checkpoint at an epoch's end",
+                f"{found.folder}: several pipelines stopped within an epoch, which one pipeline cannot continue; "
+                "resume with a plan of several pipelines, or from a checkpoint at the end of an epoch",
             )
         if _initial_differs(folder, config):
             raise InputError(
                 "resume.other_initial",
-                f"{folder}: resumes from the weights of {found.folder.name}: leave out {{initial}}, or train in "
-                "another folder",
+                f"{folder}: resumes from the weights of {found.folder.name}, not from initial weights; omit "
+                f"{{initial}}, or train in another folder",
                 setting="initial",
             )
         found.check_minibatches(config.sampling, epoch_minibatches=resuming.epoch_minibatches(found))
@@ -467,7 +467,7 @@ def check_name(folder: Path) -> None:
     try:
         os.fsencode(folder).decode("utf-8")
     except UnicodeDecodeError:
-        text = f"{ascii(str(folder))}: a name that is not UTF-8; choose another {{run_dir}}"
+        text = f"{ascii(str(folder))}: the name is not valid UTF-8; choose another {{run_dir}}"
         raise InputError("run_dir.not_utf8", text, setting="run_dir") from None
 
 

@@ -48,7 +48,7 @@ def request_replan(
     record = RunRecord.load(expanded(run_dir).resolve())
     folder = record.folder
     if not isinstance(plan, Plan):
-        raise InputError("plan.not_a_plan", f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
+        raise InputError("plan.not_a_plan", f"plan {shown(plan)} given, expected a Plan (such as from `Plan.load`)")
     check_running(record)
     if record.plan.members:
         return _request_of_several(record, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
@@ -87,8 +87,8 @@ def _request_of_several(
     if ranks != now or plan.replication != before.replication:
         raise InputError(
             "replan.pipelines_differ",
-            f"the plan has the pipelines {now}, the job has {ranks}: it keeps these ranks, all of them, and its "
-            f"replication {before.rule.name}; stop the run and resume it under the plan",
+            f"the plan has pipelines {now}, but the job has {ranks}, which must keep all ranks and synchronization "
+            f"scheme {before.rule.name}; stop the run, then resume it under the plan",
         )
     changed = [k for k in range(len(ranks)) if plan.local(k) != before.local(k)]
     if not changed:
@@ -138,14 +138,14 @@ def check_running(record: RunRecord) -> None:
     if not is_alive(record):
         raise InputError(
             "run.not_running",
-            f"{record.folder}: is not running, it is {state_of(record)}; resume it under the plan instead",
+            f"{record.folder}: is not running (state: {state_of(record)}); resume it under the plan instead",
         )
     status = record.status
     if status["state"] == "running" and commands.REPLAN not in status.get("commands", ()):
         raise InputError(
             "replan.old_version",
-            f"{record.folder}: was launched by an older version, which cannot change plans; stop it, and resume it "
-            "under the plan",
+            f"{record.folder}: was launched by an older version, which cannot change plans; stop the run, then "
+            "resume it under the new plan",
         )
 
 
@@ -175,8 +175,8 @@ def _checked_plan(record: RunRecord, plan: Plan) -> MemoryNeed:
     if not set(plan.ranks) <= set(ranks):
         raise InputError(
             "replan.ranks_not_of_job",
-            f"the plan uses ranks {sorted(plan.ranks)}, this job has {list(ranks)}: plan for as many devices or fewer, "
-            "or stop the run and resume it under the plan",
+            f"the plan uses ranks {sorted(plan.ranks)}, but this job has {list(ranks)}; plan for at most this many "
+            "devices, or stop the run and resume it under the plan",
         )
     if plan == before:
         raise InputError("replan.same_plan", f"{record.folder}: already follows this plan")

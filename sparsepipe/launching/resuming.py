@@ -28,9 +28,9 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
         name = "epochs" if config.minibatches is None else "minibatches"
         raise InputError(
             "resume.ends_before",
-            f"{{{name}}} would end the run after minibatch {total}, but {found.folder} has trained {done} "
-            f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or retrain in "
-            "another folder",
+            f"{{{name}}} would end the run after minibatch {total}, but {found.folder} has already trained {done} "
+            f"({number_of(done / per_epoch, 'epoch', as_given)}); raise it to at least that, or retrain in another "
+            "folder",
             setting={name: getattr(config, name)},
         )
 
@@ -69,7 +69,7 @@ def check_left(found: Checkpoint, config: RunConfig) -> None:
 
 
 def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
-    """What a checkpoint says is done, and what is left of begun epochs, as far as the settings ask for it.
+    """Return the progress in a checkpoint: finished work, and the rest of begun epochs under the settings.
 
     If the run was to end within an epoch, the rest of that epoch is left, too.
     """
@@ -77,7 +77,7 @@ def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
     if per_epoch is None:
         raise InputError(
             "resume.no_epoch",
-            f"{found.folder}: lacks the number of minibatches per epoch; retrain in another folder",
+            f"{found.folder}: does not give the number of minibatches per epoch; retrain in another folder",
         )
     left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
     total = config.total_minibatches(per_epoch)
@@ -108,11 +108,11 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
         if per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches:
             raise InputError(
                 "resume.metrics_missing",
-                f"{metrics}: is missing, and the training is finished; restore it, or train more epochs",
+                f"{metrics}: the file is missing, and the training is finished; restore the file, or train more epochs",
             )
         yield (
-            f"{metrics}: gone, and with it the losses of the first {number_of(found.minibatches, 'minibatch')}; the "
-            f"run goes on after them from {found.folder.name}"
+            f"{metrics}: the file is missing, and the losses of the first "
+            f"{number_of(found.minibatches, 'minibatch')} with it; the run continues from {found.folder.name}"
         )
     yield from _changed_code(RunRecord.load(folder), config)
     if per_epoch is not None and found.minibatches:

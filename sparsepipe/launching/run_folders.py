@@ -56,5 +56,7 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(folder)
     except OSError as error:
         raise InputError(
-            "run.not_deletable", f"{folder}: cannot be deleted completely ({error.strerror}: {error.filename})"
+            "run.not_deletable",
+            f"{folder}: cannot be deleted completely ({error.strerror}: {error.filename}); check permissions, "
+            "then delete it again",
         ) from None

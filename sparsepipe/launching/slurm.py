@@ -37,14 +37,14 @@ def sbatch_script(
     if len(set(counts)) > 1:
         raise InputError(
             "slurm.heterogeneous_hosts",
-            f"hosts of {' and '.join(map(str, sorted(set(counts))))} devices: the hosts of a Slurm job must be "
-            "identical; give --cluster a file of such hosts",
+            f"hosts have {' and '.join(map(str, sorted(set(counts))))} devices, but the hosts of a Slurm job must be "
+            "identical; give --cluster a file with identical hosts",
         )
     if cluster and sum(counts) < num_ranks:
         raise InputError(
             "plan.ranks_not_in_cluster",
-            f"the plan has {number_of(num_ranks, 'rank')}, and the cluster {number_of(sum(counts), 'device')}: add "
-            "hosts",
+            f"the plan has {number_of(num_ranks, 'rank')}, but the cluster has {number_of(sum(counts), 'device')}; "
+            "add hosts",
         )
     folder = run_dir.absolute()
     if "\n" in str(folder) or "\n" in str(Path.cwd()):
@@ -71,7 +71,7 @@ def submit(script: str) -> str:
     if shutil.which("sbatch") is None:
         raise InputError(
             "slurm.no_sbatch",
-            "no sbatch on this machine; omit --submit to print the script, and run it on a login node",
+            "sbatch not found on this machine; omit --submit to print the script, then submit it on a login node",
         )
     try:
         done = subprocess.run(
@@ -84,7 +84,7 @@ def submit(script: str) -> str:
     if done.returncode:
         raise InputError(
             "slurm.refused",
-            f"sbatch refused the job ({complaint(done.stderr)}); without --submit the script is printed",
+            f"sbatch refused the job ({complaint(done.stderr)}); omit --submit to print and check the script",
         )
     return done.stdout.strip().split(";")[0]
 

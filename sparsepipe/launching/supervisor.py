@@ -157,14 +157,14 @@ def read_status(run_dir: Path) -> dict[str, Any]:
         return {"state": "started"}
     with os.fdopen(descriptor, "rb") as handle:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         content = handle.read(_STATUS_BYTES)  # the file may be sparse
     try:
         status = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(status, dict) or not isinstance(status.get("state"), str):
-        raise ValueError("it holds no state")
+        raise ValueError("it contains no state")
     return status
 
 
@@ -215,7 +215,7 @@ def say_status(status: Mapping[str, object]) -> None:
 
 def gone(run_dir: Path) -> str:
     """The reason that is reported for a run whose folder was removed while it ran."""
-    return f"the run folder is gone: {run_dir} was moved or removed while the run was at work"
+    return f"the run directory is missing: {run_dir} was moved or removed during the run"
 
 
 def is_gone(run_dir: Path, opened: Path) -> bool:
@@ -290,7 +290,7 @@ def supervise(lifeline: int, run_dir: Path, start: Start) -> int:
     try:
         supervisor = Supervisor(lifeline, run_dir, start)
     except OSError as error:
-        what = f"its guard could not start the launcher ({error.strerror}: {error.filename or run_dir})"
+        what = f"the supervisor could not start the launcher ({error.strerror}: {error.filename or run_dir})"
         tell_status(run_dir, state="failed", reason=what)
         return 1
     tell_begun(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid, commands=list(COMMANDS))

@@ -137,10 +137,10 @@ def decide(
         if best is None or looked.rank > best.rank:
             best = looked
     if best is None:
-        return stay(plan, "no other plan is any different")
+        return stay(plan, "no other plan differs from the present one")
     aside: dict[str, Any] = {"gain_seconds": best.gain, "cost": best.cost}
     if best.gain <= 0:
-        return stay(plan, "no other plan is faster on the devices as they are now", **aside)
+        return stay(plan, "no other plan is faster on the devices in their present state", **aside)
     told_of = best.told(minibatches_left)
     if best.least < best.needed:
         return stay(plan, f"{told_of}; a change must be {best.needed:.0%} faster", **aside)
@@ -173,18 +173,18 @@ class _Looked:
         return enough, self.gain - self.cost.seconds if enough else self.least - self.needed
 
     def told(self, minibatches_left: int) -> str:
-        """What is expected, and, in brackets, how sure that is and what the simulator says, if that is not it."""
+        """Return the expected gain and, in brackets, its uncertainty and the simulated gain if it differs."""
         text = (
             f"{faster_or_slower(self.share)}: gains {self.gain:.2f} s over {number_of(minibatches_left, 'minibatch')}, "
         )
         text += f"costs {self.cost.seconds:.2f} s"
         notes = []
         if self.share - self.least >= _TOLD:
-            notes.append(f"at worst {faster_or_slower(self.least)} within the errors of measurement")
+            notes.append(f"at worst {faster_or_slower(self.least)} within the measurement error")
         if self.share > max(self.simulated, 0.0) + _TOLD:
             notes.append(f"as measured under that plan before; simulated {faster_or_slower(self.simulated)}")
         elif self.share < self.simulated - _TOLD:
-            notes.append(f"simulated {faster_or_slower(self.simulated)}, corrected by what earlier changes gave")
+            notes.append(f"simulated {faster_or_slower(self.simulated)}, corrected by the gains of earlier changes")
         return text + (f" ({'; '.join(notes)})" if notes else "")
 
 

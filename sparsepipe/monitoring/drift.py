@@ -131,7 +131,7 @@ class Series:
 
     @property
     def factor(self) -> float:
-        """How many times as long as expected it takes: the median since its last change; 1 before anything is known."""
+        """Slowdown compared with the expected time: the median since the last change; 1 if unknown."""
         return 1.0 if self._test.learning and self.since is None else self._median(self._began, self._test.count)
 
     @property
@@ -142,7 +142,7 @@ class Series:
 
     @property
     def from_start(self) -> float:
-        """How many times as long as its profile says, 1 or more, is usual for it, by its newest values, as a slow
+        """Usual slowdown compared with the profile, 1 or more, by its newest values, as a slow
         beginning passes.
         """
         if not self.changed:
@@ -168,7 +168,7 @@ class Series:
         return self._test.count
 
     def _usual_of(self, level: float) -> float:
-        """What of a level is usual."""
+        """Return the usual part of a level."""
         return min(max(level, self._least), self._most)
 
     def standing(self) -> Standing:
@@ -320,7 +320,7 @@ class Watch:
         return self._eras[max(0, place - 1)]
 
     def _take_known(self) -> list[tuple[Found, float]]:
-        """Those that were found and wait, whose minibatches' sizes are known by now, or do not matter."""
+        """Return the waiting entries whose minibatch sizes are now known, or do not matter."""
         known: list[tuple[Found, float]] = []
         waiting: list[tuple[Found, float]] = []
         for one in self._waiting:

@@ -47,14 +47,14 @@ class Factors:
 
     def __post_init__(self) -> None:
         if not self.ranks:
-            raise InputError("factors.no_ranks", "factors without ranks: expected one for each device")
+            raise InputError("factors.no_ranks", "rank factors are missing, expected one per device")
         for rank, factor in enumerate(self.ranks):
             _factor(factor, f"factor of rank {rank}")
         for (low, high), factor in self.links.items():
             if not 0 <= low < high < len(self.ranks):
                 raise InputError(
                     "factors.link_unknown",
-                    f"factor of the link between ranks {low} and {high}: expected two of the "
+                    f"a link factor names ranks {low} and {high}, expected two of the "
                     f"{number_of(len(self.ranks), 'rank')}, the lower first",
                 )
             _factor(factor, f"factor of the link between ranks {low} and {high}")
@@ -84,8 +84,8 @@ class Factors:
         if len(self.ranks) != len(cluster.devices):
             raise InputError(
                 "factors.rank_count",
-                f"factors of {number_of(len(self.ranks), 'rank')} for {number_of(len(cluster.devices), 'device')}: "
-                "expected as many",
+                f"factors are given for {number_of(len(self.ranks), 'rank')}, but the cluster has "
+                f"{number_of(len(cluster.devices), 'device')}; give one per device",
             )
         kinds = [device.type.name for device in cluster.devices]
         now = [_type_now(kind, factor) for kind, factor in zip(kinds, self.ranks, strict=True)]
@@ -121,17 +121,16 @@ class Factors:
         """Read what `to_json` wrote. Raises InputError in one line for anything else."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError(
-                "factors.malformed", f"factors are {shown(document)}: expected an object with format {FORMAT!r}"
+                "factors.malformed",
+                f"slowdown factors are {shown(document)}, expected an object with format {FORMAT!r}",
             )
         ranks, links = document.get("ranks"), document.get("links", [])
         if not isinstance(ranks, list):
-            raise InputError(
-                "factors.ranks_malformed", f"factors of ranks are {shown(ranks)}: expected a list of numbers"
-            )
+            raise InputError("factors.ranks_malformed", f"rank factors are {shown(ranks)}, expected a list of numbers")
         if not isinstance(links, list) or not all(isinstance(link, list) and len(link) == 3 for link in links):
             raise InputError(
                 "factors.links_malformed",
-                f"factors of links are {shown(links)}: expected a list of [rank, rank, factor]",
+                f"link factors are {shown(links)}, expected a list of [rank, rank, factor]",
             )
         return cls(
             tuple(_factor(factor, f"factor of rank {rank}") for rank, factor in enumerate(ranks)),
@@ -145,7 +144,8 @@ class Factors:
 def _factor(value: Any, what: str) -> float:
     if not LEAST <= number(value, what) <= MOST:
         raise InputError(
-            "factors.out_of_range", f"{what} = {shown(value)}: expected {LEAST:g} to {MOST:g}, 1 is as the profile says"
+            "factors.out_of_range",
+            f"{what} = {shown(value)}: expected a factor from {LEAST:g} to {MOST:g} (1: as fast as profiled)",
         )
     return float(value)
 

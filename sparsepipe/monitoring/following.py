@@ -131,7 +131,7 @@ class Following:
 
     @property
     def decisions(self) -> tuple[tuple[int, Decision], ...]:
-        """What was decided so far, and before which minibatch; of several pipelines one after the other."""
+        """Decisions so far, each with its first minibatch; for several pipelines one after the other."""
         return tuple((own.number(at), made) for own in self._pipelines for at, made in own.replanner.decisions)
 
     @property
@@ -217,7 +217,7 @@ class FollowedPipeline:
                 self._over.wait(_SECONDS)
         except (InputError, RunFailed, OSError) as error:
             self.fault = self.whole.prefix(self._k) + str(error)
-            self._say(f"the plan is followed no longer: {error}")
+            self._say(f"monitoring for changes ended: {error}")
         finally:
             del self._drift  # it closes when the last pipeline lets it go
             if self._predictions:
@@ -284,7 +284,7 @@ class FollowedPipeline:
             self._ends = []
             self.replanner.follow(plan, self._own(first))
             self._note({"event": "followed", "minibatch": first})
-            self._say(f"from minibatch {first} on, as somebody else asked: {plan.summary()}")
+            self._say(f"from minibatch {first} on, requested manually: {plan.summary()}")
 
     def _change(self, decision: Decision) -> None:
         gain = max(0.0, decision.gain_seconds)
@@ -293,7 +293,7 @@ class FollowedPipeline:
         except InputError as error:  # the old plan goes on
             self.replanner.refused()
             self._note({"event": "refused", "reason": str(error)})
-            self._say(f"the plan stays: {error}")
+            self._say(f"the plan is unchanged: {error}")
             return
         self._ends = []
         self._known.add(first)

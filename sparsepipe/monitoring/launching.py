@@ -93,7 +93,7 @@ def launch(
     check_options(given.get("launcher", LOCAL), given, beside=keywords_of(launch))
     if not isinstance(plan, Plan):
         raise InputError(
-            "plan.not_a_plan", f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads"
+            "plan.not_a_plan", f"plan {shown(plan)} given, expected a Plan (from `partition` or `Plan.load`)"
         )
     if not isinstance(config, RunConfig | ResolvedRun):
         raise InputError("config.not_a_config", f"config {shown(config)} given, expected a RunConfig(model, data, …)")
@@ -103,7 +103,7 @@ def launch(
     if replan is not None:
         if given.get("detach"):
             raise InputError(
-                "replan.detached", f"replan {replan}: the launching process must monitor the run; omit detach"
+                "replan.detached", f"replan {replan} requires that the launching process monitors the run; omit detach"
             )
         known_profile, known_cluster = profile, cluster
         if given.get("resume") and (profile is None or cluster is None):
@@ -113,9 +113,7 @@ def launch(
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=run.config.device, here=here)
     if given.get("forward_only") is not None and plan.members:
-        told = (
-            f"forwards alone: the first of the plan's {number_of(len(plan.pipelines), 'pipeline')} computes the outputs"
-        )
+        told = f"inference: the first of the plan's {number_of(len(plan.pipelines), 'pipeline')} computes the outputs"
         tell(f"{told}, on {len(plan.pipelines[0].ranks)} of {len(plan.ranks)} devices")
     job = launch_alone(plan, run, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:

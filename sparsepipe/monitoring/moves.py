@@ -47,7 +47,7 @@ class MoveCost:
 
 @dataclass(frozen=True)
 class Pace:
-    """What the simulator says of a plan on minibatches of the mean size."""
+    """Simulated throughput of a plan on minibatches of the mean size."""
 
     seconds_per_minibatch: float  # in steady state
     ends_seconds: float  # what filling and draining the pipeline once adds
@@ -61,7 +61,7 @@ class Pace:
 
 
 def moves_between(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> tuple[Move, ...]:
-    """What changes hands: each layer that a rank of `new` has and did not have travels once for that rank.
+    """Return the moved layers: each layer that is new to a rank of `new` is sent to it once.
 
     It comes from the rank among those that had it that has least to send so far, from the rank's own node if it can.
     What no one had before (a layer without a holder) does not travel.
@@ -166,5 +166,5 @@ def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def to_json(moves: Iterable[Move]) -> list[dict[str, Any]]:
-    """What a document says of moves."""
+    """Return the moves as JSON values."""
     return [{**asdict(move), "layers": list(move.layers)} for move in moves]

@@ -123,13 +123,13 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
     if not any(spans) or not any(rows):
         raise InputError(
             "run.no_trace",
-            f"{record.folder}: has no trace and no steps yet; drift needs completed minibatches; try again later",
+            f"{record.folder}: has no completed minibatches yet, which drift needs; try again later",
         )
     if not any(sizes):
         raise InputError(
             "run.size_unit_differs",
-            f"{record.folder}: its steps do not count {profile.size_unit}, as the profile does; give the profile of "
-            "its model",
+            f"{record.folder}: its steps have no size in {profile.size_unit}, the unit of the profile; give the "
+            "profile of this model",
         )
     watch = _watches(record, profile, cluster)
     watch.see([*zip(spans, sizes, (left_out_of(one.metrics("left_out")) for one in own), strict=True)])
@@ -147,8 +147,8 @@ def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | No
     if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
         raise InputError(
             "run.no_profile",
-            f"{record.folder}: names no profile and cluster to compare with (launched without them); "
-            "give {profile} and {cluster}",
+            f"{record.folder}: was launched without a profile and a cluster to compare with; give {{profile}} and "
+            f"{{cluster}}",
             setting={"profile": ..., "cluster": ...},
         )
     return profile or Profile.load(kept[0]), cluster or Cluster.load(kept[1])

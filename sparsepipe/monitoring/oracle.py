@@ -28,7 +28,7 @@ class Stretch:
 
 
 def stretches(stragglers: Stragglers, num_ranks: int, num_minibatches: int) -> tuple[Stretch, ...]:
-    """How slow each rank is, over a run; what delays it whatever it does (a stop, jitter) does not count.
+    """Return the slowdown of each rank over a run, without delays that are independent of its work (stops, jitter).
 
     If it changes more often than 64 times, the run is cut into as many equal stretches, with means.
     """

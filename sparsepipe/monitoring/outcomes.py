@@ -79,7 +79,7 @@ class Paces:
         return MeasuredPace(fmean(kept), stdev(kept) / math.sqrt(len(kept)))
 
     def _round(self, numbers: range) -> tuple[float, float] | None:
-        """When a round ended, and the seconds that one device would take for it; None if that is not known."""
+        """Return the end of a round and the seconds that one device would need for it; None if unknown."""
         if not all(number in self._ends and number in self._sizes for number in numbers):
             return None
         seconds = sum(sum(self._expected.of(self._sizes[number]).work.values()) for number in numbers)
@@ -110,17 +110,17 @@ class Outcome:
 
     def __str__(self) -> str:
         gave, told = faster_or_slower(self.measured), faster_or_slower(self.expected)
-        return f"the plan since minibatch {self.first_minibatch} is {gave}, and was to be {told}"
+        return f"the plan since minibatch {self.first_minibatch} is {gave}; predicted: {told}"
 
     def to_json(self) -> dict[str, Any]:
-        """What a row of a run's decisions holds."""
+        """Return the row of a run's decisions file."""
         shares = {"predicted_share": round(self.expected, 4), "measured_share": round(self.measured, 4)}
         return {"minibatch": self.first_minibatch, **shares}
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a plan took on devices that were so, and at which minibatch."""
+    """Measured time of a plan on devices in some state, and its minibatch."""
 
     at: int
     stages: tuple[object, ...]
@@ -213,7 +213,7 @@ class Outcomes:
 
     @property
     def patience(self) -> float:
-        """How many times as much as usual the next change must gain: twice for each of the newest that was in vain."""
+        """Factor on the required gain of the next change: doubled for each recent change without a gain."""
         return float(2 ** min(self.in_vain, _MOST_IN_VAIN))
 
     def believed(self, plan: Plan, share: float, minibatch: int) -> float:
@@ -297,7 +297,7 @@ class Outcomes:
 
 
 def _apart(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    """How far apart ranks are by `first` over `second`: 1 if all of them differ by the same factor."""
+    """Return the spread of the ranks' ratios `first` / `second`: 1 if all ratios are equal."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     return max(ratios) / min(ratios)
 

@@ -35,15 +35,15 @@ def check_predictor(
         if asked.needs_predictor and needed:
             raise InputError(
                 "replan.no_predictor",
-                f"replan {replan}: needs a predictor of this machine; make one with `sparsepipe interference measure "
-                "--predictor FILE`, and give {predictor}",
+                f"replan {replan} needs an interference predictor of this machine; create one by `sparsepipe "
+                f"interference measure --predictor FILE`, and give {{predictor}}",
                 setting={"predictor": ...},
             )
         return
     if not asked.asks_predictor:
         raise InputError(
             "replan.predictor_unused",
-            f"replan {replan}: uses no predictor; omit it, or use replan predicted or epoch",
+            f"replan {replan} uses no predictor; omit the predictor, or use replan predicted or epoch",
         )
     if here:
         with MachineWatch(gpu=None if device == "cpu" else _ANY_GPU) as watch:
@@ -80,7 +80,7 @@ class Predictions:
                 self._check(rank, metrics)
 
     def of(self, rank: int) -> LayerFactors | None:
-        """How many times as long as alone each layer is expected to take on a rank; None if it was not read yet.
+        """Return the predicted slowdown of each layer on a rank; None before its first reading.
 
         Raises InputError if the machine's metrics are not those that the predictor learned from.
         """

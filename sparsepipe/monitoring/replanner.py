@@ -39,7 +39,7 @@ class Watcher(Protocol):
         ...
 
     def also(self, made_for: Factors) -> tuple[Factors, ...]:
-        """What devices may be as well, where the plan that is followed was `made_for` others."""
+        """Return another possible state of the devices, if the present plan was `made_for` others."""
         ...
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
@@ -154,7 +154,7 @@ class Replanner:
         self._current.pending = False
 
     def _cautious(self) -> Caution:
-        """How much a change must gain now, by what earlier ones gave."""
+        """Return the gain that a change needs now, based on earlier outcomes."""
         return replace(self.caution, margin=self.caution.margin * self.outcomes.patience)
 
 
@@ -170,7 +170,7 @@ class CurrentPlan:
 
 
 class Questions:
-    """When there is something to decide about. `last`: the devices that were last decided about."""
+    """Decides when a decision is due. `last`: state of the devices at the last decision."""
 
     def __init__(self, devices: Factors) -> None:
         self.last = devices

@@ -52,7 +52,7 @@ class RunRows:
 
 
 class TakenMinibatches:
-    """Which minibatches one of several pipelines took since this was made, in order: it counts them from 0."""
+    """Minibatches that one of several pipelines has processed since creation, in order, counted from 0."""
 
     def __init__(self, run_dir: Path, pipeline: int) -> None:
         self._path, self._pipeline = run_dir / MINIBATCHES, pipeline

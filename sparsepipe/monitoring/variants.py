@@ -55,7 +55,7 @@ class Variant:
 def variant(name: str) -> Variant:
     """The variant of a name. Raises InputError for one that is none."""
     if name not in VARIANTS:
-        raise InputError("replan.unknown", f"replan {shown(name)}: expected one of {', '.join(VARIANTS)}")
+        raise InputError("replan.unknown", f"unknown replan {shown(name)}, expected one of {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 
@@ -76,7 +76,7 @@ def best_plan(now: Situation) -> Decision:
 
 
 def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) -> Decision:
-    """What DynPipe does: its planner's answer is taken, whatever it costs and whatever is left to gain.
+    """Decide as DynPipe does: follow its planner, whatever the change costs or gains.
 
     `layer_factors` says of ranks what each layer takes there. What a change gains and costs is reported all the same.
     """
@@ -108,7 +108,7 @@ def measured_factors(now: Situation) -> dict[int, LayerFactors]:
 
 
 def predicted_factors(now: Situation) -> dict[int, LayerFactors]:
-    """What the predictor says of each disturbed rank; the measured ratio if there is none, or it does not know."""
+    """Return the predicted slowdown of each disturbed rank; the measured ratio without a prediction."""
     measured = measured_factors(now)
     if now.predict is None:
         return measured

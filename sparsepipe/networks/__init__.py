@@ -111,7 +111,7 @@ def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
     if num_classes < 1 or in_channels < 1:
         raise InputError(
             "model.below_one",
-            f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1",
+            f"model {name}: {num_classes} classes and {in_channels} input channels given, expected at least 1 of each",
             num_classes=num_classes,
         )
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)

@@ -63,7 +63,7 @@ class AnyNetwork(Protocol):
 
     @property
     def direct_inputs(self) -> tuple[str, ...]:
-        """Those inputs that each stage which reads them takes from the samples itself: they never cross a boundary."""
+        """Inputs that each stage reads from the samples itself. They never cross a stage boundary."""
         ...
 
     @property

@@ -43,7 +43,8 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
             if self.training and input.numel() == input.shape[1]:
                 raise TooFewVoxels(
                     "batch_norm.too_few_voxels",
-                    "batch norm over 1 voxel: expected at least 2; use more samples per minibatch or smaller voxels",
+                    "batch norm over 1 voxel: expected at least 2 voxels; use more samples per minibatch or smaller "
+                    "voxels",
                 )
             return super().forward(input)
         places = input.movedim(1, -1)
@@ -82,7 +83,9 @@ class _GroupNorm(torch.autograd.Function):
         count = float(counts.sum())
         if count < 2:
             raise TooFewVoxels(
-                "batch_norm.too_few_voxels", f"batch norm over {count:.0f} voxels of all processes: expected at least 2"
+                "batch_norm.too_few_voxels",
+                f"batch norm over {count:.0f} voxels in all processes: expected at least 2 voxels; use more "
+                "samples per minibatch or smaller voxels",
             )
         mean = (means * counts).sum(0) / count
         variance = (squares.sum(0) + ((means - mean).square() * counts).sum(0)) / count

@@ -31,7 +31,8 @@ def matching(patterns: Sequence[str], names: Collection[str], *, setting: str) -
             some = ", ".join(list(names)[:_SHOWN])
             raise InputError(
                 "setting.pattern_unmatched",
-                f"{{{setting}}} {pattern!r} matches no tensor of the network; its {len(names)} tensors are {some}, …",
+                f"{{{setting}}} {pattern!r} matches no tensor of the network, which has {len(names)} tensors such as "
+                f"{some}, …",
                 setting=setting,
             )
         matches |= of_pattern
@@ -42,5 +43,7 @@ def check_trains(frozen: Collection[str], parameters: Collection[str]) -> None:
     """Raise InputError if all parameters are frozen."""
     if not set(parameters) - set(frozen):
         raise InputError(
-            "freeze.nothing_left", "{freeze} matches all parameters: nothing is left to train", setting="freeze"
+            "freeze.nothing_left",
+            "{freeze} matches all parameters, so nothing is left to train; freeze fewer",
+            setting="freeze",
         )

@@ -25,7 +25,7 @@ def each_axis(value: int | Sequence[int], dimension: int) -> tuple[int, ...]:
     if len(values) != dimension:
         raise InputError(
             "layer.axis_count",
-            f"{list(values)} has {len(values)} numbers, expected one, or one for each of {dimension} axes",
+            f"{list(values)} has {len(values)} numbers, expected one, or one per axis ({dimension})",
             dimension=dimension,
         )
     return values
@@ -127,7 +127,7 @@ class Row:
 
     @property
     def seed_name(self) -> str:
-        """What the random numbers of its forward are derived from: layers of one level draw alike."""
+        """Name from which the random numbers of the forward are derived. Layers of one level draw equally."""
         return self.args.get("level") or self.id
 
     @property

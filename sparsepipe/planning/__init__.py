@@ -199,12 +199,12 @@ def partition_pipelines(
     if options.get("objective", PERIOD) != PERIOD:
         raise InputError(
             "objective.of_one_pipeline",
-            "objective requires a plan of one pipeline: leave out pipelines, or the objective",
+            "objective applies only to a plan of one pipeline; omit pipelines, or omit objective",
         )
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
     split_plan = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     samples = profile.batch_size
-    unsure = "the profile does not say how many samples a minibatch has: throughput is in minibatches/s"
+    unsure = "the profile lacks the samples per minibatch, so throughput is in minibatches/s"
     pipelines = Plan.together(
         split_plan.plans,
         chosen,
@@ -229,14 +229,14 @@ def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> 
         near = None if others else meant(unknown[0], [*known, *takes])
         raise InputError(
             "planner.option_unknown",
-            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
-            f"{f'did you mean {near!r}? ' if near else ''}it has: {', '.join(known) or 'none'}",
+            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}; "
+            f"{f'did you mean {near!r}? ' if near else ''}its options: {', '.join(known) or 'none'}",
         )
     return known
 
 
 def _data_parallel_seconds(problem: Problem, planner: str, options: Mapping[str, Any]) -> float | None:
-    """What the plan of one pipeline on all devices has as their period, were they data parallel; None if it has
+    """Return the data-parallel period in the plan of one pipeline on all devices; None if it has
     none, or the planner does not plan such devices together.
     """
     if options.get("cost_model") == CONTIGUOUS:
@@ -309,7 +309,7 @@ def _for_another(plan: Plan, schedule: str) -> Plan:
     assert plan.estimate is not None
     check_interleaves(schedule, plan.stages_per_rank)
     estimate = replace(plan.estimate, lower_bound_seconds=None)
-    warning = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
+    warning = f"planned and estimated for {plan.schedule}; simulate the plan to see its time under {schedule}"
     return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, warning))
 
 

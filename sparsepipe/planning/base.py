@@ -40,13 +40,12 @@ class Problem:
         if self.schedule not in SCHEDULE_RULES:
             raise InputError(
                 "schedule.unknown",
-                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+                f"unknown schedule {self.schedule!r}, expected one of {', '.join(SCHEDULE_RULES)}",
             )
         if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
             raise InputError(
                 "plan.num_microbatches",
-                f"{{num_microbatches}} is {shown(self.num_microbatches)}, expected 1 or more, at most "
-                f"{MOST_MINIBATCHES}",
+                f"{{num_microbatches}} is {shown(self.num_microbatches)}, expected 1 to {MOST_MINIBATCHES}",
                 setting="num_microbatches",
             )
         for kind in self.cluster.device_types:

@@ -109,15 +109,15 @@ class ModelParallel(Settings):
         if several > len(layers):
             raise InputError(
                 "planner.too_many_stages",
-                f"{number_of(several, 'stage')} for {number_of(len(layers), 'layer')}: expected at least one "
-                "layer each",
+                f"{number_of(several, 'stage')} for {number_of(len(layers), 'layer')}: expected at least one layer "
+                "per stage",
             )
         if several > 1 and several * num_devices > len(layers):
             raise InputError(
                 "planner.too_many_stages",
                 f"{number_of(several, 'stage')} on each of {number_of(num_devices, 'device')}, but the network has "
-                f"{number_of(len(layers), 'layer')}, one at least for each stage: expected "
-                f"{number_of(max(1, len(layers) // num_devices), 'stage')} per device at most",
+                f"only {number_of(len(layers), 'layer')}; use at most "
+                f"{number_of(max(1, len(layers) // num_devices), 'stage')} stages per device",
             )
         used = min(num_devices, len(layers))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
@@ -146,7 +146,8 @@ def _balanced(seconds: list[list[float]]) -> Bounds:
     if num_layers < num_stages:
         raise InputError(
             "planner.too_many_stages",
-            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each",
+            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer per "
+            "stage",
         )
     best, came_from = [0.0] + [float("inf")] * num_layers, []
     for row in seconds:

@@ -36,8 +36,8 @@ def by_hand(problem: Problem, ends: Sequence[int], groups: Sequence[Counts]) -> 
     if len(groups) != len(ends) + 1:
         raise InputError(
             "by_hand.group_count",
-            f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')}, but devices are given for "
-            f"{len(groups)}",
+            f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')}, but devices are assigned to "
+            f"{len(groups)}; give devices for each stage",
         )
     classes = device_classes(problem.cluster)
     device_groups = DeviceGroups.of(problem, classes, np.array(groups, dtype=np.intp))
@@ -62,14 +62,14 @@ def with_cuts(problem: Problem, ends: Sequence[int]) -> Plan:
     if len(ends) + 1 > sum(have):
         raise InputError(
             "by_hand.too_many_cuts",
-            f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')} for "
-            f"{number_of(sum(have), 'device')}: remove cuts",
+            f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')} but only "
+            f"{number_of(sum(have), 'device')}; remove split points",
         )
     if np.prod([n + 1 for n in have]) > MOST_STATES:
         raise InputError(
             "by_hand.too_many_kinds",
-            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to search: also pin the device types "
-            "by hand",
+            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to search; assign the device types "
+            "by hand too",
         )
     options = [counts for counts in product(*(range(n + 1) for n in have)) if any(counts)]
     model = _model(problem, options)
@@ -98,7 +98,8 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
     if num_stages > num_layers:
         raise InputError(
             "planner.too_many_stages",
-            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each",
+            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer per "
+            "stage",
         )
     model = _model(problem, groups, in_this_order=True)
     places = np.arange(num_layers + 1)
@@ -146,8 +147,8 @@ def _check_cuts(problem: Problem, ends: Sequence[int]) -> None:
     if any(b <= a for a, b in zip(bounds, bounds[1:], strict=False)):
         raise InputError(
             "by_hand.cuts_misplaced",
-            f"cuts after {list(ends)} of {len(problem.layers)} layers: expected increasing numbers, "
-            "with a layer in every stage; move them apart",
+            f"split points after {list(ends)} of {len(problem.layers)} layers: expected increasing numbers with at "
+            "least one layer per stage; move the split points apart",
         )
 
 
@@ -157,14 +158,15 @@ def _check_groups(problem: Problem, groups: Sequence[Counts]) -> None:
         if len(counts) != len(classes) or min(counts) < 0:
             raise InputError(
                 "by_hand.count_malformed",
-                f"stage {k} has device counts {counts}, expected {len(classes)} of them, 0 or more each",
+                f"stage {k} has device counts {counts}, expected {len(classes)} whole numbers, each 0 or more",
             )
         if not any(counts):
-            raise InputError("by_hand.stage_empty", f"stage {k} has no device: give it one, or remove the stage")
+            raise InputError("by_hand.stage_empty", f"stage {k} has no device; assign one to it, or remove the stage")
     for column, kind in enumerate(classes):
         used = sum(counts[column] for counts in groups)
         if used > len(kind.ranks):
             raise InputError(
                 "by_hand.too_many_devices",
-                f"the stages use {used} {kind.type.name}, the cluster has {len(kind.ranks)}: take some away",
+                f"the stages use {used} {kind.type.name}, but the cluster has {len(kind.ranks)}; remove some from "
+                "the stages",
             )

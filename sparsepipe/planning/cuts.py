@@ -170,7 +170,7 @@ class Cuts:
         return []
 
     def _crossing(self, table: LayerTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which layers' outputs cross each cut, [S, layers], and which coordinates, [S, layers + 1: the input's].
+        """Return the layers whose outputs [S, layers] and coordinates [S, layers + 1: the input's] cross each cut.
 
         They are those of the graph, whatever its tensors' sizes: found once.
         """

@@ -19,7 +19,7 @@ def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) 
     total, used = len(cluster.devices), len(plan.ranks)
     if used < total and not any("stay unused" in text for text in warnings):
         warnings.append(f"{total - used} of {total} devices stay unused")
-    counted = f"cost model {cost_model!r} counts memory otherwise; without it {_LOOKS}" if cost_model else _LOOKS
+    counted = f"cost model {cost_model!r} computes memory differently; without it {_LOOKS}" if cost_model else _LOOKS
     if text := beyond_memory(plan, cluster, way_out=counted):
         warnings.append(text)
     return replace(plan, warnings=tuple(warnings))

@@ -37,7 +37,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
 
 
 def _key(plan: Plan, problem: Problem) -> Hashable:
-    """What an estimate depends on, besides the profile that keeps it."""
+    """Return the values that an estimate depends on, besides the profile that stores it."""
     of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.accumulation
     of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
     return of_plan, of_problem, problem.forward_only, problem.easier

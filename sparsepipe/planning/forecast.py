@@ -140,8 +140,8 @@ def beyond_memory(peak_bytes: Mapping[int, float], cluster: Cluster) -> str:
         return ""
     worst = max(over, key=lambda rank: peak_bytes[rank] / limits[rank])
     return (
-        f"the plan does not fit into memory: rank {worst} holds {SIZE.shown(peak_bytes[worst])} at its "
-        f"fullest, its device has {SIZE.shown(limits[worst])} ({len(over)} of {len(limits)} ranks have too little)"
+        f"the plan does not fit into memory: rank {worst} needs {SIZE.shown(peak_bytes[worst])} at its peak, but its "
+        f"device has {SIZE.shown(limits[worst])} ({len(over)} of {len(limits)} ranks have too little)"
     )
 
 

@@ -17,7 +17,7 @@ from ..values.profile import Profile
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a run continues: the plan, the hosts, and in a few words how the plan came about."""
+    """Continuation of a run: the plan, the hosts, and a short text on the plan's origin."""
 
     plan: Plan
     cluster: Cluster
@@ -32,7 +32,7 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
     """
     nodes = tuple(node for node in cluster.nodes if node.name not in lost)
     if not nodes:
-        raise InputError("hosts.none_left", "all hosts failed")
+        raise InputError("hosts.none_left", "all hosts failed; start the job again once some are reachable")
     lost_ranks = {device.rank for device in cluster.devices if device.node.name in lost}
     remaining_ranks = [device.rank for device in cluster.devices if device.rank not in lost_ranks]
     types = [device.type.name for device in cluster.devices]
@@ -54,11 +54,13 @@ def plan_for_devices_left(
     if profile.exists():
         try:
             plan_by_profile = _by_profile(plan, left, Profile.load(profile))
-            return Continuation(plan_by_profile, left, "planned anew by the run's profile")
+            return Continuation(plan_by_profile, left, "planned again with the run's profile")
         except InputError as error:
             reason = f" (by the run's profile: {error})"
     joined = _joined(plan, kept)
-    return Continuation(_placed(joined, left), left, f"neighbouring stages joined, {len(joined.stages)} in all{reason}")
+    return Continuation(
+        _placed(joined, left), left, f"neighbouring stages merged, {len(joined.stages)} in total{reason}"
+    )
 
 
 def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
@@ -70,7 +72,8 @@ def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
     )
     if sorted(plan_by_profile.ranks) != list(range(len(plan_by_profile.ranks))):
         raise InputError(
-            "plan.leaves_out_device", f"it does not use every device; it uses ranks {sorted(plan_by_profile.ranks)}"
+            "plan.leaves_out_device",
+            f"the plan does not use every device; it uses only ranks {sorted(plan_by_profile.ranks)}",
         )
     return replace(plan_by_profile, weights=plan.weights, accumulation=plan.accumulation)
 
@@ -82,14 +85,14 @@ def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
     if plan.stages_per_rank > 1:
         raise InputError(
             "plan.interleaved",
-            "interleaved stages cannot be merged; make a plan for the remaining hosts, and resume with it",
+            "interleaved stages cannot be merged; plan for the remaining hosts, then resume with that plan",
         )
     stages = [_with(stage, kept) for stage in plan.stages]
     while not all(stage.ranks for stage in stages):
         stages = _one_fewer(stages)
     number = {rank: rank_index for rank_index, rank in enumerate(rank for rank in kept if rank in plan.ranks)}
     counted = tuple(replace(stage, ranks=tuple(number[rank] for rank in stage.ranks)) for stage in stages)
-    reason = "made from the plan before it, for the hosts that were left; no profile was there to say what layers cost"
+    reason = "adapted from the previous plan for the remaining hosts, without a profile"
     return replace(plan, stages=counted, planner="hosts left", estimate=None, warnings=(reason,), provenance=None)
 
 

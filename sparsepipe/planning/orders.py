@@ -94,7 +94,7 @@ def partition_with_sizes(
         guides/scenes_of_varying_size, `partition`
     """
     if settings.get("objective", PERIOD) != PERIOD:
-        text = f"the time lost to sizes is that of training: leave objective out, or set it to {PERIOD!r}"
+        text = f"varying sizes are planned only for training; omit objective, or set it to {PERIOD!r}"
         raise InputError("planner.sizes_of_training", text)
     plans = [partition(profile, cluster, **settings)]
     limits_stages = settings.get("planner", PlanSettings.planner) in planners_with("most_stages")
@@ -251,8 +251,8 @@ def sizes_of_profile(profile: Profile, count: int, *, seed: int = 0) -> list[flo
     if not spread:
         raise InputError(
             "simulation.sizes_unknown",
-            "the profile does not say how sizes of samples vary: give {data} or {sample_sizes}, such as "
-            "lognormal:cv=0.5, or profile the model again",
+            "the profile does not contain the variation of sample sizes; give {data} or {sample_sizes} (such as "
+            "lognormal:cv=0.5), or profile the model again",
             setting=dict.fromkeys(("data", "sample_sizes")),
         )
     random = np.random.default_rng((seed, 57))

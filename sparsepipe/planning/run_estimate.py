@@ -77,8 +77,8 @@ def largest_size(
             least = f"{times[:, 0].max():.3g} s" if seconds is not None else f"{sizes_left[:, 0].max():.3g} bytes"
             raise InputError(
                 "order.budget_below_any",
-                f"according to the profile, the smallest minibatch takes {least} on a stage, more than the budget; "
-                "raise it",
+                f"the smallest minibatch needs {least} on a stage according to the profile, more than the budget; "
+                "raise the budget",
             )
         low, high = sizes[last], sizes[min(last + 1, len(sizes) - 1)]
     return float(low)
@@ -105,7 +105,10 @@ def _sized(profile: Profile, batch_size: int, voxel_size: float) -> Profile:
     """Raises InputError if the profile does not tell what a minibatch of another size takes."""
     scale = Scale.of(profile)
     if scale is None and profile.batch_size not in (None, batch_size):
-        raise InputError("profile.other_batch_size", f"profiled at batch size {profile.batch_size} alone")
+        raise InputError(
+            "profile.other_batch_size",
+            f"the profile covers only batch size {profile.batch_size}; use that size, or profile again",
+        )
     if scale is None or (batch_size, voxel_size) == (scale.batch_size, scale.voxel_size):
         return profile
     return scale.scaled(profile, batch_size, voxel_size)

@@ -70,7 +70,7 @@ class Scale:
         return replace(profile, costs=costs, sizes=sizes)
 
     def _grown(self, counts: Array, samples: float, stride: int, voxel_size: float) -> float:
-        """How many times as many voxels a sample has at the `stride`-th stride, by the counts of the strides."""
+        """Return the factor on a sample's voxels at the `stride`-th stride, by the counts of the strides."""
         known = np.log(counts.mean(axis=1))
         here = known[0] - log(self._of_sample(self.voxel_size))
         curve = {size: here + log(self._of_sample(size)) for size in self.measured}

@@ -50,8 +50,8 @@ class Units:
             raise InputError(
                 "planner.too_many_splits",
                 f"{number_of(num_parts, 'pipeline')} on {number_of(len(cluster.devices), 'device')} of "
-                f"{len(units.kinds)} kinds: too many combinations; use fewer pipelines, or plan parts of the cluster "
-                "separately",
+                f"{len(units.kinds)} kinds give too many combinations; use fewer pipelines, or plan parts of the "
+                "cluster separately",
             )
         return units
 
@@ -114,7 +114,7 @@ def _together(units: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 class Worths:
-    """What each part is worth, in minibatches per second, and the best split by it."""
+    """Throughput of each part, in minibatches per second, and the best split by it."""
 
     def __init__(self, units: Units, num_parts: int) -> None:
         self.units, self.num_parts = units, num_parts
@@ -195,8 +195,8 @@ def split(problem: Problem, num_pipelines: int, plan: PlanOf, *, bounded: bool, 
     if num_pipelines > len(cluster.devices):
         raise InputError(
             "planner.too_few_devices",
-            f"{number_of(num_pipelines, 'pipeline')} on {number_of(len(cluster.devices), 'device')}: expected a "
-            "device for each at least",
+            f"{number_of(num_pipelines, 'pipeline')} on {number_of(len(cluster.devices), 'device')}: expected at "
+            "least one device each; use fewer, or more devices",
         )
     units = Units.of(cluster, num_pipelines)
     search = _Search(problem, units, Worths(units, num_pipelines), plan, bounded, most_plans)
@@ -226,7 +226,7 @@ class _Search:
             value, chosen = self.worths.best(hoped)
             if value == -np.inf:
                 raise self.refused or InputError(
-                    "planner.no_plan", "no division of the devices can be planned; use fewer pipelines"
+                    "planner.no_plan", "the devices cannot be divided among so many pipelines; use fewer pipelines"
                 )
             waiting = [part for part in dict.fromkeys(chosen) if part not in self.plans]
             if not waiting:
@@ -253,10 +253,10 @@ class _Search:
     def _left_out(self, cut_short: bool) -> str:
         if not self.units.complete:
             return (
-                "too many devices to try every split: only those were that keep whole nodes, or blocks of like "
-                "devices, together"
+                "too many devices to try every split: only splits into whole nodes or blocks of identical devices "
+                "were tried"
             )
-        return f"{len(self.plans)} parts were planned, and not every split that could be better" if cut_short else ""
+        return f"{len(self.plans)} parts were planned; some possibly better splits were not tried" if cut_short else ""
 
     def _planned(self) -> np.ndarray:
         planned_groups = np.zeros(self.worth.shape, dtype=bool)

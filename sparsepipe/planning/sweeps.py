@@ -108,7 +108,7 @@ def sweep(
         if compression not in RATIOS:
             raise InputError(
                 "compression.not_simulated",
-                f"compression {compression!r} cannot be simulated, expected one of {', '.join(RATIOS)}",
+                f"unknown compression {compression!r} for simulation, expected one of {', '.join(RATIOS)}",
                 compression=compression,
             )
     known = all(profile.batch_size for profile in profiles.values())

@@ -20,7 +20,7 @@ def usable(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(
             "device.no_cuda",
-            f"device {str(device)!r}: torch sees {torch.cuda.device_count()} CUDA devices here; use 'cpu'",
+            f"device {str(device)!r}: torch finds {torch.cuda.device_count()} CUDA devices on this machine; use 'cpu'",
         )
     return device
 

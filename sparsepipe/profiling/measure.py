@@ -103,7 +103,7 @@ def profile(
         for position, batch in enumerate(batches):
             took = time.perf_counter() - began
             if position > middle and took * batch.size / batches[position - 1].size > training.most_seconds:
-                left = f"{batch.size:,} {training.size_unit} and more are left out: measuring took {took:.0f} s so far"
+                left = f"{batch.size:,} {training.size_unit} and more are omitted: measuring took {took:.0f} s so far"
                 say(f"profile {network.name} on {engine.name}: {left}")
                 break
             for _ in range(warmup if position == 0 else min(warmup, 1)):
@@ -150,7 +150,7 @@ def _takes(subnetwork: Any, batch: Any, device: torch.device, say: Progress) -> 
     try:
         time_layers(subnetwork, batch, device=device)
     except InputError as error:
-        say(f"a minibatch of {batch.size:,} is left out: {error}")
+        say(f"a minibatch of {batch.size:,} is omitted: {error}")
         return False
     return True
 
@@ -168,11 +168,12 @@ def _check(batches: Sequence[Any], size_unit: str, *, warmup: int, repeats: int 
     if not counts or len(set(counts)) < len(counts):
         raise InputError(
             "profiler.sizes_malformed",
-            f"minibatches of {counts} {size_unit} to profile on: expected one or more, all different",
+            f"profiling minibatches of {counts} {size_unit} given, expected at least one size, all different",
         )
     if (repeats is not None and repeats < 1) or warmup < 0:
         raise InputError(
-            "profiler.repeats_malformed", f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0"
+            "profiler.repeats_malformed",
+            f"{repeats} repeats after {warmup} warm-up passes given, expected at least 1 repeat and 0 warm-up passes",
         )
 
 

@@ -146,8 +146,8 @@ def profile_model(
     if beside and not isinstance(model, str):
         raise InputError(
             "profiler.not_importable",
-            f"a {config.model} profiled with {number_of(beside, 'other process')}, which cannot import it: write it "
-            "to a file (%%writefile net.py) and give 'net.py:function'",
+            f"{number_of(beside, 'other process')} cannot import a {config.model}; write it to a file (%%writefile "
+            "net.py), and give 'net.py:function'",
         )
     run = resolve(config, None if isinstance(model, str) else model)
     task, order = opened(run, voxel_size_given=voxel_size is not None)
@@ -262,7 +262,7 @@ def opened(run: ResolvedRun, *, voxel_size_given: bool = True) -> tuple[Learning
     """
     config, task = run.config, open_task(run, validates=False)
     if task.training.size_unit == "voxels" and not voxel_size_given:
-        text = f"{config.data}: point clouds are profiled with a voxel size; give {{voxel_size}}, such as 0.05"
+        text = f"{config.data}: profiling point clouds requires a voxel size; give {{voxel_size}}, such as 0.05"
         raise InputError("profiler.no_voxel_size", text, setting="voxel_size")
     count = len(task.training)
     in_order = isinstance(task.training, OwnExamples) and task.training.in_order

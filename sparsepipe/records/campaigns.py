@@ -89,7 +89,7 @@ def _beside(records: Sequence[RunRecord]) -> list[str]:
     concurrent = {record.name: set(record.beside) for record in records}
     for name, others in concurrent.items():
         if outside := sorted(others - names):
-            texts.append(f"{name} ran beside another job: {', '.join(outside)}")
+            texts.append(f"{name} ran at the same time as another job: {', '.join(outside)}")
     inside = {len(others & names) for others in concurrent.values()}
     if len(inside) > 1:
         shared = {name: len(others & names) for name, others in concurrent.items() if others & names}

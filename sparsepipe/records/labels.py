@@ -27,7 +27,7 @@ class Labels:
         try:
             document = read_json(path, what="run's labels")
             if not isinstance(document, dict) or not isinstance(document.get("note", ""), str):
-                raise InputError("labels.not_tags", f"{path}: expected an object of tags and a note")
+                raise InputError("labels.not_tags", f"{path}: expected an object with tags and a note")
             return cls(tuple(texts(document.get("tags", []), f"{path}: tags")), document.get("note", ""))
         except InputError as error:
             raise DamagedRecord(error.code, str(error), **error.fields) from None
@@ -36,7 +36,7 @@ class Labels:
     def read(cls, tags: str, note: str) -> "Labels":
         """Take what was typed: tags with commas or spaces between. Raises InputError for a note that is too long."""
         if len(note) > _MOST:
-            raise InputError("labels.note_too_long", f"a note of {len(note)} characters, expected at most {_MOST}")
+            raise InputError("labels.note_too_long", f"the note has {len(note)} characters, expected at most {_MOST}")
         return cls(tuple(dict.fromkeys(tags.replace(",", " ").split())), " ".join(note.split()))
 
     def write(self, folder: Path) -> None:

@@ -166,12 +166,12 @@ def read_fields(path: Path, check: Callable[[object, str], Fields], *, what: str
     """Read a JSON object of a record. Raises DamagedRecord that names the file if it is not what it should be."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
-            raise InputError("file.not_regular", f"{path}: not a file, expected a {what}; move it away")
+            raise InputError("file.not_regular", f"{path}: is not a file, expected a {what}; move it elsewhere")
         document = read_json(path, what=what)
         if not isinstance(document, dict):
-            raise InputError("json.not_an_object", f"{path}: expected a {what}, found something that is no JSON object")
+            raise InputError("json.not_an_object", f"{path}: expected a {what} as a JSON object")
         if _depth(document) > _DEEPEST:
-            raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}")
+            raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}; create the file again")
         return check(document, str(path))
     except InputError as error:
         raise DamagedRecord(error.code, str(error), **error.fields) from None

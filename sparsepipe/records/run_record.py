@@ -152,14 +152,14 @@ class RunRecord:
 
     @classmethod
     def create(cls, folder: Path | str, plan: Plan, config: Mapping[str, Any], origin: Origin) -> "RunRecord":
-        """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
+        """Create a record. Raises InputError if the folder already contains a run or cannot be created."""
         folder = expanded(folder)
         check_free(folder)
         try:
             for name in ("checkpoints", "logs"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            text = f"{folder}: cannot hold a run ({error.strerror}); choose another {{run_dir}}"
+            text = f"{folder}: cannot contain a run ({error.strerror}); choose another {{run_dir}}"
             raise InputError("run_dir.unusable", text, setting="run_dir") from None
         write_json(folder / "config.json", dict(config))
         write_json(folder / "origin.json", origin.to_json())
@@ -168,13 +168,13 @@ class RunRecord:
 
     @classmethod
     def load(cls, folder: Path | str) -> "RunRecord":
-        """Open a record. Raises InputError if the folder holds none."""
+        """Open a record. Raises InputError if the folder contains none."""
         folder = expanded(folder)
         if folder.is_file():
             raise InputError("run.is_file", f"{folder}: is a file, expected a run's folder")
         if not (folder / "plan.json").exists():
             raise InputError(
-                "run.not_found", f"{folder}: not a run (no plan.json); `sparsepipe runs list` lists the runs"
+                "run.not_found", f"{folder}: is not a run (it has no plan.json); `sparsepipe runs list` lists the runs"
             )
         return cls(folder)
 
@@ -184,7 +184,7 @@ class RunRecord:
 
     @property
     def plan(self) -> Plan:
-        """The newest plan; of several pipelines all of them, with their rule. A run at work may change it."""
+        """Newest plan; for several pipelines all, with their synchronization scheme. It may change during the run."""
         try:
             status = (self.folder / "plan.json").stat()
             stamp = status.st_mtime_ns, status.st_ino
@@ -197,26 +197,27 @@ class RunRecord:
 
     @property
     def plans(self) -> tuple[FollowedPlan, ...]:
-        """Every plan that the run followed as (first minibatch, plan), the newest last.
+        """Every plan of the run as (first minibatch, plan), the newest last.
 
-        The minibatch is None if it was not written down, as by earlier versions.
+        The minibatch is None in records of earlier versions.
         """
         return followed_plans(self.folder)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
-        """Return the plan under which the last minibatch of an epoch was trained; the newest where none was."""
+        """Return the plan of an epoch's last minibatch, or the newest plan if none was trained."""
         minibatches = [row["minibatch"] for row in self.metrics("step") if row["epoch"] == epoch]
         return plan_at(self.plans, max(minibatches)) if minibatches else self.plan
 
     def sizes_of_epoch(self, epoch: int) -> tuple[float, ...]:
-        """Return the size of each minibatch of an epoch, in the unit that the run counts, such as voxels.
+        """Return the size of each minibatch of an epoch, in the run's unit, such as voxels.
 
         Raises InputError if its metrics lack it.
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
         if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
             raise InputError(
-                "run.no_sizes", f"{self.folder / 'metrics.jsonl'}: a step without its {', '.join(SIZE_UNITS)}"
+                "run.no_sizes",
+                f"{self.folder / 'metrics.jsonl'}: a step lacks its {', '.join(SIZE_UNITS)}; choose another run",
             )
         return tuple(float(next(row[unit] for unit in SIZE_UNITS if unit in row)) for row in rows)
 
@@ -226,7 +227,7 @@ class RunRecord:
 
     @property
     def model(self) -> str:
-        """The network's name for texts: of a function of the user's own its file's name and its own, "net.py:build"."""
+        """Name of the network. For a user's function: file name and function name, such as "net.py:build"."""
         return short_name(self.config.get("model", ""))
 
     @cached_property
@@ -235,28 +236,28 @@ class RunRecord:
 
     @property
     def workload(self) -> WorkloadFacts:
-        """The work of its workers: training, or emulation of a profile."""
+        """Workload of the workers: training, or emulation of a profile."""
         return workload_facts(self.config.get("engine", ""))
 
     @property
     def campaign(self) -> str | None:
-        """The id of the campaign that the run belongs to (campaigns.py); None for a run on its own."""
+        """Id of the experiment that the run belongs to (campaigns.py). None for a single run."""
         campaign_id = self.origin.get("campaign")
         return campaign_id if isinstance(campaign_id, str) else None
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Names of the runs in the same folder that ran at the same time."""
+        """Names of concurrent runs in the same folder."""
         path = self.folder / "beside.json"
         return read_beside(path) if path.exists() else ()
 
     def note_beside(self, *names: str) -> None:
-        """Add to the names of the runs that ran at the same time."""
+        """Add names of concurrent runs."""
         write_json(self.folder / "beside.json", sorted({*self.beside, *names}))
 
     @property
     def ran(self) -> tuple[datetime, datetime] | None:
-        """(when it was launched, when its last row of metrics was written); None if its origin does not say."""
+        """Times of the launch and of the last row of metrics. None if the origin does not contain them."""
         try:
             began = datetime.fromisoformat(self.origin["created"])
         except (KeyError, TypeError, ValueError):
@@ -267,7 +268,7 @@ class RunRecord:
 
     @property
     def other_load(self) -> Any:
-        """The load by other processes while it ran, from its summary; None if it was not watched."""
+        """Load by other processes during the run, from its summary. None if it was not measured."""
         summaries = self.metrics("summary")
         return summaries[-1].get("load") if summaries else None
 
@@ -275,7 +276,7 @@ class RunRecord:
     def status(self) -> dict[str, Any]:
         """`{"state": "running", …}`, then finished, stopped, failed, refused or cancelled.
 
-        "started" is before a worker speaks.
+        "started" is the state before the first message of a worker.
         """
         path = self.folder / "status.json"
         try:
@@ -289,9 +290,9 @@ class RunRecord:
         write_json(self.folder / "status.json", {"state": state, **facts}, make_folder=False)
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named.
+        """Return the rows of metrics.jsonl, or those of one `event` ("step", "epoch", "validation", …).
 
-        The pace of a run that does not know the samples of a minibatch is `minibatches_per_second` in its rows. Raises
+        If the samples per minibatch are unknown, rows contain `minibatches_per_second` as throughput. Raises
         DamagedRecord that names file and row where one of them is damaged.
         """
         path = self.folder / "metrics.jsonl"
@@ -299,7 +300,7 @@ class RunRecord:
 
     @cached_property
     def knows_samples(self) -> bool:
-        """Return whether it is known how many samples a minibatch has: not of a replay whose profile lacks it."""
+        """Return whether the samples per minibatch are known. An emulation may have a profile without them."""
         try:
             return knows_samples(self.folder, self.config)
         except DamagedRecord:  # told of where the settings are asked for
@@ -307,11 +308,11 @@ class RunRecord:
 
     @property
     def counted(self) -> str:
-        """Unit of its throughput: "samples", or "minibatches" if no one knows how many samples one has."""
+        """Unit of the throughput: "samples", or "minibatches" if the samples per minibatch are unknown."""
         return "samples" if self.knows_samples else "minibatches"
 
     def rated(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row of metrics as its worker wrote it, its pace under the unit that the run can vouch for."""
+        """Return a worker's row of metrics, with the throughput in the known unit."""
         return row if self.knows_samples else in_minibatches(row)
 
     def frame(self, event: str = "step") -> "pd.DataFrame":
@@ -329,7 +330,7 @@ class RunRecord:
         return stage_frame(self.metrics()) if event == "stage" else flat_frame(self.metrics(event))
 
     def merges(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Rows of merges.jsonl of several pipelines, those of one `event` ("contribution", "merge", "applied").
+        """Return the rows of merges.jsonl, or those of one `event` ("contribution", "merge", "applied").
 
         Raises DamagedRecord that names file and row if one of them is damaged.
         """
@@ -337,9 +338,9 @@ class RunRecord:
         return [*read_merges(path, event)] if path.exists() else []
 
     def drift(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link that was found while it ran.
+        """Return the rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link during the run.
 
-        None if no one followed it with its profile; `monitoring.drift_of` computes it from the trace. Raises
+        None if the run was not compared with its profile; `monitoring.drift_of` computes drift from the trace. Raises
         DamagedRecord that names file and row where one of them is damaged.
         """
         path = self.folder / "drift.jsonl"
@@ -347,17 +348,17 @@ class RunRecord:
 
     @property
     def background_load(self) -> BackgroundLoad:
-        """The worst load by other processes on its hosts; unknown before it ended, and for runs of earlier versions."""
+        """Largest load by other processes on the hosts. Unknown during the run, and for runs of earlier versions."""
         return BackgroundLoad.from_json(self.other_load)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say why the run's speed is doubtful: its plan's warnings, other load."""
+        """Reasons why the measured throughput is unreliable, as sentences: warnings of the plan, other load."""
         return (*self.plan.warnings, *load_warnings(self.background_load))
 
     @property
     def straggler_note(self) -> str:
-        """Injected delays and kills, in a few words; empty if nothing did."""
+        """Short text on injected delays and kills. Empty if there were none."""
         given = self.config.get("stragglers")
         try:
             return Stragglers.parse(given).note() if given else ""
@@ -368,7 +369,7 @@ class RunRecord:
         return f"run {self.name} in {self.folder}"
 
     def trace(self) -> Trace:
-        """The measured trace, or that of a replay, all ranks on one clock, in time order.
+        """Return the measured (or emulated) trace: all ranks on one clock, in time order.
 
         A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` shows what
         is missing, its `held_up` what held ranks up on purpose. Raises DamagedRecord that names file and row if one
@@ -390,7 +391,7 @@ class RunRecord:
 
     @property
     def pipelines(self) -> tuple["RunRecord", ...]:
-        """The record of each pipeline, by its number; of a run of one, this one itself."""
+        """Record of each pipeline by its number. For a run of one pipeline, the record itself."""
         several = tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.members)))
         return several or (self,)
 
@@ -398,17 +399,17 @@ class RunRecord:
 def check_free(folder: Path) -> None:
     """Raise InputError if a new run cannot be recorded in `folder`: it holds a run already, or is a file."""
     if (folder / "plan.json").exists():
-        text = f"{folder}: holds a run already; choose another {{run_dir}}, or resume it"
+        text = f"{folder}: already contains a run; choose another {{run_dir}}, or resume it"
         raise InputError("run_dir.taken", text, setting="run_dir")
     if folder.exists() and not folder.is_dir():
-        text = f"{folder}: cannot hold a run (Not a directory); choose another {{run_dir}}"
+        text = f"{folder}: cannot contain a run (not a directory); choose another {{run_dir}}"
         raise InputError("run_dir.unusable", text, setting="run_dir")
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
     """Return sentences that say why a speed measured under this load is doubtful; none on a quiet machine."""
     doubts = load.doubts()
-    return (f"while it ran, {' and '.join(doubts)}; its throughput is that of such a machine",) if doubts else ()
+    return (f"during the run {' and '.join(doubts)}; its throughput is unreliable",) if doubts else ()
 
 
 def _command() -> tuple[str, ...]:

@@ -280,12 +280,13 @@ def _mark(row: dict[str, Any]) -> tuple[int, int, int]:
     left_out_ranges = row["left_out"]
     if not isinstance(left_out_ranges, list) or len(left_out_ranges) != 2:
         raise InputError(
-            "trace.left_out_malformed", f"left_out = {left_out_ranges!r:.60}: expected the first and the last minibatch"
+            "trace.left_out_malformed",
+            f"left_out is {left_out_ranges!r:.60}, expected pairs of a first and a last minibatch",
         )
     first, last = (integer(number, "left_out", most=2**53) for number in left_out_ranges)
     if first > last:
         raise InputError(
             "trace.left_out_malformed",
-            f"left_out = {left_out_ranges!r:.60}: expected the first minibatch before the last",
+            f"left_out is {left_out_ranges!r:.60}, expected the first minibatch before the last",
         )
     return first, last, integer(row.get("spans", 0), "spans", most=2**53)

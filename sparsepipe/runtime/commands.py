@@ -50,7 +50,7 @@ _FIELDS = fields(
 
 
 class Request(NamedTuple):
-    """What a run is asked for."""
+    """A request to a run."""
 
     command: str
     plan: str | None = None  # names the plan to go on under
@@ -92,7 +92,7 @@ def request(run_dir: Path) -> Request | None:
         found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
         told = Request._make([found["command"], *(found.get(name) for name in Request._fields[1:])])
         if told.command == REPLAN and told.plan is None:
-            raise InputError("command.no_plan", f"{path}: contains no plan")
+            raise InputError("command.no_plan", f"{path}: contains no plan; send the request again")
         return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])
     except FileNotFoundError:
         return None
@@ -163,7 +163,7 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
             raise InputError("command.too_large", f"{path}: expected a file of at most {most_bytes} bytes")
         if status.st_uid not in (os.geteuid(), 0):
             raise InputError(
-                "command.of_other_user", f"{path}: belongs to user {status.st_uid}, expected the user of the run"
+                "command.of_other_user", f"{path}: belongs to user {status.st_uid}, expected the user who runs the job"
             )
         return os.read(descriptor, most_bytes)
     finally:
@@ -189,7 +189,7 @@ def parsed(content: bytes, what: str) -> dict[str, Any]:
 
 
 def _told(run_dir: Path, name: str) -> dict[str, Any] | None:
-    """What one of the files here says; None if there is none that can be read."""
+    """Return the content of one of the files; None if none can be read."""
     try:
         return parsed(read_own(run_dir / FOLDER / name, most_bytes=_MOST_BYTES), name)
     except (OSError, ValueError):

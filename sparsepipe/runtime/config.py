@@ -225,8 +225,8 @@ class DataConfig(Settings):
         if self.sampler is not None and (self.is_composed or self.balance or not self.shuffle):
             raise InputError(
                 "setting.sampler_and_order",
-                "{sampler} says which samples an epoch visits, and in what order: leave it out, or the balance, order "
-                "or budget of minibatches and the fixed order",
+                "{sampler} determines the samples of an epoch and their order; omit it, or omit balance, budgets and "
+                "order",
                 setting="sampler",
             )
         if len(budgets := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
@@ -235,14 +235,14 @@ class DataConfig(Settings):
         if self.is_composed and (self.balance or not self.shuffle):
             raise InputError(
                 "setting.order_and_balance",
-                f"minibatches by {{{(budgets or ['order'])[0]}}} are drawn at random and balanced by size already: "
-                "leave it out, or balance and the fixed order",
+                f"{{{(budgets or ['order'])[0]}}} already draws at random and balances minibatches by size; omit it, "
+                "or omit balance and the fixed order",
                 setting=(budgets or ["order"])[0],
             )
         if self.balance and not self.shuffle:
             raise InputError(
                 "setting.balance_and_shuffle",
-                f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle",
+                f"balancing by {self.balance} already shuffles minibatches; omit balance, or omit shuffle",
             )
 
     @property
@@ -472,7 +472,7 @@ class NumericsConfig(Settings):
         "auto",
         Text("'auto'", offered=tuple(ENGINES)),
         "sparse-convolution backend",
-        words="native where it has machine code",
+        words="native if it has machine code",
     )
     seed: int = setting(0, WholeNumber(0, 2**64), "random seed of initial weights, sampling and order")
     precision: str = setting(
@@ -670,7 +670,7 @@ class RunConfig(
 
     @property
     def sampling(self) -> dict[str, object]:
-        """The settings that decide which samples a minibatch has: within an epoch they stay."""
+        """Return the settings that determine the samples of a minibatch. They cannot change within an epoch."""
         names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance", "order", "sampler")
         composition = self.composition if self.is_composed else None  # of a run before that was
         return {name: getattr(self, name) for name in names} | {"composition": composition}
@@ -685,7 +685,7 @@ class RunConfig(
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunConfig":
-        """Read what `to_json` wrote. Raises InputError for a setting that is unknown or missing."""
+        """Read the output of `to_json`. Raises InputError for an unknown or missing setting."""
         # Written before the setting was there: the last minibatch was trained as it was.
         document = {"last_minibatch": KEEP, **cls.known(document)}
         try:
@@ -737,7 +737,7 @@ def without_profile(config: RunConfig) -> InputError:
     name = "batch_seconds" if config.batch_seconds is not None else "batch_bytes"
     return InputError(
         "order.budget_without_profile",
-        f"{{{name}}} is a budget by a profile of the network: give a {{profile}}, or {{batch_voxels}}",
+        f"{{{name}}} requires a profile of the network; give a {{profile}}, or use {{batch_voxels}}",
         setting=dict.fromkeys((name, "profile", "batch_voxels")),
     )
 

@@ -73,7 +73,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class PacketMismatch(CodedError, RuntimeError):
-    """What arrived is not what the schedule says comes next. The message has both sides' numbers."""
+    """A packet is not the next one of the schedule. The message has both sides' numbers."""
 
 
 class LossNotFinite(RuntimeError):

@@ -30,7 +30,7 @@ class ForwardOnly:
             return None
         document = read_json(path, what="run of forwards alone")
         if not isinstance(document, dict) or "checkpoint" not in document:
-            raise InputError("run.checkpoint_unnamed", f"{path}: names no checkpoint; start a new run")
+            raise InputError("run.checkpoint_unnamed", f"{path}: does not name a checkpoint; start a new run")
         checkpoint = text(document["checkpoint"], "checkpoint")
         return cls(Path(checkpoint), text(document.get("named", checkpoint), "named"))
 

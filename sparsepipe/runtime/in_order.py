@@ -42,7 +42,7 @@ class InOrder:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """What was begun, as torch.distributed's Work is waited for."""
+    """An operation under way, awaited like torch.distributed's Work."""
 
     end: Future[None]
 

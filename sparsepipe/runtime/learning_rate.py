@@ -102,10 +102,10 @@ def check_arguments(schedule: str, args: Arguments) -> None:
             text = f"{{schedule_args}} of {schedule}: {name} is {shown(value)}, expected {what} of 0 or more"
             raise InputError("setting.schedule_argument", text, setting="schedule_args")
     if schedule == "milestones" and not args.get("epochs"):
-        text = '{schedule_args} of milestones: expected the epochs, such as "epochs": [30, 60]'
+        text = '{schedule_args} of milestones lack the epochs; add them, such as "epochs": [30, 60]'
         raise InputError("setting.schedule_argument", text, setting="schedule_args")
     if args.get("growth", 1) < 1 or args.get("rise", 0) > 1:
-        text = "{schedule_args}: expected a growth of 1 or more, and a rise of 1 or less"
+        text = "{schedule_args}: expected a growth of at least 1 and a rise of at most 1"
         raise InputError("setting.schedule_argument", text, setting="schedule_args")
 
 
@@ -116,7 +116,7 @@ def _factor_of_function(schedule: str, minibatch: int, given: Arguments) -> floa
     except CODE_FAILURES as error:  # whatever the function raises
         what = f"{type(error).__name__}: {complaint(error, None)}"
         raise InputError(
-            "schedule.raises", f"{{learning_rate_schedule}} {schedule} raises {what} for minibatch {minibatch}"
+            "schedule.raises", f"{{learning_rate_schedule}} {schedule} raises {what} at minibatch {minibatch}"
         ) from error
     if not 0 <= factor < math.inf:
         raise InputError(

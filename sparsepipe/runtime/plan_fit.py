@@ -20,14 +20,15 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     if config.learning_rate_schedule == "plateau" and not config.validate:
         raise InputError(
             "setting.plateau_without_validation",
-            "{learning_rate_schedule} plateau follows the validation loss of each epoch: leave out {validate}",
+            "{learning_rate_schedule} plateau follows the validation loss of each epoch and needs validation; omit "
+            "{validate}",
             setting=dict.fromkeys(("learning_rate_schedule", "validate")),
         )
     if config.precision == "float16" and not plan.flushes:
         raise InputError(
             "setting.float16_without_flush",
-            f"{{precision}} requires a synchronous schedule: with weights {plan.weights!r} no step of all stages "
-            "can be skipped after an overflow of gradients; use bfloat16",
+            f"{{precision}} requires a synchronous schedule, because with weights {plan.weights!r} the stages cannot "
+            "skip a step together after a gradient overflow; use bfloat16",
             setting={"precision": config.precision},
             weights=plan.weights,
         )
@@ -36,7 +37,7 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
             if getattr(config, name) is not None:
                 raise InputError(
                     "setting.score_without_validation",
-                    f"{{{name}}} goes by a score of the validation: leave out {{validate}} false, or {{{name}}}",
+                    f"{{{name}}} uses a validation score and needs validation; enable {{validate}}, or omit {{{name}}}",
                     setting=dict.fromkeys((name, "validate")),
                 )
     count = num_processes or len(plan.ranks)
@@ -74,7 +75,7 @@ def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:
     if sorted(plan.ranks) != list(range(num_processes)):
         raise InputError(
             "replan.leaves_out_ranks",
-            f"the plan uses ranks {sorted(plan.ranks)}, a pipeline replica must keep all its ranks: 0 to "
+            f"the plan uses ranks {sorted(plan.ranks)}, but a pipeline replica must keep all its ranks, 0 to "
             f"{num_processes - 1}",
         )
     check_rule(Plan.alike(plan, 2, rule))
@@ -87,15 +88,16 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
         if len(set(stage.shares)) > 1:
             raise InputError(
                 "batch_norm.unequal_shares",
-                f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}",
+                f"synchronized batch norm needs equal shares, but stage {k} has shares {stage.shares}; plan equal "
+                "shares, or disable synchronized batch norm",
                 shares=stage.shares,
             )
         if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(
                 "batch_norm.part_of_round",
-                f"synchronised batch norm needs steps of whole rounds: {number_of(round_length(plan, k), 'minibatch')} "
-                f"of a step over {number_of(count, 'replica')} of stage {k}; choose a multiple for "
-                "{num_microbatches}",
+                f"synchronized batch norm: {number_of(round_length(plan, k), 'minibatch')} of a step cannot be "
+                f"divided equally among {number_of(count, 'replica')} of stage {k}; choose a multiple for "
+                f"{{num_microbatches}}",
                 setting="num_microbatches",
             )
     try:
@@ -112,7 +114,9 @@ def bytes_by_place(plan: Plan) -> tuple[float, ...] | None:
 def needed_bytes(plan: Plan, by_place: Sequence[float], ranks: Collection[int]) -> float:
     """Return the bytes that `ranks` need together. Raises InputError if there is not a number for each place."""
     if len(by_place) != len(plan.positions):
-        raise InputError("memory.place_count", f"bytes of {len(by_place)} places, the plan has {len(plan.positions)}")
+        raise InputError(
+            "memory.place_count", f"memory is given for {len(by_place)} ranks, but the plan has {len(plan.positions)}"
+        )
     places = zip(by_place, plan.positions, strict=True)
     return sum(each * len(set(ranks) & set(plan.stages[own[0]].ranks)) for each, own in places)
 
@@ -128,8 +132,8 @@ def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None
     if needed > room:
         raise InputError(
             "memory.too_little",
-            f"the plan needs {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available to this job; plan with less "
-            "memory per device",
+            f"the plan needs {needed / 1e9:.1f} GB, but this job has {room / 1e9:.1f} GB; plan with less memory per "
+            "device",
         )
 
 

@@ -54,7 +54,7 @@ def leave(
     except FileExistsError:
         raise InputError(
             "replan.asked_already",
-            f"{run_dir}: a change is already pending; wait for its end, then repeat the request",
+            f"{run_dir}: a plan change is already pending; wait until it ends, then repeat the request",
         ) from None
     except OSError as error:
         raise InputError(

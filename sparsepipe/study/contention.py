@@ -60,7 +60,7 @@ class Contention:
         if any(len(visit) != 2 for visit in self.visits) or moments != sorted(moments):
             raise InputError(
                 "visits.malformed",
-                f"visits {shown(self.visits)}: expected pairs (from, to) of fractions of a run, in order",
+                f"visits {shown(self.visits)} given, expected ordered pairs (from, to) of fractions of a run",
             )
 
     @classmethod

@@ -113,7 +113,7 @@ def usable(names: Iterable[str]) -> list[Task]:
     usable_tasks = []
     for name in names:
         if name not in TASKS:
-            raise InputError("task.unknown", f"no task {name!r}, expected one of {', '.join(TASKS)}", name=name)
+            raise InputError("task.unknown", f"unknown task {name!r}, expected one of {', '.join(TASKS)}", name=name)
         task = TASKS[name]
         try:
             _at_hand(task.data)

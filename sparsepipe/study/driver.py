@@ -219,8 +219,8 @@ def reproduce(
     progress = Progress(chosen, job.expected_seconds(chosen))
     if is_building:
         progress.say(
-            f"MinkowskiEngine is still being built, at low priority: {', '.join(users)} use it and come last, after its"
-            " build; times that are measured meanwhile may be longer"
+            f"MinkowskiEngine is still being built, at low priority: {', '.join(users)} need it and run last, after "
+            "the build; measured times may be longer until then"
         )
     elif users and not has_minkowski():
         progress.say(_without_minkowski(users))
@@ -239,7 +239,7 @@ def reproduce(
 
 
 def _build_has_ended(*, wait: bool) -> bool:
-    """Whether no build of MinkowskiEngine is at work for this environment; `wait`: return once that is so."""
+    """Return whether no build of MinkowskiEngine is running for this environment; `wait`: return once that is so."""
     try:
         descriptor = os.open(_BUILD_LOCK, os.O_RDONLY)
     except FileNotFoundError:
@@ -252,7 +252,9 @@ def _build_has_ended(*, wait: bool) -> bool:
 
 
 def _without_minkowski(users: Sequence[str]) -> str:
-    return f"MinkowskiEngine is not installed: {', '.join(users)} use the native engine alone and skip what needs it"
+    return (
+        f"MinkowskiEngine is not installed: {', '.join(users)} use only the native engine and skip cells that need it"
+    )
 
 
 @dataclass
@@ -305,9 +307,9 @@ class _Batch:
         if self.again.intersection(needs) or (self.again and name == catalogue.LAST):
             return True
         if self.resume and self.job.has_ended_well(name):
-            self.progress.end(name, "ran to its end before")
+            self.progress.end(name, "already finished")
         elif self.only_changed and self.job.is_done(name):
-            self.progress.end(name, "unchanged since it last ran")
+            self.progress.end(name, "unchanged since the last run")
         else:
             return True
         self.done.append(name)
@@ -349,7 +351,7 @@ class _Batch:
         """Raise RunFailed if a notebook failed, or pictures are missing that were asked for."""
         told = [f"{name}.ipynb: {error}" for name, error in self.failures.items()]
         if told:
-            told = [f"{'; '.join(told)} (executed copies: {self.job.copies}; --resume goes on from here)"]
+            told = [f"{'; '.join(told)} (executed copies: {self.job.copies}; continue by --resume)"]
         missing = [
             text for name in self.done if self.job.pictures for text in not_drawn(self.job.report(name)).values()
         ]

@@ -15,7 +15,7 @@ from .workplace import digest
 
 
 def _finished(folder: Path) -> bool:
-    """Whether a finished emulation is there; a damaged one is left out, with a line that says so."""
+    """Return whether a finished emulation exists; a damaged one is reported and ignored."""
     try:
         return (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished"
     except DamagedRecord as error:

@@ -37,7 +37,8 @@ def slowed_by(record: RunRecord) -> Factors:
     """
     if len(record.plans) != 1 or len(record.pipelines) != 1:
         raise InputError(
-            "run.plan_changed", f"{record.folder}: its plan changed; measure interference in a run without --replan"
+            "run.plan_changed",
+            f"{record.folder}: its plan changed during the run; measure interference in a run without --replan",
         )
     visits, work = came_and_went(record), WorkOfRanks(record.plan)
     seconds: dict[tuple[int, bool], list[float]] = {}
@@ -52,7 +53,7 @@ def slowed_by(record: RunRecord) -> Factors:
     except (KeyError, ZeroDivisionError):
         raise InputError(
             "run.no_intruder",
-            f"{record.folder}: expected minibatches with and without a co-located workload",
+            f"{record.folder}: needs minibatches both with and without a co-located workload; measure such a run",
         ) from None
 
 

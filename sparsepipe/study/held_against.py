@@ -115,7 +115,7 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
     )
     if traces_folder and not traces:
         raise InputError(
-            "bytedance.no_traces", f"{traces_folder}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces"
+            "bytedance.no_traces", f"{traces_folder}: no {_TRACE}JOB.parquet; give the folder of ByteDance's traces"
         )
     for trace in traces:
         job = trace.stem.removeprefix(_TRACE)
@@ -205,7 +205,7 @@ def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
     places = [Path(folder)] if folder else reference_folders()
     place = next((place for place in places if (place / "golden.jsonl").exists()), None)
     if place is None:
-        print("the original planners' answers are not here: they are left out")
+        print("the results of the original planners are missing and omitted")
         return []
     rows = [json.loads(line) for line in read_text(place / "golden.jsonl").splitlines() if line.strip()]
     profiles = place / "profiles"
@@ -271,5 +271,7 @@ def _optima() -> dict[str, float]:
     document = read_yaml(path, what="file of published numbers")
     optima = document.get("optima") if isinstance(document, dict) else None
     if not isinstance(optima, dict):
-        raise InputError("bytedance.optima_malformed", f"{path}: optima is {shown(optima)}, expected numbers by graph")
+        raise InputError(
+            "bytedance.optima_malformed", f"{path}: 'optima' is {shown(optima)}, expected a number per graph"
+        )
     return {name: number(value, f"{path}: {name}") for name, value in optima.items()}

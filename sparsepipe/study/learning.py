@@ -106,7 +106,7 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
     if not 0 <= held_out < 1:
         raise InputError(
             "learning.held_out",
-            f"held_out {held_out!r}: expected a share of a scan's points, from 0 to below 1",
+            f"held_out {held_out!r} given, expected a fraction of a scan's points from 0 to below 1",
             held_out=held_out,
         )
     of = f"-without-{held_out:g}" if held_out else ""

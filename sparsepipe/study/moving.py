@@ -160,7 +160,7 @@ def changes_markdown(records: Mapping[str, RunRecord]) -> str:
     """The rows of `changes_told` as a table in Markdown, with what is foreign escaped."""
     rows = changes_told(records)
     if not rows:
-        return "No other plan was thought of."
+        return "No other plan was considered."
     return table_markdown(Table([*rows[0]], [[*row.values()] for row in rows]))
 
 
@@ -201,9 +201,13 @@ def moving_text(
     met = beside in still and beside in moved
     first, then = (round(each.get(beside, 0.0) * 1e3, 1) for each in (still, moved))
     helped = met and first - then > TIE * first
-    verdict = ("moving neither paid nor cost here", "moving did not pay here", "moving paid here")[sign]
+    verdict = (
+        "repartitioning neither gained nor cost time here",
+        "repartitioning did not pay off here",
+        "moving paid here",
+    )[sign]
     if sign < 0 and met and not helped:
-        verdict = "moving is not why"
+        verdict = "repartitioning does not explain this difference"
     text += f", with {number_of(len(pauses), 'change')} of the plan: **{verdict}**."
     if met:
         pause = round(fmean(max(each, 0.0) for each in pauses) * 1e3)

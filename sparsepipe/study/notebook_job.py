@@ -229,7 +229,7 @@ class NotebookJob:
         missing = [name for name in catalogue.NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
         if missing:
             raise InputError(
-                "notebooks.missing", f"{folder}: no {missing[0]}.ipynb; run from a checkout of the project"
+                "notebooks.missing", f"{folder}: {missing[0]}.ipynb not found; run from a checkout of the project"
             )
         out = expanded(out).resolve()
         if out.exists() and not out.is_dir():
@@ -237,7 +237,7 @@ class NotebookJob:
         if data and not is_function(str(data)) and not (published := find(data)).exists():
             raise InputError(
                 "dataset.not_found",
-                f"{published}: no such folder; give the folder of a data set, or a name from `data list`",
+                f"{published}: no such folder; give a data set's folder, or a name that `sparsepipe data list` lists",
             )
         source = "" if not data else str(expanded(data).resolve()) if expanded(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
@@ -261,7 +261,9 @@ class NotebookJob:
                     if (suggestion := meant(name, [*catalogue.NOTEBOOKS, *by_figure]))
                     else ""
                 )
-                raise InputError("notebooks.unknown", f"no notebook or figure {name!r}, expected one of {known}{near}")
+                raise InputError(
+                    "notebooks.unknown", f"unknown notebook or figure {name!r}, expected one of {known}{near}"
+                )
         wanted = {short.get(name) or by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
 
@@ -282,7 +284,7 @@ class NotebookJob:
                 none = f"{names[0]} has no" if len(names) == 1 else "none of these notebooks has a"
                 raise InputError(
                     "notebooks.parameter_unused",
-                    f"{none} parameter {parameter!r}: leave it out, or run one of {', '.join(having)}",
+                    f"{none} parameter {parameter!r}; omit it, or run one of {', '.join(having)}",
                     parameter=parameter,
                 )
 
@@ -325,7 +327,7 @@ class NotebookJob:
 
             self.why_not[""] = why_it_cannot_draw() or ""
             if self.why_not[""]:
-                say(f"no pictures will be drawn: {self.why_not['']}")
+                say(f"no pictures will be exported: {self.why_not['']}")
 
     def run(self, name: str, *, on_cell: Callable[[str], None] = lambda text: None) -> Outcome:
         """Execute one notebook; `on_cell` receives each cell that it comes to."""

@@ -231,7 +231,7 @@ def _of_profile(path: Path) -> list[str] | None:
 
 
 def _asked(origin: Mapping[str, Any]) -> str:
-    """What distinguishes profiles of one network: "batch size 16, voxel size 0.03, 2 threads, alongside 1 other
+    """Return the distinctive settings of a profile: "batch size 16, voxel size 0.03, 2 threads, alongside 1 other
     process".
     """
     data = origin.get("data")

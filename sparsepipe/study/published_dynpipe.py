@@ -81,7 +81,7 @@ def _of_system(folder: Path, system: str) -> Path:
     if not logs:
         raise InputError(
             "dynpipe_log.curve_missing",
-            f"{folder}: no curve of {system}; fetch the logs again: sparsepipe data fetch {MANIFEST}",
+            f"{folder}: has no curve of {system}; fetch the logs again: sparsepipe data fetch {MANIFEST}",
         )
     return logs[0]
 
@@ -133,7 +133,7 @@ def typed_numbers(which: str) -> list[SystemBar]:
     cases = document.get(which) if isinstance(document, dict) else None
     if not isinstance(cases, dict) or not all(isinstance(systems, dict) for systems in cases.values()):
         raise InputError(
-            "dynpipe_log.cases_malformed", f"{path}: {which} is {shown(cases)}, expected numbers by case and system"
+            "dynpipe_log.cases_malformed", f"{path}: {which} is {shown(cases)}, expected a number per case and system"
         )
     words = {"light": "light intruder", "heavy": "heavy intruder"}
     return [

@@ -66,7 +66,8 @@ def _files(place: Path, *patterns: str) -> list[Path]:
     files = sorted(path for pattern in patterns for path in place.rglob(pattern))
     if not files:
         raise InputError(
-            "recorded.files_missing", f"{place}: no {' or '.join(patterns)}; expected the folder that data fetch makes"
+            "recorded.files_missing",
+            f"{place}: {' or '.join(patterns)} is missing; give the folder that `sparsepipe data fetch` creates",
         )
     return files
 
@@ -158,7 +159,7 @@ def _size(record: SpotMachines) -> int:
     if max(record.counts) < PIPELINES:
         raise InputError(
             "recorded.too_few_machines",
-            f"{record.name}: never has a machine for each of {PIPELINES} pipelines",
+            f"{record.name}: never has enough machines for {PIPELINES} pipelines; choose another record",
             name=record.name,
         )
     return max(record.counts) // PIPELINES
@@ -221,7 +222,7 @@ def trained_as_recorded(found: Sequence[Trained]) -> list[HeldAgainst]:
     """Simulated progress by record and scheme, compared with the record's own."""
     return [
         HeldAgainst(
-            "held up as recorded",
+            "with recorded delays",
             f"{one.record}, {one.rule}, {number_of(one.pipelines, 'pipeline')}",
             one.counted,
             one.simulated,

@@ -33,8 +33,8 @@ def default_cluster(model: str, *, data: str, voxel_size: float, batch_size: int
         if (known.batch_size, known.origin["data"]["voxel_size"]) == (batch_size, voxel_size):
             return MIXED
     print(
-        f"no profiles of {model} on other devices are kept for {data or 'synthetic shapes'}, {batch_size} a minibatch, "
-        f"voxel size {voxel_size_text(voxel_size)}: types of this machine instead"
+        f"no profiles of {model} on other devices exist for {data or 'synthetic shapes'}, {batch_size} per "
+        f"minibatch, voxel size {voxel_size_text(voxel_size)}; using device types of this machine instead"
     )
     return MEASURED
 
@@ -57,7 +57,7 @@ def unlike_devices(
     if cluster == CORES:
         return None
     if not (cluster or profiles or _shipped(model)):
-        print(f"no profile of {model} on other devices is kept here: cores of this machine instead")
+        print(f"no profile of {model} on other devices exists; using cores of this machine instead")
         return None
     devices = Cluster.load(_cluster_file(cluster or MIXED))
     return _costs(model, devices, profiles or {}), devices
@@ -81,7 +81,7 @@ def one_more(cluster: Cluster, name: str) -> Cluster:
     if not places:
         raise InputError(
             "device_type.unknown",
-            f"{name!r}: no such device, there are {', '.join(kind.name for kind in cluster.device_types)}",
+            f"{name!r}: unknown device type, expected one of {', '.join(kind.name for kind in cluster.device_types)}",
             name=name,
         )
     nodes = list(cluster.nodes)
@@ -111,24 +111,24 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
         if there is None:
             raise InputError(
                 "profile.not_fetched",
-                f"no profiles of {', '.join(names)} here: run `sparsepipe data fetch sparsepipe-profiles`, or give "
+                f"profiles of {', '.join(names)} not found; run `sparsepipe data fetch sparsepipe-profiles`, or give "
                 f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}",
             )
         profile = there
     elif shipped_path := _shipped(model):
         profile = Profile.load(shipped_path)
         if shipped_path.stem != model:
-            print(f"no profiles of {model} on such devices are kept here: those of {shipped_path.stem} stand in")
+            print(f"no profiles of {model} on such devices exist; using those of {shipped_path.stem} instead")
     else:
         raise InputError(
             "profile.not_fetched",
-            f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}",
+            f"profiles of {', '.join(names)} not found; give their files, profiles = {{{names[0]!r}: FILE}}",
         )
     if missing := [name for name in names if name not in profile.device_types]:
         raise InputError(
             "profile.no_device_type",
-            f"the cluster has devices of type {missing[0]!r}, the profiles know {', '.join(profile.device_types)}: "
-            f"give profiles = {{{missing[0]!r}: FILE}}, or another cluster",
+            f"the cluster has devices of type {missing[0]!r}, but the profiles have "
+            f"{', '.join(profile.device_types)}; add profiles = {{{missing[0]!r}: FILE}}, or use another cluster",
         )
     return profile
 
@@ -146,7 +146,9 @@ def _cluster_file(name: str) -> Path:
     if path.exists() or path.suffix:
         return path
     known = sorted(cluster_path.stem for cluster_path in (_data_manifests() / "clusters").glob("*.toml"))
-    raise InputError("cluster.not_found", f"{name}: not found: no such file, and not one of {', '.join(known)}")
+    raise InputError(
+        "cluster.not_found", f"{name}: no such file or known cluster; give a file, or one of {', '.join(known)}"
+    )
 
 
 def _data_manifests() -> Path:

@@ -73,7 +73,7 @@ class Workplace:
             num_test = max(1, shapes_per_class // 3)
             folder = root_path / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
             source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))
-            _say(f"no data given: synthetic shapes in {folder}")
+            _say(f"no data given; using synthetic shapes in {folder}")
         elif expanded(data).exists():
             source = str(expanded(data).resolve())
         place_of_figures = expanded(figures).resolve() if figures else root_path / "figures"
@@ -143,7 +143,7 @@ class Workplace:
         if anew or not path.exists():
             measured = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
             write_atomic(path, measured.to_toml())
-            text = f"measured now, kept as {self._shown(path)}"
+            text = f"measured now, saved as {self._shown(path)}"
         else:
             text = f"from {self._shown(path)}"
         link = Cluster.load(path).network

@@ -54,13 +54,14 @@ class Cluster(Printed):
         if (count := sum(len(node.device_types) for node in self.nodes)) > MOST_DEVICES:
             raise InputError(
                 "cluster.too_many_devices",
-                f"a cluster of {number_of(count, 'device')}: expected {MOST_DEVICES} at most",
+                f"the cluster has {number_of(count, 'device')}: expected at most {MOST_DEVICES}",
             )
         if not names:
             raise InputError("cluster.no_nodes", "the cluster has no nodes: expected at least one device")
         if len(set(names)) < len(names):
             raise InputError(
-                "cluster.node_twice", f"node name {max(names, key=names.count)!r} is used twice: names must differ"
+                "cluster.node_twice",
+                f"node name {max(names, key=names.count)!r} is used twice; give each node a different name",
             )
         check_addresses([node for node in self.nodes if not is_loopback(node.address)])
 
@@ -96,7 +97,7 @@ class Cluster(Printed):
         if num_devices < 1:
             raise InputError(
                 "cluster.device_count_zero",
-                f"a device count of {num_devices}: expected at least 1",
+                f"device count {num_devices}: expected at least 1",
                 num_devices=num_devices,
             )
         return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)
@@ -108,7 +109,7 @@ class Cluster(Printed):
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of the cluster: its devices, their nodes, and every link; not of how a host is reached."""
+        """Return a short hash of the devices, their nodes and all links. Host addresses do not affect it."""
         nodes = [{key: asdict(node)[key] for key in ("name", "device_types", "link", "address")} for node in self.nodes]
         for kind in (kind for node in nodes for kind in node["device_types"]):
             for key, unknown in (("reference_seconds", None), ("network_seconds_per_byte", 0.0)):
@@ -117,15 +118,15 @@ class Cluster(Printed):
         return digest({"nodes": nodes, "network": self.network})
 
     def part(self, ranks: Collection[int]) -> "Cluster":
-        """Return the cluster of the devices with these ranks, which have ranks from 0 there, in the same order.
+        """Return the cluster of these ranks' devices. Their ranks become 0, 1, …, in the same order.
 
-        Nodes without any are left out. Raises InputError for a rank that there is no device for.
+        Nodes without any of these devices are omitted. Raises InputError for a rank that has no device.
         """
         if beyond := [rank for rank in ranks if rank >= len(self.devices)]:
             raise InputError(
                 "plan.rank_not_in_cluster",
-                f"the plan uses rank {max(beyond)}, the cluster has {number_of(len(self.devices), 'device')}; plan for "
-                "this cluster, or name more hosts in its file",
+                f"the plan uses rank {max(beyond)}, but the cluster has {number_of(len(self.devices), 'device')}; "
+                "plan for this cluster, or add hosts to its file",
             )
         types_by_node: dict[str, list[DeviceType]] = {}
         for rank in sorted(ranks):
@@ -139,12 +140,12 @@ class Cluster(Printed):
 
     @property
     def device_types(self) -> tuple[DeviceType, ...]:
-        """The types in order of first appearance."""
+        """Device types, in order of first appearance."""
         return tuple(dict.fromkeys(device.type for device in self.devices))
 
     @cached_property
     def sending_costs(self) -> bool:
-        """Return whether what goes between hosts takes time of any device's own (`network_seconds_per_byte`)."""
+        """Return whether sending between hosts costs any device processor time (`network_seconds_per_byte`)."""
         return len(self.nodes) > 1 and any(kind.network_seconds_per_byte for kind in self.device_types)
 
     def link(self, a: int, b: int) -> Link:
@@ -153,7 +154,7 @@ class Cluster(Printed):
         return node_a.link if node_a.name == node_b.name else self.network
 
     def to_toml(self) -> str:
-        """Write the cluster as `load` reads it."""
+        """Return the cluster as TOML, which `load` reads."""
         lines = ["[network]", *_link_lines(self.network)]
         for kind in self.device_types:
             lines += ["", "[[device_type]]", f"name = {_quoted(kind.name)}"]
@@ -179,7 +180,7 @@ class Cluster(Printed):
     def load(cls, path: Path | str) -> "Cluster":
         """Read cluster TOML: `[network]`, `[[device_type]]`, `[[node]]`.
 
-        Raises InputError naming the file and what is wrong.
+        Raises InputError that names the file and the fault.
         """
         content = read_text(path, what="cluster file")
         try:
@@ -202,7 +203,8 @@ def check_addresses(nodes: Sequence[Node]) -> None:
         if len(names := named[node.address.lower()]) > 1:
             raise InputError(
                 "cluster.address_twice",
-                f"{node.address} is the address of several hosts ({' and '.join(names)}); give each its own",
+                f"{node.address} is the address of several hosts ({' and '.join(names)}); give each host a different "
+                "address",
                 address=node.address,
             )
 
@@ -238,18 +240,18 @@ def _parse(document: dict[str, Any]) -> Cluster:
         each = _number(entry, "network_seconds_per_byte", 0.0)
         kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds, each)
         if kind.name in types:
-            raise InputError("device_type.twice", f"device type {kind.name!r} occurs twice")
+            raise InputError("device_type.twice", f"device type {kind.name!r} occurs twice; merge the two entries")
         types[kind.name] = kind
     _check_count(document)
     nodes = tuple(_node(entry, types) for entry in _tables(document, "node"))
     if not nodes:
         raise InputError(
-            "cluster.no_nodes", "no [[node]]: expected at least one, with devices = [{ type = …, count = … }]"
+            "cluster.no_nodes", "no [[node]] section: expected at least one, with devices = [{ type = …, count = … }]"
         )
     network = document.get("network", {})
     if not isinstance(network, dict):
         raise InputError(
-            "cluster.network_not_table", "network is not a table: expected [network] with bandwidth and latency"
+            "cluster.network_not_table", "'network' is not a table, expected [network] with bandwidth and latency"
         )
     _only(network, {"bandwidth", "latency"}, "[network]")
     return Cluster(nodes, _link(network))
@@ -261,7 +263,7 @@ def _check_count(document: dict[str, Any]) -> None:
     counts = [item.get("count", 1) for item in items]
     if (count := sum(max(device_count, 0) for device_count in counts if isinstance(device_count, int))) > MOST_DEVICES:
         raise InputError(
-            "cluster.too_many_devices", f"a cluster of {shown(count)} devices: expected {MOST_DEVICES} at most"
+            "cluster.too_many_devices", f"the cluster has {shown(count)} devices: expected at most {MOST_DEVICES}"
         )
 
 
@@ -281,7 +283,7 @@ def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
     if not isinstance(variables, dict):
         raise InputError(
             "cluster.environment_not_table",
-            f'{where} has environment {shown(variables)}: expected a table, {{ NAME = "value" }}',
+            f'{where} has environment {shown(variables)}, expected a table such as {{ NAME = "value" }}',
         )
     environment = tuple((key, text(value, f"{where}: environment {shown(key)}")) for key, value in variables.items())
     return Node(name, tuple(devices), _link(entry), environment=environment, **texts)
@@ -320,5 +322,6 @@ def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
         if key not in known:
             near = f"; did you mean {suggestion!r}?" if (suggestion := meant(key, sorted(known))) else ""
             raise InputError(
-                "cluster.key_unknown", f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}{near}"
+                "cluster.key_unknown",
+                f"{where} has the unknown key {shown(key)}, expected only {', '.join(sorted(known))}{near}",
             )

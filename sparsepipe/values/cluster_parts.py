@@ -47,13 +47,13 @@ class DeviceType:
         if not 0 <= self.network_seconds_per_byte <= MOST:
             raise InputError(
                 "device_type.network_seconds",
-                f"device type {self.name!r} has {self.network_seconds_per_byte} network_seconds_per_byte: "
-                "expected 0 or more",
+                f"device type {self.name!r} has network_seconds_per_byte {self.network_seconds_per_byte}, expected 0 "
+                "or more",
             )
         if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
             raise InputError(
                 "device_type.reference_seconds",
-                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0",
+                f"device type {self.name!r} has reference_seconds {self.reference_seconds}, expected more than 0",
             )
         if not self.memory_bytes > 0:
             raise InputError(
@@ -91,9 +91,9 @@ class Link:
         given_number(self.bandwidth, "a link's bandwidth of")
         given_number(self.latency, "a link's latency of")
         if not self.bandwidth >= 1 / MOST:
-            raise InputError("link.bandwidth", f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
+            raise InputError("link.bandwidth", f"bandwidth {self.bandwidth} bytes/s given, expected more than 0")
         if not 0 <= self.latency <= MOST:
-            raise InputError("link.latency", f"latency {self.latency} s: expected 0 or more")
+            raise InputError("link.latency", f"latency {self.latency} s given, expected 0 or more")
 
     def transfer_time(self, num_bytes: float) -> float:
         """Return the seconds that one message of `num_bytes` takes."""
@@ -144,7 +144,7 @@ class Node:
             if not _HOST.fullmatch(host):
                 raise InputError(
                     "cluster.host_malformed",
-                    f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1",
+                    f"{where} has {what} {shown(host)}, expected a host name or address such as 10.0.0.1",
                 )
             try:
                 destination = Destination.parse(host)
@@ -153,29 +153,29 @@ class Node:
             if what == "address" and destination.host != host:  # sockets are bound to it
                 raise InputError(
                     "cluster.host_with_user",
-                    f"{where} has address {shown(host)}: expected {destination.host!r}; a user and a port belong to "
-                    f"ssh, as ssh = {str(destination)!r}",
+                    f"{where} has address {shown(host)}, expected {destination.host!r}; move the user and the port "
+                    f"to ssh, such as ssh = {str(destination)!r}",
                 )
         if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
             raise InputError(
                 "cluster.interpreter_malformed",
-                f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python",
+                f"{where} has interpreter {shown(self.interpreter)}, expected the path of a Python interpreter",
             )
         for key, value in self.environment:
             if not _VARIABLE.fullmatch(key) or "\0" in value or "\n" in value:
                 raise InputError(
                     "cluster.environment_malformed",
-                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line",
+                    f"{where}: environment {shown(key)} = {shown(value)}, expected NAME = a single-line string",
                 )
 
     @property
     def is_local(self) -> bool:
-        """Return whether its address is the loopback of this machine, which needs no network."""
+        """Return whether the node's address is the loopback address of this machine."""
         return not self.ssh and is_loopback(self.address)
 
     @property
     def ssh_destination(self) -> str:
-        """Return the destination that the system's `ssh` is called with."""
+        """Return the destination argument for `ssh`."""
         return self.ssh or self.address
 
 

@@ -288,7 +288,7 @@ class Crossing:
 
     @classmethod
     def of(cls, columns: Mapping[str, Mapping[str, Array]]) -> "Crossing":
-        """What sockets between hosts carry, from the fields of costs by device type: as measured, or plain bytes.
+        """Return the bytes on sockets between hosts, from the cost fields by device type: as measured, or plain bytes.
 
         Of device types that differ, the larger counts.
         """

@@ -61,11 +61,11 @@ class LayerGraph:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise InputError("graph.empty", "a graph without layers: expected at least one layer")
+            raise InputError("graph.empty", "the graph has no layers, expected at least one")
         if len(self.index) != len(self.layers):
             ids = [layer.id for layer in self.layers]
             twice = next(id for id in ids if ids.count(id) > 1)
-            raise InputError("graph.layer_twice", f"layer {twice!r} is listed twice: ids must be unique in a graph")
+            raise InputError("graph.layer_twice", f"layer {twice!r} is listed twice; give each layer a unique id")
         for layer in self.layers:
             if not 0 <= layer.parameter_bytes < float("inf"):
                 raise InputError(
@@ -76,7 +76,7 @@ class LayerGraph:
             if not 0 <= i < j < len(self.layers):
                 raise InputError(
                     "graph.edge_backward",
-                    f"edge {(i, j)} is not forward in a graph of {number_of(len(self.layers), 'layer')}: "
+                    f"edge {(i, j)} does not point forward in a graph of {number_of(len(self.layers), 'layer')}; "
                     "list the layers in topological order",
                 )
         object.__setattr__(self, "edges", tuple(sorted(set(self.edges))))
@@ -106,7 +106,7 @@ class LayerGraph:
     def from_ids(cls, layers: Iterable[Layer], edges: Iterable[tuple[str, str]]) -> "LayerGraph":
         """Order `layers` topologically, as close to the given order as the edges allow.
 
-        Raises InputError for an edge that names no layer, and for a cycle (named).
+        Raises InputError for an edge with an unknown layer, and for a cycle, which it names.
         """
         layers, edges = tuple(layers), tuple(edges)
         position = {layer.id: k for k, layer in enumerate(layers)}
@@ -129,17 +129,17 @@ class LayerGraph:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Layer id → place in `layers`."""
+        """Position of each layer id in `layers`."""
         return {layer.id: k for k, layer in enumerate(self.layers)}
 
     @cached_property
     def inputs(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer, the layers that feed it."""
+        """Input layers of each layer."""
         return self._neighbours(target=True)
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer, the layers that it feeds."""
+        """Consumer layers of each layer."""
         return self._neighbours(target=False)
 
     def _neighbours(self, *, target: bool) -> tuple[tuple[int, ...], ...]:
@@ -154,7 +154,7 @@ class LayerGraph:
 
     @cached_property
     def input_layers(self) -> frozenset[int]:
-        """Sources that stand for loading the data ("Input0" of a graph.txt): they belong to no stage."""
+        """Layers that represent data loading ("Input0" of a graph.txt). They belong to no stage."""
         return frozenset(
             k for k, layer in enumerate(self.layers) if not self.inputs[k] and layer.description.startswith("Input")
         )
@@ -165,7 +165,7 @@ class LayerGraph:
         return {}
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:
-        """Layers of the down-set `before` whose output is needed after it: what crosses that cut, each counted once."""
+        """Layers of the down-set `before` whose outputs are needed after it. Each crosses the cut once."""
         alive_before = frozenset(before)
 
         def found() -> tuple[int, ...]:
@@ -191,9 +191,7 @@ def _topological(position: dict[str, int], waiting: dict[str, int], consumers: d
             if not waiting[target]:
                 heapq.heappush(ready, position[target])
     if len(order) < len(position):
-        raise InputError(
-            "graph.cycle", f"the graph has a cycle: {_cycle(waiting, consumers)}; a layer cannot feed itself"
-        )
+        raise InputError("graph.cycle", f"the graph has a cycle: {_cycle(waiting, consumers)}; remove one of its edges")
     return order
 
 

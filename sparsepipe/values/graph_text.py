@@ -68,7 +68,7 @@ class GraphText:
         return LayerGraph.from_ids(layers, self.edges)
 
     def with_stages(self, stage_of: dict[str, int]) -> "GraphText":
-        """Mark each node with its stage: what PipeDream writes as gpus=N.txt."""
+        """Return a copy in which each node has its stage, as in PipeDream's gpus=N.txt."""
         return replace(self, nodes=tuple(replace(node, stage_id=stage_of.get(node.id)) for node in self.nodes))
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class GraphText:
 
     @classmethod
     def load(cls, path: Path | str) -> "GraphText":
-        """Read a graph.txt. Raises InputError with file and line for whatever does not follow the grammar."""
+        """Read a graph.txt. Raises InputError with file and line if the text does not follow the grammar."""
         nodes: dict[str, GraphTextNode] = {}
         edges: list[tuple[str, str]] = []
         for place, line in enumerate(read_text(path, what="graph.txt").splitlines(), start=1):
@@ -93,7 +93,9 @@ class GraphText:
                 else:
                     node = _node(parts)
                     if node.id in nodes:
-                        raise InputError("graph_text.node_twice", f"node {node.id!r} is listed twice")
+                        raise InputError(
+                            "graph_text.node_twice", f"node {node.id!r} is listed twice; give each node a unique id"
+                        )
                     nodes[node.id] = node
             except InputError as error:
                 raise error.within(f"{path}:{place}: ") from None
@@ -114,12 +116,12 @@ def _node(parts: list[str]) -> GraphTextNode:
     if len(parts) not in (3, 4):
         raise InputError(
             "graph_text.parts",
-            f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'",
+            f"{len(parts)} parts are separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'",
         )
     given = {name: value for name, _, value in (item.partition("=") for item in _FIELD.split(parts[2]))}
     if missing := [name for name in FIELDS if name not in given]:
         raise InputError(
-            "graph_text.field_missing", f"no {', '.join(missing)} in {parts[2]!r}; expected {', '.join(FIELDS)}"
+            "graph_text.field_missing", f"{parts[2]!r} lacks {', '.join(missing)}, expected {', '.join(FIELDS)}"
         )
     activation = given["activation_size"]
     listed = re.fullmatch(r"\[(.*)\]", activation)
@@ -128,7 +130,7 @@ def _node(parts: list[str]) -> GraphTextNode:
     if len(parts) == 4:
         found = re.fullmatch(r"stage_id=(\d{1,9})", parts[3], flags=re.ASCII)
         if not found:
-            raise InputError("graph_text.no_stage", f"{parts[3]!r} where stage_id=<number> was expected")
+            raise InputError("graph_text.no_stage", f"{parts[3]!r} given, expected stage_id=<number>")
         stage_id = int(found[1])
     return GraphTextNode(
         parts[0],
@@ -148,7 +150,7 @@ def _edge(ends: list[str], nodes: dict[str, GraphTextNode]) -> tuple[str, str]:
         if id not in nodes:
             raise InputError(
                 "graph_text.node_unknown",
-                f"edge names {id!r}, which is not defined above; define nodes before their edges",
+                f"an edge names {id!r} before its definition; define nodes before their edges",
             )
     return ends[0], ends[1]
 

@@ -146,8 +146,8 @@ class Plan(StagePlan, Printed):
             if getattr(self, name) != value:
                 raise InputError(
                     "plan.follows_from_pipelines",
-                    f"{name} of a plan of {number_of(len(self.members), 'pipeline')} follows from theirs: change it in "
-                    "its `pipelines`, and give these to `with_pipelines`",
+                    f"{name} of a plan of {number_of(len(self.members), 'pipeline')} is computed from its pipelines; "
+                    "change it there, and pass them to `with_pipelines`",
                     name=name,
                 )
 
@@ -164,9 +164,9 @@ class Plan(StagePlan, Printed):
         warnings: tuple[str, ...] = (),
         provenance: Mapping[str, Any] | None = None,
     ) -> "Plan":
-        """Return the plan of several pipelines, each with ranks of its own in one cluster.
+        """Combine plans of pipelines on disjoint ranks of one cluster into one plan.
 
-        `samples`: of a minibatch, if known. `lower_bound_seconds`: no split of the devices has a smaller period.
+        `samples`: samples per minibatch, if known. `lower_bound_seconds`: bound on the period of any device split.
         `data_parallel_seconds`: the period of one stage over all devices. `warnings`: of the split; each plan has its
         own too.
         """
@@ -215,25 +215,25 @@ class Plan(StagePlan, Printed):
 
     @property
     def pipelines(self) -> tuple["Plan", ...]:
-        """The plan of each pipeline, this one itself if it is of one."""
+        """Plan of each pipeline. For a plan of one pipeline, the plan itself."""
         return self.members or (self,)
 
     def one(self, remedy: str = "give one of its `pipelines`") -> "Plan":
-        """Return self. Raises InputError with a `remedy` for a plan of several, if that of one is asked for."""
+        """Return self. Raises InputError with `remedy` if the plan has several pipelines."""
         if self.replication is not None:
             raise InputError(
                 "plan.several_pipelines",
-                f"a plan of {number_of(len(self.members), 'pipeline')}, expected that of one; {remedy}",
+                f"the plan has {number_of(len(self.members), 'pipeline')}, expected one; {remedy}",
             )
         return self
 
     def with_pipelines(self, pipelines: Iterable["Plan"]) -> "Plan":
-        """The same with other plans for its pipelines; what was proven of those before is left out."""
+        """Return a copy with other plans for its pipelines, without the bounds proven for the previous ones."""
         plans = tuple(pipelines)
         return replace(self, members=plans, estimate=None) if self.members else plans[0]
 
     def with_local(self, k: int, plan: "Plan") -> "Plan":
-        """The same with another plan for pipeline `k`, whose ranks are those of `local(k)`: its job's, from 0."""
+        """Return a copy with another plan for pipeline `k`. Its ranks start at 0, as in `local(k)`."""
         if not self.members:
             return plan
         ranks = self.ranks_of(k)
@@ -244,23 +244,23 @@ class Plan(StagePlan, Printed):
 
     @property
     def rules(self) -> ScheduleRules:
-        """The facts of its schedule. Raises InputError for one that is unknown."""
+        """Rules of the schedule. Raises InputError if the schedule is unknown."""
         if self.schedule not in SCHEDULE_RULES:
             raise InputError(
                 "schedule.unknown",
-                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+                f"unknown schedule {self.schedule!r}, expected one of {', '.join(SCHEDULE_RULES)}",
             )
         return SCHEDULE_RULES[self.schedule]
 
     @property
     def rule(self) -> Rule:
-        """The rule by which pipelines average, which the plan must have."""
+        """Synchronization scheme of the pipelines. The plan must have one."""
         assert self.replication is not None, "a plan of several pipelines"
         return self.replication
 
     @property
     def position_estimates(self) -> tuple[PositionEstimate, ...]:
-        """Return what the estimate, which the plan must have, says of each of its `positions`."""
+        """Return the estimate of each of the `positions`. The plan must have an estimate."""
         assert self.estimate is not None
         estimates = []
         for stages in self.positions:
@@ -270,7 +270,7 @@ class Plan(StagePlan, Printed):
         return tuple(estimates)
 
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
-        """The same stages under another schedule, with that schedule's default weight policy."""
+        """Return a copy with the same stages under another schedule, with that schedule's default weight policy."""
         if self.members:
             each = (plan.with_schedule(schedule, num_microbatches=num_microbatches) for plan in self.members)
             return self.with_pipelines(each)
@@ -283,36 +283,36 @@ class Plan(StagePlan, Printed):
 
     @property
     def extrapolation(self) -> str:
-        """Return the largest extrapolation of the estimates beyond measured sizes, in words."""
+        """Return a text with the largest extrapolation of the estimates beyond the measured sizes."""
         return Certainty.beyond(*(plan.estimate.certainty for plan in self.pipelines if plan.estimate))
 
     @property
     def counted(self) -> str:
-        """Return the unit of throughput: "samples", or "minibatches" if their samples are unknown."""
+        """Return the unit of throughput: "samples", or "minibatches" if the samples per minibatch are unknown."""
         return "minibatches" if self.samples is None else "samples"
 
     @property
     def minibatches_per_second(self) -> float | None:
-        """The planner's expectation, of several pipelines if none waits; None if a plan has no estimate."""
+        """Predicted throughput, without synchronization stalls of pipelines. None if a plan has no estimate."""
         periods = [plan.estimate.period_seconds if plan.estimate else 0.0 for plan in self.pipelines]
         return sum(1 / period for period in periods) if all(periods) else None
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """The warnings of the split and of every pipeline's plan, each once."""
+        """Warnings of the device split and of every pipeline's plan, without duplicates."""
         return tuple(dict.fromkeys([*self.warnings, *(text for plan in self.pipelines for text in plan.warnings)]))
 
     def ranks_of(self, k: int) -> tuple[int, ...]:
-        """The ranks of pipeline `k` in ascending order: of several place i is rank i of `local(k)`."""
+        """Ranks of pipeline `k` in ascending order. With several pipelines, entry i is rank i of `local(k)`."""
         return tuple(sorted(self.pipelines[k].ranks))
 
     def among_all(self, k: int, rank: int) -> int:
-        """Return what `rank` of the job of pipeline `k` is called among those of all; itself if there is one."""
+        """Return the global rank of `rank` in the job of pipeline `k`. With one pipeline both are equal."""
         ranks = self.ranks_of(k) if self.members else ()
         return ranks[rank] if 0 <= rank < len(ranks) else rank
 
     def prefix(self, k: int) -> str:
-        """Return what begins a message on pipeline `k`: "pipeline 1: ", nothing if there is one."""
+        """Return the prefix of messages about pipeline `k`, such as "pipeline 1: ". Empty for a single pipeline."""
         return f"pipeline {k}: " if self.members else ""
 
     def first_rank(self, k: int) -> int:
@@ -325,7 +325,7 @@ class Plan(StagePlan, Printed):
 
     @property
     def trace_facts(self) -> dict[str, Any]:
-        """Return facts of the replicas' trace: "pipelines", the ranks of each; "like_stages", of each of `stages`
+        """Return properties of the replicas' trace. "pipelines": ranks of each pipeline. "like_stages": per stage
         the first that has the same layers.
         """
         layers = [stage.layers for stage in self.stages]
@@ -333,7 +333,7 @@ class Plan(StagePlan, Printed):
         return {"pipelines": ranks, "like_stages": [layers.index(own) for own in layers]}
 
     def local(self, k: int) -> "Plan":
-        """Return what the job of pipeline `k` runs; of several its plan with ranks from 0, in the order of these."""
+        """Return the plan that the job of pipeline `k` runs. With several pipelines its ranks are renumbered from 0."""
         if not self.members:
             return self
         local_index = {rank: i for i, rank in enumerate(self.ranks_of(k))}
@@ -342,7 +342,7 @@ class Plan(StagePlan, Printed):
         return replace(plan, stages=tuple(stages))
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
-        """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
+        """List the reasons why the plan cannot run on `graph` (and `cluster`), one line each."""
         faults, whole = self.violations_together(), {layer.id for layer in graph.layers}
         alike = not unlike_layers(self.pipelines)
         for k, plan in enumerate(self.pipelines):
@@ -352,12 +352,12 @@ class Plan(StagePlan, Printed):
         return faults
 
     def violations_together(self) -> list[str]:
-        """Every reason why its pipelines cannot train together, whatever the network is, each in one line."""
+        """List the reasons why the pipelines cannot train together with any network, one line each."""
         if self.replication is None:
             return []
         faults = [*overlaps(self.members), *unlike_layers(self.members)]
         if len(self.members) < 2:
-            reason = "a replication rule averages between two or more; give the plan of one by itself"
+            reason = "a synchronization scheme averages between two or more pipelines; give the plan of one without it"
             return [f"{len(self.members)} pipeline: {reason}", *faults]
         try:
             self.replication.groups(len(self.members))
@@ -372,9 +372,9 @@ class Plan(StagePlan, Printed):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """The plan file, which is also what `sparsepipe plan --json` prints.
+        """Return the content of the plan file, which `sparsepipe plan --json` also prints.
 
-        `stages` are those of all pipelines; a plan of several has theirs in `pipelines` too.
+        `stages` are those of all pipelines. A plan of several pipelines also lists them per pipeline in `pipelines`.
         """
         estimates = self.estimate.stages if self.estimate else [None] * len(self.stages)
         counts = {"num_microbatches": self.num_microbatches, "accumulation": self.accumulation}
@@ -406,7 +406,7 @@ class Plan(StagePlan, Printed):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Plan":
-        """Read what `to_json` wrote. Raises InputError if something is missing or of the wrong kind."""
+        """Read the output of `to_json`. Raises InputError if a value is missing or has the wrong type."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError("plan.malformed", f"not a plan: expected a JSON object with format {FORMAT!r}")
         if "pipelines" in document:
@@ -424,7 +424,7 @@ class Plan(StagePlan, Printed):
                 _provenance(document.get("provenance")),
             )
             if (routing := text(document["routing"], "routing")) != _ROUTING:
-                raise InputError("plan.routing_unknown", f"routing {routing!r} is unknown, expected {_ROUTING!r}")
+                raise InputError("plan.routing_unknown", f"unknown routing {routing!r}, expected {_ROUTING!r}")
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError("plan.foreign", f"not a plan of sparsepipe ({error!r})") from None
         if beyond := beyond_bounds(plan):
@@ -435,10 +435,10 @@ class Plan(StagePlan, Printed):
     def _from_pipelines(cls, document: Mapping[str, Any]) -> "Plan":
         entries = document["pipelines"]
         if not isinstance(entries, list):
-            raise InputError("pipelines.list_malformed", f"pipelines = {shown(entries)}: expected a list of plans")
+            raise InputError("pipelines.list_malformed", f"pipelines is {shown(entries)}, expected a list of plans")
         if "replication" not in document:
             raise InputError(
-                "pipelines.no_replication", "pipelines without 'replication': expected a synchronization scheme"
+                "pipelines.no_replication", "pipelines are given without 'replication'; add a synchronization scheme"
             )
         members = []
         for k, entry in enumerate(entries):
@@ -448,7 +448,8 @@ class Plan(StagePlan, Printed):
                 raise error.within(f"pipeline {k}: ") from None
             if members[k].replication is not None:
                 raise InputError(
-                    "plan.nested_pipelines", f"pipeline {k}: is a plan of several pipelines, expected a plan of one"
+                    "plan.nested_pipelines",
+                    f"pipeline {k}: is a plan of several pipelines, expected a plan of one pipeline",
                 )
         seconds = {
             name: maybe(number)(document.get(name), name) for name in ("lower_bound_seconds", "data_parallel_seconds")
@@ -468,14 +469,14 @@ class Plan(StagePlan, Printed):
 
     @classmethod
     def load(cls, path: Path | str) -> "Plan":
-        """Read a plan file, of one or of several pipelines. Raises InputError naming the file."""
+        """Read a plan file of one or several pipelines. Raises InputError that names the file."""
         try:
             return cls.from_json(read_json(path, what="plan"))
         except InputError as error:
             raise error.within("" if str(error).startswith(str(path)) else f"{path}: ") from None
 
     def summary(self) -> str:
-        """Planner, schedule, period and gap in one line; of several pipelines their number, rule and throughput."""
+        """Return planner, schedule, period and gap (several pipelines: number, scheme, throughput) in one line."""
         devices = number_of(len(self.ranks), "device")
         if self.replication is not None:
             text = f"{number_of(len(self.members), 'pipeline')} on {devices}, {self.replication.name}"
@@ -504,7 +505,7 @@ class Plan(StagePlan, Printed):
 
 def _provenance(value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
-        raise InputError("plan.provenance_malformed", f"provenance = {shown(value)}: expected an object, or none")
+        raise InputError("plan.provenance_malformed", f"provenance is {shown(value)}, expected an object or none")
     return value
 
 

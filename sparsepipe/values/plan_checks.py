@@ -56,11 +56,11 @@ def beyond_bounds(plan: StagePlan) -> list[str]:
         found.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
     for k, stage in enumerate(plan.stages):
         if stage.round > MOST_DEVICES:
-            found.append(f"stage {k} has shares of {shown(stage.round)} together, expected {MOST_DEVICES} at most")
+            found.append(f"stage {k} has shares of {shown(stage.round)} together, expected at most {MOST_DEVICES}")
         elif stage.round * plan.accumulation > MOST_MINIBATCHES:
             what = f"stage {k} updates after {shown(stage.round * plan.accumulation)} minibatches"
             found.append(
-                f"{what}, expected {MOST_MINIBATCHES} at most: accumulate fewer rounds than {plan.accumulation}"
+                f"{what}, expected at most {MOST_MINIBATCHES}; accumulate fewer rounds than {plan.accumulation}"
             )
         if (stage.warmup or 0) * len(stage.ranks) > MOST_MINIBATCHES:
             what = f"stage {k} has a warm-up of {shown(stage.warmup)} on {number_of(len(stage.ranks), 'rank')}"
@@ -98,7 +98,7 @@ def _of_stages(plan: StagePlan) -> list[str]:
         if len(stage.shares) != len(stage.ranks):
             found.append(f"stage {k} has {len(stage.shares)} shares for {number_of(len(stage.ranks), 'rank')}")
         elif any(share < 1 for share in stage.shares):
-            found.append(f"stage {k} has shares {stage.shares}, expected 1 or more each")
+            found.append(f"stage {k} has shares {stage.shares}, expected numbers of at least 1")
         if stage.warmup is not None and stage.warmup < 0:
             found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
         twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
@@ -108,7 +108,7 @@ def _of_stages(plan: StagePlan) -> list[str]:
 
 
 def _of_placement(plan: StagePlan) -> list[str]:
-    """What stages that share ranks ask for: a schedule that knows how, and its placement over the same replicas."""
+    """Check stages that share ranks: the schedule must support it, with placement over the same replicas."""
     rules, count = SCHEDULE_RULES.get(plan.schedule), plan.stages_per_rank
     shared = [rank for rank in plan.ranks if len(plan.stages_of(rank)) > 1]
     if shared and (rules is None or not rules.interleaves or (plan.updates_by_step and not plan.flushes)):
@@ -123,7 +123,7 @@ def _of_placement(plan: StagePlan) -> list[str]:
     if len(plan.stages) % size or sorted(rank for stage in first for rank in stage.ranks) != sorted(plan.ranks):
         return [f"interleaved stages come in whole laps over all ranks, each once; {len(plan.stages)} do not"]
     if told := rules.check_stages_per_rank(count):
-        return [f"schedule {plan.schedule!r} {told}, this plan {count}"]
+        return [f"schedule {plan.schedule!r} {told}, but this plan has {count}"]
     found = []
     for k, stage in enumerate(plan.stages):
         before = rules.position(k, size)

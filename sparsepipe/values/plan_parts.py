@@ -53,7 +53,7 @@ class Stage:
 
     @cached_property
     def round(self) -> int:
-        """Minibatches after which every replica has had its share."""
+        """Number of minibatches after which every replica has processed its share."""
         return sum(self.shares)
 
     @cached_property
@@ -259,7 +259,7 @@ def stage_from_json(entry: Mapping[str, Any]) -> Stage:
     replicas = entry["replicas"]
     warmup, recompute = entry.get("warmup"), entry.get("recompute", False)
     if not isinstance(recompute, bool):
-        raise InputError("plan.recompute_malformed", f"recompute = {recompute!r}: expected true or false")
+        raise InputError("plan.recompute_malformed", f"recompute is {recompute!r}, expected true or false")
     return Stage(
         texts(entry["layers"], "layers of a stage"),
         tuple(integer(replica["rank"], "rank") for replica in replicas),

@@ -93,7 +93,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "zero-bubble": ScheduleRules(
         ("flush",),
-        "1f1b-flush whose weight gradients fill the waiting, weights updated once per step (ZB-H1)",
+        "1f1b-flush whose weight gradients fill idle time, weights updated once per step (ZB-H1)",
         "zero_bubble",
         splits_backward=True,
         # No closed form says what a step of it takes: no longer than one of 1F1B.
@@ -101,7 +101,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "interleaved-zero-bubble": ScheduleRules(
         ("flush",),
-        "several stages per device, weight gradients fill the waiting, weights updated once per step (ZB-H1)",
+        "several stages per device, weight gradients fill idle time, weights updated once per step (ZB-H1)",
         "interleaved_zero_bubble",
         stages_per_rank=(2, None),
         splits_backward=True,
@@ -109,8 +109,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "zbv": ScheduleRules(
         ("flush",),
-        "two stages per device, there and back, weight gradients fill the waiting, weights updated once per step "
-        "(ZB-V)",
+        "two stages per device in a V, weight gradients fill idle time, weights updated once per step (ZB-V)",
         "zbv",
         stages_per_rank=(2, 2),
         placement="v",
@@ -119,7 +118,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "dualpipe-v": ScheduleRules(
         ("flush",),
-        "two stages per device, there and back, forwards of one overlap backwards of the other, weights updated once "
+        "two stages per device in a V, forwards of one overlap backwards of the other, weights updated once "
         "per step (DualPipeV)",
         "dualpipe_v",
         stages_per_rank=(2, 2),

@@ -84,30 +84,30 @@ class Trace(Printed):
             span = next(span for span in self.spans if span.kind in unknown)
             raise InputError(
                 "trace.kind_unknown",
-                f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}, "
-                f"expected one of {', '.join(SPAN_KINDS)}",
+                f"span {span.name!r} of rank {span.rank} has the unknown kind {span.kind!r}, expected one of "
+                f"{', '.join(SPAN_KINDS)}",
                 kind=span.kind,
             )
 
     @property
     def left_out(self) -> dict[str, Any]:
-        """Return what a long trace leaves out: "minibatches" ([first, last] each), "spans", "seconds"; or nothing."""
+        """Return the omitted parts of a long trace: "minibatches" (pairs [first, last]), "spans", "seconds"; or {}."""
         return dict(self.facts.get("left_out", {}))
 
     @property
     def held_up(self) -> str:
-        """Return the injected stragglers and kills in a few words, for a figure's note; empty: none."""
+        """Return a short text on injected stragglers and kills, for a figure's note. Empty if there were none."""
         reason: str = self.facts.get("held_up", "")
         return reason
 
     @property
     def pipeline_of_rank(self) -> dict[int, int]:
-        """Of several pipelines, the number of each rank's; empty of one."""
+        """Pipeline number of each rank. Empty for a single pipeline."""
         return {rank: k for k, ranks in enumerate(self.facts.get("pipelines", ())) for rank in ranks}
 
     @property
     def shown_seconds(self) -> float:
-        """The makespan without the gaps that left out minibatches leave."""
+        """Makespan without the gaps of omitted minibatches."""
         return float(max(self.makespan - self.left_out.get("seconds", 0.0), 0.0))
 
     @property
@@ -128,7 +128,7 @@ class Trace(Printed):
 
     @property
     def work(self) -> tuple[str, ...]:
-        """The kinds of spans that keep a device busy: of a run of forwards alone "evaluate", else those of WORK."""
+        """Kinds of spans in which a device computes: "evaluate" for inference, otherwise those of WORK."""
         kinds = {span.kind for span in self.spans}
         return ("evaluate",) if "evaluate" in kinds and not kinds & set(WORK) else WORK
 
@@ -138,7 +138,7 @@ class Trace(Printed):
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of all device time in which no device computes: 1 − busy / (ranks × makespan), gaps left out."""
+        """Fraction of device time without computation: 1 − busy / (ranks × makespan), without gaps."""
         if not self.shown_seconds:
             return 0.0
         kinds = self.work
@@ -146,7 +146,7 @@ class Trace(Printed):
         return 1 - busy / (len(self.ranks) * self.shown_seconds)
 
     def waited(self) -> dict[tuple[int, int], float]:
-        """Return the seconds of each (rank, rank it waited for), the longest first. Simulated traces have none."""
+        """Return the waiting seconds by (rank, awaited rank), the longest first. Simulated traces have none."""
         waited_seconds: dict[tuple[int, int], float] = {}
         for span in self.spans:
             if span.kind == "wait" and span.peer >= 0:
@@ -154,7 +154,7 @@ class Trace(Printed):
         return dict(sorted(waited_seconds.items(), key=lambda item: -item[1]))
 
     def between(self, start: float, end: float) -> "Trace":
-        """Return the trace of the spans that lie wholly within [start, end] seconds."""
+        """Return the part of the trace whose spans lie entirely within [start, end] seconds."""
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -162,10 +162,10 @@ class Trace(Printed):
 
     @classmethod
     def load(cls, path: Path | str) -> "Trace":
-        """Read a trace from a file: a Chrome trace as this project writes it, or a real job's operations (.parquet).
+        """Read a trace file: a Chrome trace written by sparsepipe, or the operations of a job (.parquet).
 
-        For the columns of the latter see job_operations. `load_trace` reads the folder of a run, too. Raises InputError
-        in one line for what is neither.
+        Module job_operations describes the columns. `load_trace` also reads run directories. Raises InputError
+        for other files.
         """
         path = expanded(path)
         try:
@@ -186,11 +186,11 @@ class Trace(Printed):
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":
-        """Read what `to_rows` wrote. Raises InputError for a row that is not a span's."""
+        """Read the output of `to_rows`. Raises InputError for a row that is not a span."""
         return cls(with_input_halves(map(span_of, rows)), source)
 
     def to_chrome(self) -> dict[str, Any]:
-        """Chrome/Perfetto trace events: one thread per rank, microseconds."""
+        """Return Chrome/Perfetto trace events: one thread per rank, in microseconds."""
         names = [
             {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
             for rank in self.ranks
@@ -213,7 +213,7 @@ class Trace(Printed):
 
     @classmethod
     def from_chrome(cls, document: dict[str, Any]) -> "Trace":
-        """Read what `to_chrome` wrote. Raises InputError if an event lacks a field."""
+        """Read the output of `to_chrome`. Raises InputError if an event lacks a field."""
         try:
             spans = with_input_halves(
                 span_of(
@@ -232,7 +232,8 @@ class Trace(Printed):
             source = document["otherData"]["source"]
             if source not in _SOURCES:
                 raise InputError(
-                    "trace.source_unknown", f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}"
+                    "trace.source_unknown",
+                    f"unknown trace source {shown(source)}, expected one of {', '.join(_SOURCES)}",
                 )
             others = document["otherData"]
             facts = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
@@ -249,7 +250,7 @@ class Trace(Printed):
 def _pair(value: Any, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) != 2:
         raise InputError(
-            "trace.minibatches_malformed", f"{what} = {shown(value)}: expected the first and the last minibatch"
+            "trace.minibatches_malformed", f"{what} is {shown(value)}, expected the first and the last minibatch"
         )
     return [integer(number, what, most=_MOST_ID) for number in value]
 
@@ -258,8 +259,8 @@ def _step(value: Any, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) != 3:
         raise InputError(
             "trace.step_malformed",
-            f"{what} = {shown(value)}: expected the number of the step, its first minibatch, and the first minibatch "
-            "of the next step",
+            f"{what} is {shown(value)}, expected a step number, its first minibatch, and the first minibatch of the "
+            "next step",
         )
     return [integer(number, what, most=_MOST_ID) for number in value]
 
@@ -299,7 +300,7 @@ def span_of(row: dict[str, Any]) -> Span:
     """Return the span of a row of a file. Raises InputError if a field is missing, unknown or of a wrong type."""
     if not isinstance(row, dict):
         raise InputError(
-            "trace.span_malformed", f"{shown(row)}: no span, expected an object with rank, name, start and end"
+            "trace.span_malformed", f"{shown(row)}: not a span, expected an object with rank, name, start and end"
         )
     try:
         span = Span(**row)
@@ -307,11 +308,11 @@ def span_of(row: dict[str, Any]) -> Span:
         if unknown := [key for key in row if key not in Span._fields]:
             raise InputError(
                 "trace.field_unknown",
-                f"{shown_key(unknown[0])}: no field of a span, expected {', '.join(Span._fields)}",
+                f"unknown span field {shown_key(unknown[0])}, expected {', '.join(Span._fields)}",
             ) from None
         missing = next(key for key in Span._fields if key not in row)
         raise InputError(
-            "trace.field_missing", f"a span without {missing!r}, expected rank, name, start and end"
+            "trace.field_missing", f"a span lacks {missing!r}, expected rank, name, start and end"
         ) from None
     if not (
         type(span.rank) is int

@@ -57,7 +57,7 @@ PLANS = (
     ),
     Term(
         "averaging",
-        "replicas of a stage exchange gradients and use their mean; they do not compute meanwhile",
+        "replicas of a stage exchange gradients and use their mean; computation stops meanwhile",
         "all-reduce",
     ),
     Term(

@@ -121,7 +121,7 @@ def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> Html:
 
 
 def _in_lines(tag: str, cell: str) -> tuple[Html, Html]:
-    """How a cell is broken into lines, and what it says: names with hyphens are in one line in sentences, too."""
+    """Return a cell's line breaking and text. Names with hyphens stay on one line in sentences, too."""
     if tag == "th":  # the words of a column's name stand below each other where its values are narrow
         return Html(""), Html.escape(cell)
     text = cell.striptags() if isinstance(cell, Html) else cell

@@ -292,8 +292,8 @@ def _(replay: Replay) -> Page:
         rows.append((str(step.step), *seconds, f"{step.error:+.2%}", f"{step.pipeline_error:+.2%}"))
     columns = ("step", "measured (s)", "replayed (s)", "difference", "pipeline alone")
     headline = (
-        f"{number_of(len(rows), 'step')}, off by {replay.largest_error:.2%} at most; forwards and backwards alone, "
-        f"without transfers and launch delays, by {replay.largest_pipeline_error:.2%}"
+        f"{number_of(len(rows), 'step')}, largest error {replay.largest_error:.2%}; of forwards and backwards alone "
+        f"(without transfers and launch delays) {replay.largest_pipeline_error:.2%}"
     )
     return Page(headline, [Section(Table(columns, rows).first())])
 
@@ -305,7 +305,7 @@ def _(found: WhatIf) -> Page:
     for part in sorted(found.without, key=found.share, reverse=True):
         name = " ".join(map(str, filter(lambda word: word != "", part)))
         rows.append((name, f"{found.by[part]:.3f} ×", f"{found.without[part]:.4f}", f"{found.share(part):.0%}"))
-    columns = ("what", "slowdown by this part alone", "step without this part (s)", "of the time lost")
+    columns = ("what", "slowdown caused by this part", "step time without it (s)", "of the time lost")
     headline = (
         f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without launch delays, "
         f"{found.even_seconds:.4f} s if equal operations took equal times: {found.slowdown:.3f} × as long"

@@ -29,7 +29,7 @@ def as_parts(value: object, what: str) -> Any:
         if not value or not all(isinstance(name, str) for name in value):
             raise InputError(
                 "sample.dict_keys",
-                f"{what} is a dict of {shown(list(value))}, expected the names of forward's parameters",
+                f"{what} is a dict with keys {shown(list(value))}, expected the names of forward's parameters",
             )
         return {name: _tensor(part, f"{what}[{name!r}]") for name, part in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(part, Tensor) for part in value)):
@@ -53,20 +53,20 @@ def collated(samples: Sequence[Any], what: str, *, padding: int = PADDING) -> An
         if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
             raise InputError(
                 "sample.names_differ",
-                f"{what} have different names in one minibatch, expected {', '.join(first)} in each",
+                f"{what} have different names in one minibatch, expected {', '.join(first)} in every sample",
             )
         return {name: _stacked([s[name] for s in samples], f"{what}[{name!r}]", padding) for name in first}
     if isinstance(first, tuple):
         if any(not isinstance(sample, tuple) or len(sample) != len(first) for sample in samples):
             raise InputError(
                 "sample.tuples_differ",
-                f"{what} are different tuples in one minibatch, expected {len(first)} tensors in each",
+                f"{what} are tuples of different lengths in one minibatch, expected {len(first)} tensors in each",
             )
         return tuple(_stacked([s[at] for s in samples], f"{what}[{at}]", padding) for at in range(len(first)))
     if not all(isinstance(sample, Tensor) for sample in samples):
         raise InputError(
             "sample.kinds_differ",
-            f"{what} are one tensor in some samples and several in others; expected one kind",
+            f"{what} are one tensor in some samples, but several in others; use the same number in all",
         )
     return _stacked(samples, what, padding)
 
@@ -128,7 +128,7 @@ def _stacked(parts: Sequence[Tensor], what: str, padding: int) -> Tensor:
     dtypes = list(dict.fromkeys(str(part.dtype).removeprefix("torch.") for part in parts))
     if len(dtypes) > 1:
         raise InputError(
-            "sample.dtypes_differ", f"{what} are {' and '.join(dtypes)} in one minibatch, expected one type of numbers"
+            "sample.dtypes_differ", f"{what} have types {' and '.join(dtypes)} in one minibatch, expected the same type"
         )
     shapes = {tuple(part.shape) for part in parts}
     if len(shapes) == 1:
@@ -137,8 +137,8 @@ def _stacked(parts: Sequence[Tensor], what: str, padding: int) -> Tensor:
     if len({shape[1:] for shape in shapes}) > 1 or () in shapes:
         raise InputError(
             "sample.shapes_differ",
-            f"{what} of shapes {list(two[0])} and {list(two[-1])} in one minibatch, expected one shape, or shapes that "
-            "differ only along the first axis; resize or crop them in the data set",
+            f"{what} have shapes {list(two[0])} and {list(two[-1])} in one minibatch, expected equal shapes beyond "
+            "the first axis; resize or crop them in the data set",
         )
     longest = max(shape[0] for shape in shapes)
     padded = parts[0].new_full((len(parts), longest, *parts[0].shape[1:]), padding)
@@ -164,5 +164,8 @@ def _of_each(samples: Sequence[Any], what: str) -> Any:
     if not isinstance(samples[0], dict):
         return tuple(samples)
     if any(sample.keys() != samples[0].keys() for sample in samples):
-        raise InputError("sample.names_differ", f"{what} have different names in one minibatch, expected the same")
+        raise InputError(
+            "sample.names_differ",
+            f"{what} have different names in one minibatch, expected the same names in all samples",
+        )
     return {name: tuple(sample[name] for sample in samples) for name in samples[0]}

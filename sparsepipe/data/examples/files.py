@@ -24,7 +24,7 @@ def check_indices(indices: Sequence[int], count: int, split: str) -> None:
         if not 0 <= index < count:
             raise InputError(
                 "dataset.sample_unknown",
-                f"sample {index} asked of {count} in split {split}; use 0 to {count - 1}",
+                f"sample {index} requested, but split {split} has {count}; use 0 to {count - 1}",
                 index=index,
                 split=split,
             )
@@ -35,5 +35,6 @@ def check_options(options: Mapping[str, Any], known: Sequence[str], what: str) -
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InputError(
-            "dataset.option_unknown", f"{what}: no option {', '.join(unknown)}, expected {', '.join(known) or 'none'}"
+            "dataset.option_unknown",
+            f"{what}: unknown option {', '.join(unknown)}, expected {', '.join(known) or 'none'}",
         )

@@ -91,7 +91,7 @@ class ExampleReport:
             )
         lines += [f"{name}: {value}" for name, value in self.facts.items()]
         lines += [
-            f"warning: {twins.second} holds the same as {twins.first}: one sample in two splits"
+            f"warning: {twins.second} is identical to {twins.first}, so one sample is in two splits"
             for twins in self.across_splits[:_MOST_SHOWN]
         ]
         if len(self.across_splits) > _MOST_SHOWN:
@@ -102,10 +102,10 @@ class ExampleReport:
             first = self.within_split[0]
             count = len(self.within_split)
             lines.append(
-                f"note: {number_of(count, 'sample')} {'is' if count == 1 else 'are'} there twice in their split, as "
-                f"{first.first} and {first.second}"
+                f"note: {number_of(count, 'sample')} {'is' if count == 1 else 'are'} duplicated in their split, such "
+                f"as {first.first} and {first.second}"
             )
-        lines += [str(fault) for fault in self.faults] or ["nothing would stop a run"]
+        lines += [str(fault) for fault in self.faults] or ["no problems found"]
         return "\n".join(map(one_line, lines))
 
 
@@ -192,7 +192,8 @@ class _Reader:
                 if not can_be_held(sample, limit):
                     raise InputError(
                         "voxels.out_of_reach",
-                        f"{dataset.name(index)}: its voxels exceed the range of an engine, {limit} from 0",
+                        f"{dataset.name(index)}: its voxels exceed the engine's range of {limit} from 0; use a "
+                        "larger voxel size",
                     )
         if not isinstance(batch, ExampleBatch) or isinstance(dataset, PlainTextExamples):
             return

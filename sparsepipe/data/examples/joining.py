@@ -62,7 +62,7 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
     if any(entries.keys() != named[0].keys() for entries in named):
         raise InputError(
             "sample.names_differ",
-            f"{what} have different names in one minibatch, expected {', '.join(named[0])} in each",
+            f"{what} have different names in one minibatch, expected {', '.join(named[0])} in every sample",
         )
     counts = [num_points(item) for item in items]
     if None in counts:
@@ -81,7 +81,8 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
         if len(shapes) > 1:
             two = " and ".join(sorted(f"{dtype} [N, {list(shape)}]" for dtype, shape in shapes)[:2])
             raise InputError(
-                "sample.shapes_differ", f"{what}[{name!r}] are {two} in one minibatch, expected one type and width"
+                "sample.shapes_differ",
+                f"{what}[{name!r}] have types and shapes {two} in one minibatch, expected the same type and width",
             )
         joined[name] = torch.cat(rows)
     ends = []
@@ -90,7 +91,7 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
         if _POINTS in entries and len(entries[_POINTS]) != count:
             raise InputError(
                 "sample.offset_differs",
-                f"{what} have {len(entries[_POINTS])} points and an offset that ends at {count}, expected the same",
+                f"{what} have {len(entries[_POINTS])} points, but their offset ends at {count}; make both equal",
             )
         ends.append(sample_ends if len(sample_ends) else torch.tensor([count]))
     begins = accumulate((int(end[-1]) for end in ends[:-1]), initial=0)
@@ -140,10 +141,12 @@ def _is_text(entry: object) -> bool:
 def _entries(item: Any, what: str) -> dict[str, Tensor]:
     """Return an item's numbers by name, as tensors."""
     if not isinstance(item, Mapping):
-        raise InputError("sample.kinds_differ", f"{what} are dicts and other kinds in one minibatch, expected one kind")
+        raise InputError(
+            "sample.kinds_differ", f"{what} mix dicts with other types in one minibatch; use only one type"
+        )
     entries = {name: entry for name, entry in item.items() if not _is_text(entry)}
     if not entries or not all(isinstance(name, str) for name in entries):
-        raise InputError("sample.dict_keys", f"{what} are dicts of {shown(list(item))}, expected names of numbers")
+        raise InputError("sample.dict_keys", f"{what} are dicts with keys {shown(list(item))}, expected named numbers")
     return {name: as_target(_part(entry, f"{what}[{name!r}]")) for name, entry in entries.items()}
 
 
@@ -158,7 +161,7 @@ def _joined_graphs(items: Sequence[Any], what: str) -> dict[str, Any]:
     """Join graphs as they say, with the graph that each node is of, and where each graph's nodes begin."""
     if not all(map(is_graph, items)):
         raise InputError(
-            "sample.kinds_differ", f"{what} are graphs and other kinds in one minibatch; expected one kind"
+            "sample.kinds_differ", f"{what} mix graphs with other types in one minibatch; use only one type"
         )
     rows: dict[str, list[Tensor]] = {}
     steps: dict[str, Any] = {}
@@ -173,7 +176,8 @@ def _joined_graphs(items: Sequence[Any], what: str) -> dict[str, Any]:
             steps[name] = steps.get(name, 0) + item.__inc__(name, entry)
     if lacking := [name for name, parts in rows.items() if len(parts) != len(items)]:
         raise InputError(
-            "sample.names_differ", f"{what} have different names in one minibatch: {lacking[0]} is not in each"
+            "sample.names_differ",
+            f"{what} have different names in one minibatch: {lacking[0]} is missing in some samples",
         )
     first = items[0]
     axes = {name: first.__cat_dim__(name, parts[0]) or 0 if parts[0].ndim else 0 for name, parts in rows.items()}

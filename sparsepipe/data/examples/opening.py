@@ -59,20 +59,20 @@ def open_examples(
     Raises InputError for a source, split or option that is none now, for a bad file when it is read.
     """
     if split not in SPLITS:
-        raise InputError("dataset.split_unknown", f"split {split!r} asked, expected one of {', '.join(SPLITS)}")
+        raise InputError("dataset.split_unknown", f"unknown split {split!r}, expected one of {', '.join(SPLITS)}")
     given_integer(seed, "seed", least=0)
     if is_function(str(source)) and not expanded(source).exists():
         if augmentation is not None:
             raise InputError(
                 "dataset.no_augmentation",
-                f"{source}: augmentation {augmentation!r} given, but a data function augments its items itself; omit "
+                f"{source}: augmentation {augmentation!r} given, but a data function augments its own items; omit "
                 "the augmentation",
             )
         own_collate = None if collate is None else UserFunction.parse(collate)
         return OwnExamples(UserFunction.parse(str(source)), split, seed, options, own_collate)
     if collate is not None:
         raise InputError(
-            "dataset.no_collate", f"{source}: collate {collate} given, but it is for items of a data function"
+            "dataset.no_collate", f"{source}: collate {collate} given, but it applies only to a data function; omit it"
         )
     kind, root = located(source)
     if kind in _IMAGES:
@@ -81,7 +81,8 @@ def open_examples(
         return ImageExamples(pictures, root, split, seed, augmentation, **options)
     if augmentation is not None:
         raise InputError(
-            "dataset.no_augmentation", f"{source}: augmentation {augmentation!r} given, expected none for texts"
+            "dataset.no_augmentation",
+            f"{source}: augmentation {augmentation!r} given, but texts have none; omit the augmentation",
         )
     settings, build = _TEXTS[kind]
     check_options(options, [option.name for option in fields(settings)], str(source))

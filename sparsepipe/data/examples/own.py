@@ -64,12 +64,13 @@ class OwnExamples:
         _ = self._dataset, self._make_minibatch  # functions that are not there are refused now
         if not len(self):
             raise InputError(
-                "own_data.empty", f"{self.function}: its data set of split {self.split} is empty, expected samples"
+                "own_data.empty",
+                f"{self.function}: its data set of split {self.split} is empty, expected at least one sample",
             )
         if self.size_unit not in SIZE_UNITS:
             raise InputError(
                 "own_data.size_unit_unknown",
-                f"{self.function}: size_unit {shown(self.size_unit)}, expected one of {', '.join(SIZE_UNITS)}",
+                f"{self.function}: unknown size_unit {shown(self.size_unit)}, expected one of {', '.join(SIZE_UNITS)}",
             )
 
     @cached_property
@@ -88,12 +89,13 @@ class OwnExamples:
             what = "None" if dataset is None else f"of type {kind.__name__}"
             raise InputError(
                 "own_data.not_a_dataset",
-                f"{self.function}: returns no data set (it is {what}), expected len() and items (inputs, target)",
+                f"{self.function}: returns {what}, expected a data set with len() and items (inputs, target)",
             )
         if not hasattr(kind, "__len__"):
             raise InputError(
                 "own_data.no_length",
-                f"{self.function}: its data set has no len(), expected a map-style one; add __len__ to {kind.__name__}",
+                f"{self.function}: its data set has no len(), expected a map-style data set; add __len__ to "
+                f"{kind.__name__}",
             )
         return dataset
 
@@ -120,7 +122,7 @@ class OwnExamples:
         given = None if isinstance(self._dataset, VoxelDataset) else self._attribute("collate_fn")
         if given is not None and not callable(given):
             raise InputError(
-                "own_data.collate_malformed", f"{self.function}: collate_fn is {shown(given)}, expected a function"
+                "own_data.collate_malformed", f"{self.function}: its collate_fn is {shown(given)}, expected a function"
             )
         return given
 
@@ -173,7 +175,7 @@ class OwnExamples:
             raise InputError(
                 "own_data.item_malformed",
                 f"{self.function}: item {index} is a {type(item).__name__}{count}, expected (inputs, target), a dict "
-                "with a target in it, or a `collate` for items of another kind",
+                "with a target, or any item with a suitable `collate`",
             )
         inputs, target = item
         return as_parts(inputs, f"{name} inputs"), mapped(as_parts(target, f"{name} target"), as_target)
@@ -198,7 +200,7 @@ class OwnExamples:
             if len(clouds) != len(items):
                 raise InputError(
                     "own_data.kinds_differ",
-                    f"{self.function}: a minibatch contains clouds and tensors, expected only one kind",
+                    f"{self.function}: a minibatch contains both clouds and tensors, expected only one kind",
                 )
             return collate(clouds)
         if is_named(items[0]):
@@ -220,8 +222,8 @@ class OwnExamples:
             return self._of_entries(named_entries(minibatch), items, indices)
         raise InputError(
             "own_data.collate_malformed",
-            f"{self.function}: its collate returns a {type(minibatch).__name__}, expected (inputs, target), or a dict "
-            "with a target in it",
+            f"{self.function}: its collate_fn returns a {type(minibatch).__name__}, expected (inputs, target), or a "
+            "dict with a target",
         )
 
     def _of_entries(self, entries: dict[str, Any], items: Sequence[Any], indices: Sequence[int]) -> ExampleBatch:
@@ -231,8 +233,8 @@ class OwnExamples:
         if missing := [name for name in names if name not in entries]:
             raise InputError(
                 "own_data.entry_missing",
-                f"{self.function}: minibatches have {', '.join(entries)[:200]}, expected {missing[0]} among them, "
-                "which the data set's `inputs` names",
+                f"{self.function}: minibatches have {', '.join(entries)[:200]}, but `inputs` of the data set also "
+                f"names {missing[0]}; correct one of them",
             )
         inputs = {name: entries[name] for name in names} if names else entries
         offset = entries.get(OFFSET)
@@ -279,7 +281,7 @@ class OwnExamples:
             if size < 1:
                 raise InputError(
                     "own_data.sizes_malformed",
-                    f"{self.function}: size_of says {size} of item {index}, expected 1 or more",
+                    f"{self.function}: size_of returns {size} for item {index}, expected 1 or more",
                 )
             return int(size)
         if isinstance(item, Sample):
@@ -294,7 +296,7 @@ class OwnExamples:
         if given is not None and not callable(given):
             raise InputError(
                 "own_data.sizes_malformed",
-                f"{self.function}: size_of is {shown(given)}, expected a function of an item",
+                f"{self.function}: its size_of is {shown(given)}, expected a function of an item",
             )
         return given
 
@@ -313,8 +315,9 @@ class OwnExamples:
         if len(sizes) != len(self) or min(sizes) < 1:
             raise InputError(
                 "own_data.sizes_malformed",
-                f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for "
-                f"{number_of(len(self), 'sample')} of split {self.split}, expected a whole number from 1 for each",
+                f"{self.function}: returns {len(sizes)} sizes (from {min(sizes, default=0)}) for "
+                f"{number_of(len(self), 'sample')} of split {self.split}, expected one whole number of at least 1 "
+                "per item",
             )
         return sizes
 
@@ -348,7 +351,7 @@ class OwnExamples:
         if not isinstance(target, torch.Tensor) or target.ndim or target.dtype != torch.int64:
             raise InputError(
                 "own_data.no_class",
-                f"{self.function}: item {index} has no class (its target is not a whole number)",
+                f"{self.function}: item {index} has no class: its target is not a whole number",
                 index=index,
             )
         return int(target)
@@ -376,12 +379,12 @@ class OwnExamples:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What the user's data set says, num_classes counted in the training split if it does not."""
+        """Properties from the user's data set, num_classes counted in the training split if it does not."""
         given = self._attribute("facts") or {}
         if not isinstance(given, Mapping):
             raise InputError(
                 "own_data.facts_malformed",
-                f"{self.function}: facts is {shown(given)}, expected a dict of data properties for networks",
+                f"{self.function}: its facts are {shown(given)}, expected a dict of data properties for networks",
             )
         known = {str(name): value for name, value in given.items()}
         for name in ("num_classes", "vocabulary_size"):
@@ -411,8 +414,8 @@ class OwnExamples:
         if low < 0 or high >= _MOST_CLASSES:
             raise InputError(
                 "own_data.class_negative",
-                f"{self.function}: targets from {low} to {high}, expected classes from 0; give the data set "
-                "num_classes",
+                f"{self.function}: targets range from {low} to {high}, expected class indices from 0; correct the "
+                "targets, or define num_classes on the data set",
             )
         return high + 1
 
@@ -501,7 +504,8 @@ def _check_arguments(named: UserFunction, function: Callable[..., Any], given: M
     except TypeError as error:
         raise InputError(
             "own_data.arguments_refused",
-            f"{named}: cannot be called with {', '.join(given)} ({complaint(error)}); expected a function of split",
+            f"{named}: cannot be called with {', '.join(given)} ({complaint(error)}); expected a function with an "
+            "argument split",
         ) from None
     except ValueError:  # no signature to hold it to
         return

@@ -74,8 +74,9 @@ def located(source: str | Path) -> tuple[str, Path]:
     if found is None:
         raise InputError(
             "dataset.unrecognised",
-            f"{folder}: no data set of images or texts in it, expected train/CLASS/*.jpg, idx files, CIFAR's *.bin, "
-            "train.LANGUAGE of two languages, *.txt in train/, or shards with input_ids; check the path",
+            f"{folder}: contains no known data set of images or texts, expected train/CLASS/*.jpg, idx files, "
+            "CIFAR's *.bin, train.LANGUAGE of two languages, *.txt in train/, or shards with input_ids; check the "
+            "path",
         )
     return found
 

@@ -52,7 +52,7 @@ class Stream:
             if self._length is None:
                 self._length = self._said_length()
             if self._length is None:
-                tell(f"{self._name}: an iterable without len(), all items are read once to count them")
+                tell(f"{self._name}: an iterable without len(); all items are read once to count them")
                 self._length = self._counted()
             return self._length
 
@@ -96,7 +96,7 @@ class Stream:
             raise InputError(
                 "own_data.stream_ended",
                 f"{self._name}: epoch {self._epoch} of the iterable ends after {number_of(self._next, 'item')}, "
-                f"expected more than {wanted}; give the data set a __len__ that holds for every epoch",
+                f"expected more than {wanted}; define a __len__ that is true for every epoch",
                 items=self._next,
             )
         self._kept[self._epoch, self._next] = item
@@ -122,8 +122,8 @@ class Stream:
                 tell(f"{self._name}: {count:,} items counted so far")
         raise InputError(
             "own_data.stream_endless",
-            f"{self._name}: an iterable of more than {_MOST_COUNTED:,} items without len(); give it a __len__ that "
-            "says how many make an epoch",
+            f"{self._name}: the iterable has more than {_MOST_COUNTED:,} items and no len(); define a __len__ with "
+            "the items per epoch",
         )
 
 

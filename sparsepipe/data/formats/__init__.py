@@ -50,7 +50,7 @@ def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
         given = suffix_of(path) or f"(no suffix{' before .gz' if is_packed(path) else ''})"
         raise InputError(
             "cloud.format_unknown",
-            f"{path}: unknown format {given}, expected one of {', '.join(READERS)}, each also packed as .gz",
+            f"{path}: unknown format {given}, expected one of {', '.join(READERS)} (each also as .gz)",
         )
     # A number that is none, or too large for its type, is refused where it matters; NumPy would write a warning too.
     with np.errstate(invalid="ignore", over="ignore"):

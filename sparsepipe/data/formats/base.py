@@ -168,8 +168,8 @@ def parted(
         remedy = f'; name them in dataset.json, such as "columns": {{"{other[:40]}": "{missing[0]}"}}' if other else ""
         raise InputError(
             "cloud.column_missing",
-            f"{path}: no column {', '.join(missing)} among {', '.join(named)[:200] or 'none'}; expected x, y and z"
-            f"{remedy}",
+            f"{path}: has no column {', '.join(missing)} among {', '.join(named)[:200] or 'none'}; expected x, y and "
+            f"z{remedy}",
         )
     with np.errstate(invalid="ignore", over="ignore"):  # damaged numbers are found and named below
         points = np.stack([named.pop(axis) for axis in POSITION], axis=1).astype(np.float64)
@@ -189,12 +189,10 @@ def check_measured(path: Path, rows: np.ndarray, measured: np.ndarray, reading: 
         raise InputError(
             "cloud.not_finite",
             f"{path}: {what} {bad[0]} is {rows[bad[0]].tolist()} ({len(bad)} of {len(rows)} are NaN or infinite), "
-            f'expected finite numbers; "unmeasured": "{DROP}" in dataset.json leaves such out, or repair the file',
+            f'expected finite numbers; set "unmeasured": "{DROP}" in dataset.json, or repair the file',
         )
     if len(bad) and len(bad) == len(rows):
-        raise InputError(
-            "cloud.none_finite", f"{path}: all {len(rows)} of its points are NaN or infinite; remove the file"
-        )
+        raise InputError("cloud.none_finite", f"{path}: all {len(rows)} points are NaN or infinite; remove the file")
 
 
 def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Reading) -> dict[str, np.ndarray]:
@@ -213,8 +211,8 @@ def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Readi
         if meaning in named and not np.array_equal(named[meaning], column, equal_nan=column.dtype.kind == "f"):
             raise InputError(
                 "cloud.columns_conflict",
-                f"{path}: columns {source[meaning]!r} and {word!r} both mean {meaning!r} and differ; say which to "
-                f'leave out in dataset.json, such as "columns": {{"{word}": "{LEFT_OUT}"}}, or repair the file',
+                f"{path}: columns {source[meaning]!r} and {word!r} both contain {meaning!r} and differ; exclude one "
+                f'in dataset.json, such as "columns": {{"{word}": "{LEFT_OUT}"}}, or repair the file',
                 word=word,
                 meaning=meaning,
             )
@@ -267,7 +265,7 @@ def _are_of_16_bits(colours: np.ndarray) -> bool:
 
 def _check_count(labels: np.ndarray, expected: int, *, what: str) -> None:
     if len(labels) != expected:
-        raise InputError("cloud.label_count", f"{len(labels)} labels, expected {expected}: one for each of its {what}")
+        raise InputError("cloud.label_count", f"{len(labels)} labels, expected {expected}: one for each of the {what}")
 
 
 def whole_number(word: str) -> int | None:
@@ -304,8 +302,8 @@ def _counted_as(path: Path, values: np.ndarray, ignored: np.ndarray, reading: Re
     if len(bad) and not reading.other_labels:
         raise InputError(
             "cloud.label_unnamed",
-            f"{path}: label {bad[0]} is {values[bad[0]]:g}, which is not in 'labels' of dataset.json; add it, or "
-            f'"{OTHERS}": null for all others',
+            f"{path}: label {bad[0]} is {values[bad[0]]:g}, which is missing in 'labels' of dataset.json; add it, or "
+            f'set "{OTHERS}": null for all others',
         )
     return np.where(named, np.append(targets, IGNORED)[place], IGNORED)
 
@@ -344,8 +342,8 @@ def read_bytes(path: Path, *, what: str) -> bytes:
     if num_bytes > _LARGE_BYTES and num_bytes > (room := available_bytes()):  # it may be sparse, and small on the disk
         raise InputError(
             "cloud.too_large",
-            f"{path}: has {num_bytes / 1e9:.1f} GB, more than the {room / 1e9:.1f} GB of memory that are free; cut it "
-            "into several files",
+            f"{path}: needs {num_bytes / 1e9:.1f} GB, but only {room / 1e9:.1f} GB of memory are free; split it into "
+            "several files",
         )
     try:
         with open_regular(path) as handle:
@@ -355,7 +353,7 @@ def read_bytes(path: Path, *, what: str) -> bytes:
     if is_packed(path):
         data = unpacked_gzip(path, data)
     if not data.strip():
-        raise InputError("file.empty", f"{path}: empty, expected {what}; fetch the file again or remove it")
+        raise InputError("file.empty", f"{path}: is empty, expected {what}; fetch the file again or remove it")
     _check_kind(path, data, what=what)
     return data
 
@@ -380,7 +378,7 @@ def _check_kind(path: Path, data: bytes, *, what: str) -> None:
 def unreadable(path: Path, error: OSError, *, what: str) -> InputError:
     """Return what to say of a file that the system does not give: its cause, and where to look."""
     denied = error.errno in (errno.EACCES, errno.EPERM)
-    remedy = "check its permissions" if denied else "check the disk or the network that it lies on"
+    remedy = "check its permissions" if denied else "check its disk or network"
     return InputError(
         "file.unreadable", f"{path}: cannot be read as {what} ({error.strerror or complaint(error)}); {remedy}"
     )
@@ -393,7 +391,8 @@ def miscounted(path: Path, numbers: str, *, short: bool, source: str = "header")
             "file.truncated", f"{path}: truncated: {numbers}; fetch the file again, or correct its {source}"
         )
     return InputError(
-        "file.too_long", f"{path}: longer than in its {source}: {numbers}; correct its {source}, or take the rest out"
+        "file.too_long",
+        f"{path}: longer than its {source} declares: {numbers}; correct the {source}, or remove the rest",
     )
 
 
@@ -413,7 +412,8 @@ def library_errors(path: Path, *, what: str) -> Iterator[None]:
         raise too_large(path) from None
     except Exception as error:  # libraries raise many kinds; the content is at fault in each
         raise InputError(
-            "file.malformed", f"{path}: not {what} that can be read ({complaint(error)}); repair it, or fetch it again"
+            "file.malformed",
+            f"{path}: cannot be read as {what} ({complaint(error)}); repair the file, or fetch it again",
         ) from None
 
 

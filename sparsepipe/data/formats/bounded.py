@@ -19,7 +19,11 @@ def check_claim(path: Path, claimed: int, *, num_bytes: int, what: str, packed: 
     allowed = max(ALWAYS_ALLOWED, MOST_TIMES * num_bytes) if packed else num_bytes
     if claimed > allowed:
         rule = f"{MOST_TIMES} times a packed file's own, or {ALWAYS_ALLOWED}" if packed else "what the file itself has"
-        remedy = "if that is true store it unpacked, else remove it" if packed else "fetch the file again or remove it"
+        remedy = (
+            "if this is correct, store the file uncompressed; otherwise remove it"
+            if packed
+            else "fetch the file again or remove it"
+        )
         raise InputError(
             "file.claims_too_much",
             f"{path}: {what} claims {_shown(claimed)} bytes in a file of {num_bytes}, expected at most {allowed} "
@@ -44,7 +48,7 @@ def unpacked_gzip(path: Path, data: bytes) -> bytes:
             return file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(
-            "file.gzip_damaged", f"{path}: gzip content that is damaged or cut short ({error}); fetch the file again"
+            "file.gzip_damaged", f"{path}: the gzip content is damaged or truncated ({error}); fetch the file again"
         ) from None
 
 

@@ -28,7 +28,7 @@ def guessed_columns(path: Path, rows: np.ndarray, *, counted: bool = False) -> t
         return POSITION
     sound = rows[np.isfinite(rows).all(axis=1)]
     if width not in _LAYOUTS or not len(sound) or _begins_with_another(sound):
-        raise ask(path, width, "whose meaning cannot be told")
+        raise ask(path, width, "of unknown meaning")
     fits = [further for further in _LAYOUTS[width] if _fits(further, sound[:, 3:])]
     if fits == [(INTENSITY, *COLOUR)] and not counted and _may_not_be_intensity(sound[:, 3:]):
         fits = []
@@ -39,7 +39,7 @@ def guessed_columns(path: Path, rows: np.ndarray, *, counted: bool = False) -> t
     could = " or ".join(" ".join((*POSITION, *further)) for further in fits)
     if width == 6 and not fits:
         raise ask(path, width, "of which 4 to 6 are neither normals nor colours")
-    raise ask(path, width, f"that could be {could}" if fits else "whose meaning cannot be told")
+    raise ask(path, width, f"that could be {could}" if fits else "of unknown meaning")
 
 
 def ask(path: Path, width: int, why: str) -> InputError:
@@ -49,7 +49,7 @@ def ask(path: Path, width: int, why: str) -> InputError:
     return InputError(
         "cloud.columns_unnamed",
         f"{path}: rows of {width} numbers {why}; name them in dataset.json, such as "
-        f'"columns": ["x", "y", "z", {further}] where "_" is not read, or in a first line',
+        f'"columns": ["x", "y", "z", {further}] ("_": unused column), or in the first line',
         width=width,
     )
 

@@ -46,13 +46,13 @@ def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None =
         if entry is None and count > 1:
             raise InputError(
                 "hdf5.several_clouds",
-                f"{path}: holds {count} clouds, expected one; give the folder of the file",
+                f"{path}: contains {count} clouds, expected one; give the file's folder instead",
             )
         chosen = 0 if entry is None else entry
         if not 0 <= chosen < count:
             raise InputError(
                 "hdf5.cloud_unknown",
-                f"{path}: cloud {chosen} asked of {count}; use 0 to {count - 1}",
+                f"{path}: cloud {chosen} requested, but the file has {count}; use 0 to {count - 1}",
                 chosen=chosen,
                 count=count,
             )
@@ -71,7 +71,7 @@ def hdf5_labels(path: Path) -> np.ndarray:
     """
     with _opened(path) as arrays:
         if "label" not in arrays:
-            raise InputError("hdf5.no_labels", f"{path}: no array 'label', expected the class of each of its clouds")
+            raise InputError("hdf5.no_labels", f"{path}: has no array 'label', expected one class per cloud")
         labels = arrays["label"][...].reshape(-1)
     return whole_labels(path, labels)
 
@@ -159,17 +159,18 @@ def hdf5_file(path: Path, *, what: str) -> Iterator[Any]:
         if busy:
             raise InputError(
                 "hdf5.locked",
-                f"{path}: another process is writing it ({complaint(error)}); close it there",
+                f"{path}: another process is writing the file ({complaint(error)}); close it there",
             ) from None
         if cause:
             raise unreadable(path, OSError(cause, os.strerror(cause)), what=what) from None
         if not h5py.is_hdf5(path):
             read_bytes(path, what=what)  # says what else it is
             raise InputError(
-                "hdf5.malformed", f"{path}: not {what}: it does not begin as HDF5; check its format"
+                "hdf5.malformed", f"{path}: not {what}: it lacks the HDF5 signature; check the file's format"
             ) from None
         raise InputError(
-            "hdf5.damaged", f"{path}: {what} that is damaged or cut short ({complaint(error)}); fetch or make it again"
+            "hdf5.damaged",
+            f"{path}: {what} is damaged or truncated ({complaint(error)}); fetch or create the file again",
         ) from None
 
 
@@ -185,7 +186,7 @@ def check_storage(path: Path, name: str, array: Any) -> None:
     if array.external or array.is_virtual:
         raise InputError(
             "hdf5.array_external",
-            f"{path}: the values of {name!r} are in another file, expected them in this file; copy them",
+            f"{path}: the values of {name!r} are in another file; copy them into this file",
         )
     what = f"array {name!r} {list(array.shape)}"
     check_claim(path, array.nbytes, num_bytes=num_bytes, what=what, packed=array.chunks is not None)
@@ -199,17 +200,18 @@ def check_storage(path: Path, name: str, array: Any) -> None:
 def _check(path: Path, arrays: dict[str, Any], names: list[str]) -> None:
     if "data" not in arrays:
         there = ", ".join(names)[:200] or "nothing"
-        raise InputError("hdf5.no_points", f"{path}: holds {there}, expected an array 'data' of points [S, P, 3]")
+        raise InputError("hdf5.no_points", f"{path}: contains {there}, expected an array 'data' of points [S, P, 3]")
     shape = arrays["data"].shape
     if len(shape) != 3 or shape[2] != 3 or 0 in shape:
         raise InputError(
-            "hdf5.points_shape", f"{path}: array 'data' is {list(shape)}, expected points [S, P, 3] with S, P >= 1"
+            "hdf5.points_shape",
+            f"{path}: array 'data' has shape {list(shape)}, expected points [S, P, 3] with S, P >= 1",
         )
     wanted = {"label": {(shape[0],), (shape[0], 1)}, "normal": {shape}, "pid": {shape[:2]}}
     for name, allowed in wanted.items():
         if name in arrays and arrays[name].shape not in allowed:
             raise InputError(
                 "hdf5.array_shape",
-                f"{path}: array {name!r} is {list(arrays[name].shape)}, expected {[*max(allowed, key=len)]} "
-                f"as 'data' is {list(shape)}; repair the file",
+                f"{path}: array {name!r} has shape {list(arrays[name].shape)}, expected {[*max(allowed, key=len)]} "
+                f"because 'data' has shape {list(shape)}; repair the file",
             )

@@ -33,8 +33,7 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
     except subprocess.TimeoutExpired:
         raise InputError(
             "laz.timeout",
-            f"{path}: not unpacked within {seconds:.0f} s; store it as LAS, or try again on a machine that is "
-            "less busy",
+            f"{path}: not unpacked within {seconds:.0f} s; convert it to LAS, or try again on a less busy machine",
         ) from None
     except OSError as error:
         raise InputError(
@@ -45,7 +44,7 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
         raise too_large(path)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = said[-1][:200] if done.returncode == 1 and said else "the decompressor gave up"
+        reason = said[-1][:200] if done.returncode == 1 and said else "decompression failed"
         raise InputError(
             "laz.unreadable", f"{path}: cannot be read as a LAZ point cloud ({reason}); fetch the file again"
         )
@@ -158,10 +157,11 @@ def _check_header(path: Path, data: bytes) -> int:
     if header_bytes + num_vlrs * _VLR_BYTES > start or start > len(data):
         raise InputError(
             "las.points_offset",
-            f"{path}: points from byte {start} after {num_vlrs} records, in {len(data)} bytes; fetch the file again",
+            f"{path}: points start at byte {start} after {num_vlrs} records, but the file has {len(data)} bytes; "
+            "fetch the file again",
         )
     if not count:
-        raise InputError("cloud.no_points", f"{path}: 0 points, expected at least one; remove the file")
+        raise InputError("cloud.no_points", f"{path}: has no points, expected at least one; remove the file")
     expected, held = count * row_bytes, len(data) - start
     if kind & _PACKED:
         check_claim(path, expected, num_bytes=len(data), what=f"its header of {count} points", packed=True)

@@ -46,14 +46,13 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
             if len(face) < max(len(words), 3):
                 raise InputError(
                     "obj.face_malformed",
-                    f"{path}:{number}: face {line[:60].strip()!r}, expected 3 or more vertices from 1; repair the file",
+                    f"{path}:{number}: face {line[:60].strip()!r}, expected at least 3 vertex numbers from 1; repair "
+                    "the file",
                 )
             corners += face
             counts.append(len(face))
     if not vertices:
-        raise InputError(
-            "obj.no_vertices", f"{path}: no line that begins with v, expected vertices; this is not {_WHAT}"
-        )
+        raise InputError("obj.no_vertices", f"{path}: has no line that begins with v; give {_WHAT}")
     rows = numbers_of(path, vertices, width * len(vertices)).reshape(len(vertices), width)
     columns = list(zip(POSITION, rows.T, strict=False))
     if width > 5:
@@ -66,7 +65,7 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     if max(corners) >= len(vertices):
         raise InputError(
             "mesh.vertex_unknown",
-            f"{path}: a face refers to vertex {max(corners) + 1} of {len(vertices)}; repair the file",
+            f"{path}: a face refers to vertex {max(corners) + 1}, but there are {len(vertices)}; repair the file",
         )
     points, attributes, names, _ = parted(path, columns, reading)
     return mesh_of(
@@ -127,7 +126,8 @@ def _content_lines(path: Path) -> list[tuple[int, str]]:
     found = [(number, line) for number, line in lines if line]
     if not found:
         raise InputError(
-            "file.only_comments", f"{path}: only comments, expected {_WHAT_OFF}; fetch the file again or remove it"
+            "file.only_comments",
+            f"{path}: contains only comments, expected {_WHAT_OFF}; fetch the file again or remove it",
         )
     return found
 
@@ -136,7 +136,7 @@ def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
     if not rows:
         raise InputError(
             "off.no_counts",
-            f"{path}: truncated: ends after its first line, expected vertex and face counts; fetch it again",
+            f"{path}: truncated: ends after its first line, expected vertex and face counts; fetch the file again",
         )
     number, row = rows[0]
     words = row.split()
@@ -150,7 +150,7 @@ def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
     if num_vertices == 0 or num_faces == 0:
         raise InputError(
             "off.no_surface",
-            f"{path}:{number}: {num_vertices} vertices and {num_faces} faces, expected a surface to sample; "
+            f"{path}:{number}: has {num_vertices} vertices and {num_faces} faces, so there is no surface to sample; "
             "remove the file",
         )
     return num_vertices, num_faces
@@ -194,7 +194,7 @@ def _floats(path: Path, rows: list[tuple[int, str]], words: list[list[str]]) -> 
         except ValueError:
             raise InputError(
                 "off.word_not_a_number",
-                f"{path}:{number}: not {_WHAT_OFF}: {row[:40]!r} holds a word that is no number",
+                f"{path}:{number}: not {_WHAT_OFF}: {row[:40]!r} contains a word that is not a number",
             ) from None
     raise AssertionError("a word is no number in no row")
 
@@ -218,13 +218,15 @@ def read_stl(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     elif held < 0:
         raise InputError(
             "stl.malformed",
-            f"{path}: {len(data)} bytes, expected 'solid' or a head of {_HEAD_BYTES} bytes: not {_WHAT_STL}",
+            f"{path}: has {len(data)} bytes, expected 'solid' or a header of {_HEAD_BYTES} bytes: not {_WHAT_STL}",
         )
     elif held != expected:
         numbers = f"{held} bytes after its head, expected {expected} for {count} triangles"
         raise miscounted(path, numbers, short=held < expected)
     elif not count:
-        raise InputError("mesh.no_surface", f"{path}: 0 triangles, expected a surface to sample; remove the file")
+        raise InputError(
+            "mesh.no_surface", f"{path}: has no triangles, so there is no surface to sample; remove the file"
+        )
     else:
         vertices = np.frombuffer(data, _TRIANGLE, offset=_HEAD_BYTES)["corners"].reshape(-1, 3).astype(np.float64)
     return mesh_of(
@@ -243,7 +245,8 @@ def _ascii_corners(path: Path, text: str) -> np.ndarray:
             if ended != (kind == "facet") or len(rows) % 3:
                 raise InputError(
                     "stl.facet_malformed",
-                    f"{path}:{number}: {line.strip()[:40]!r}, expected facets of three corners each; repair the file",
+                    f"{path}:{number}: the line is {line.strip()[:40]!r}, expected facets with three corners each; "
+                    "repair the file",
                 )
             ended = kind == "endfacet"
         elif kind == "vertex":
@@ -254,9 +257,9 @@ def _ascii_corners(path: Path, text: str) -> np.ndarray:
                 )
             rows.append((number, " ".join(words).encode()))
     if not ended or open_solids > 0:
-        raise InputError(
-            "stl.truncated", f"{path}: truncated: it ends within a solid, without endsolid; fetch the file again"
-        )
+        raise InputError("stl.truncated", f"{path}: truncated: the last solid has no endsolid; fetch the file again")
     if not rows:
-        raise InputError("mesh.no_surface", f"{path}: 0 triangles, expected a surface to sample; remove the file")
+        raise InputError(
+            "mesh.no_surface", f"{path}: has no triangles, so there is no surface to sample; remove the file"
+        )
     return numbers_of(path, rows, 3 * len(rows)).reshape(-1, 3)

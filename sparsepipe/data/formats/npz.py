@@ -40,7 +40,7 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     data = read_bytes(path, what=_WHAT)
     content = io.BytesIO(data)
     if not zipfile.is_zipfile(content):
-        raise InputError("npz.malformed", f"{path}: not {_WHAT}, or cut short; fetch the file again")
+        raise InputError("npz.malformed", f"{path}: not {_WHAT}, or truncated; fetch the file again")
     renamed = dict(reading.renamed)
     with library_errors(path, what=_WHAT), zipfile.ZipFile(content) as archive:
         names = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -51,7 +51,7 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     points = [name for name in arrays if renamed.get(name, name).lower() in _POINTS]
     if not points:
         listed = ", ".join(sorted(names))[:200] or "nothing"
-        raise InputError("npz.no_points", f"{path}: holds {listed}, expected an array 'points' [P, 3]")
+        raise InputError("npz.no_points", f"{path}: contains {listed}, expected an array 'points' [P, 3]")
     for other in points[1:]:
         if not np.array_equal(arrays[other], arrays[points[0]]):
             raise InputError(
@@ -78,7 +78,7 @@ def read_npy(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     if name.lower() in _FURTHER:
         raise InputError(
             "npz.one_of_several",
-            f"{path}: one of several arrays of a cloud, expected all in one file; put them together by "
+            f"{path}: contains only one of a cloud's arrays; store all of them in one file by "
             f"numpy.savez('NAME.npz', coord=…, {name}=…), or lay scenes out as SPLIT/SCENE/{{coord,{name}}}.npy",
         )
     return cloud_of(path, _table(path, name, array_in(path), reading), reading)
@@ -94,16 +94,16 @@ def array_in(path: Path) -> np.ndarray:
 def array_of(content: bytes) -> np.ndarray:
     """Return the array of an .npy file's bytes. Raises what numpy does, or ValueError if its size is another."""
     if not content.startswith(np.lib.format.MAGIC_PREFIX):
-        raise ValueError("it does not begin as one")
+        raise ValueError("it lacks the file signature")
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = header(stream)
     if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(f"it holds {dtype}, no numbers")
+        raise ValueError(f"it contains {dtype}, not numbers")
     claimed, held = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
     if claimed != held or min(shape, default=0) < 0:
-        raise ValueError(f"its header says {claimed} bytes, {held} follow")
+        raise ValueError(f"its header declares {claimed} bytes, but {held} follow")
     stream.seek(0)
     return np.lib.format.read_array(stream, allow_pickle=False)
 
@@ -120,7 +120,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     try:
         return array_of(archive.read(info))
     except ValueError as error:
-        raise ValueError(f"member {info.filename.removesuffix('.npy')!r} is no array: {error}") from None
+        raise ValueError(f"member {info.filename.removesuffix('.npy')!r} is not an array: {error}") from None
 
 
 def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Columns:
@@ -133,8 +133,8 @@ def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Column
     if len(array) < array.shape[1] and array.shape[1] > _MOST_COLUMNS:
         raise InputError(
             "npz.transposed",
-            f"{path}: array {name!r} is {list(array.shape)}, expected points in rows [P, C]; it lies on its side, "
-            "store its transpose",
+            f"{path}: array {name!r} has shape {list(array.shape)}, expected one row per point [P, C]; store the "
+            "transposed array",
             name=name,
         )
     if reading.columns is not None and len(reading.columns) != array.shape[1]:
@@ -152,7 +152,8 @@ def columns_of(path: Path, name: str, array: np.ndarray, *, width: int, rows: in
         wanted = f"[{'P' if rows is None else rows}, {width}] with P >= 1" if rows is None else f"[{rows}, {width}]"
         raise InputError(
             "npz.array_malformed",
-            f"{path}: array {name!r} is {array.dtype} {list(array.shape)}, expected numbers {wanted}; repair the file",
+            f"{path}: array {name!r} has type and shape {array.dtype} {list(array.shape)}, expected numbers "
+            f"{wanted}; repair the file",
         )
     return array.T
 

@@ -87,7 +87,7 @@ def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes,
     if missing:
         raise InputError(
             "pcd.header_incomplete",
-            f"{path}: header has no {', '.join(missing)}, expected {_WHAT}; fetch the file again",
+            f"{path}: the header has no {', '.join(missing)}, expected {_WHAT}; fetch the file again",
         )
     data_line = header.pop("DATA")
     header.setdefault("COUNT", ["1"] * len(header["FIELDS"]))  # optional in older writers
@@ -100,12 +100,14 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     """Return the fields of a point, the number of points and the encoding."""
     names = header["FIELDS"]
     if not {"x", "y", "z"} <= {name.lower() for name in names}:
-        raise InputError("pcd.no_coordinates", f"{path}: FIELDS {' '.join(names)[:200]}, expected x y z among them")
+        raise InputError(
+            "pcd.no_coordinates", f"{path}: FIELDS are {' '.join(names)[:200]}, expected x, y and z among them"
+        )
     for key in ("SIZE", "TYPE", "COUNT"):
         if len(header[key]) != len(names):
             raise InputError(
                 "pcd.field_count",
-                f"{path}: {key} has {len(header[key])} entries, expected {len(names)}: one for each field",
+                f"{path}: {key} has {len(header[key])} entries, expected {len(names)}, one per field",
             )
     shape = [" ".join(header.get(key, ["1"])) for key in ("POINTS", "WIDTH", "HEIGHT")]
     words = [*header["SIZE"], *header["COUNT"], *shape]
@@ -117,16 +119,16 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
         )
     (num_points, width, height), encoding = numbers[-3:], header["DATA"][0].lower()
     if num_points == 0:
-        raise InputError("cloud.no_points", f"{path}: 0 points, expected at least one; remove the file")
+        raise InputError("cloud.no_points", f"{path}: has no points, expected at least one; remove the file")
     if width * height != num_points:
         raise InputError(
             "pcd.size_differs",
-            f"{path}: WIDTH {width} times HEIGHT {height} is {width * height}, expected {num_points}, as POINTS says; "
-            "repair its header",
+            f"{path}: WIDTH {width} times HEIGHT {height} is {width * height}, but POINTS is {num_points}; repair "
+            "the header",
         )
     if encoding not in _ENCODINGS:
         raise InputError(
-            "pcd.encoding_unknown", f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}"
+            "pcd.encoding_unknown", f"{path}: unknown DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}"
         )
     types = [word.upper() for word in header["TYPE"]]
     fields = [_Field(*each) for each in zip(names, types, numbers, numbers[len(names) :], strict=False)]
@@ -134,8 +136,8 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
         if field.name != "_" and (field.type, field.size) not in _KINDS:
             raise InputError(
                 "pcd.field_type_unknown",
-                f"{path}: field {field.name[:40]} is of TYPE {field.type[:9]} and SIZE {field.size}, expected F of 4 "
-                f"or 8 bytes, I or U of 1, 2, 4 or 8: not {_WHAT}; fetch it again",
+                f"{path}: field {field.name[:40]} has TYPE {field.type[:9]} and SIZE {field.size}, expected F of 4 "
+                f"or 8 bytes, or I or U of 1, 2, 4 or 8 bytes; give {_WHAT}",
             )
     return fields, num_points, encoding
 
@@ -152,7 +154,7 @@ def _ascii_columns(path: Path, body: bytes, fields: list[_Field], *, num_points:
         if len(line.split()) != width:
             raise InputError(
                 "pcd.row_malformed",
-                f"{path}:{number}: {shown(line)}, expected {width} numbers: not {_WHAT}; fetch it again",
+                f"{path}:{number}: {shown(line)}, expected {width} numbers: not {_WHAT}; fetch the file again",
             )
     table = numbers_of(path, lines, width * num_points).reshape(num_points, width)
     columns, place = [], 0
@@ -193,7 +195,7 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
     if unpacked != expected:
         raise InputError(
             "pcd.unpacked_size",
-            f"{path}: unpacks to {unpacked} bytes, expected {expected} for {num_points} points; fetch it again",
+            f"{path}: unpacks to {unpacked} bytes, expected {expected} for {num_points} points; fetch the file again",
         )
     check_claim(path, expected, num_bytes=len(body), what="its header", packed=True)
     content = _checked(path, body, packed + 8, num_points)[8:]
@@ -201,7 +203,7 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
         found: bytes | None = lzf.decompress(content, unpacked)
     if found is None or len(found) != unpacked:
         raise InputError(
-            "pcd.not_unpackable", f"{path}: not {_WHAT}: its points cannot be decompressed; fetch it again"
+            "pcd.not_unpackable", f"{path}: not {_WHAT}: its points cannot be decompressed; fetch the file again"
         )
     return found
 

@@ -294,7 +294,7 @@ def _corners(path: Path, columns: Columns) -> Ragged | None:
             return lists
     raise InputError(
         "ply.no_vertex_indices",
-        f"{path}: faces of {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file",
+        f"{path}: faces have {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file",
     )
 
 
@@ -330,7 +330,8 @@ def _header(path: Path, data: bytes) -> _Header:
             count = whole_number(words[2]) if len(words) == 3 else None
             if count is None:
                 raise InputError(
-                    "ply.element_malformed", f"{path}:{number}: {' '.join(words)[:40]!r}, expected 'element NAME COUNT'"
+                    "ply.element_malformed",
+                    f"{path}:{number}: the line is {' '.join(words)[:40]!r}, expected 'element NAME COUNT'",
                 )
             tables.append((words[1], count, []))
         elif words[:1] == ["property"]:
@@ -338,8 +339,8 @@ def _header(path: Path, data: bytes) -> _Header:
             if found is None or not tables:
                 raise InputError(
                     "ply.property_malformed",
-                    f"{path}:{number}: {' '.join(words)[:60]!r}, expected 'property TYPE NAME' or 'property list "
-                    f"COUNT-TYPE TYPE NAME' below an element, of {', '.join(_TYPES)}",
+                    f"{path}:{number}: the line is {' '.join(words)[:60]!r}, expected 'property TYPE NAME' or "
+                    f"'property list COUNT-TYPE TYPE NAME' below an element, with types {', '.join(_TYPES)}",
                 )
             tables[-1][2].append(found)
     raise InputError(
@@ -360,28 +361,28 @@ def _checked(path: Path, header: _Header) -> _Header:
     if not header.encoding:
         raise InputError(
             "ply.no_format",
-            f"{path}: no format line in its header, expected such as 'format ascii 1.0'; repair the file",
+            f"{path}: the header has no format line, expected one such as 'format ascii 1.0'; repair the file",
         )
     if header.encoding not in _ORDERS:
         raise InputError(
-            "ply.format_unknown", f"{path}: format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}"
+            "ply.format_unknown", f"{path}: unknown format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}"
         )
     for names in ([e.name for e in header.elements], *([p.name for p in e.properties] for e in header.elements)):
         name, times = Counter(names).most_common(1)[0] if names else ("", 0)
         if times > 1:
             raise InputError(
                 "ply.name_twice",
-                f"{path}: {name[:40]!r} is named twice in its header, expected each name once; repair it",
+                f"{path}: the header names {name[:40]!r} twice, expected each name once; repair it",
             )
     vertex = next((element for element in header.elements if element.name == "vertex"), None)
     if vertex is None or not vertex.count:
         raise InputError(
-            "cloud.no_points", f"{path}: its header has no vertices, expected at least one; remove the file"
+            "cloud.no_points", f"{path}: its header declares no vertices, expected at least one; remove the file"
         )
     names = [p.name for p in vertex.properties if p.count_type is None]
     if not set(POSITION) <= {name.lower() for name in names}:
         raise InputError(
             "ply.no_coordinates",
-            f"{path}: vertices of {' '.join(names)[:80] or 'nothing'}, expected x, y and z among them",
+            f"{path}: vertices have {' '.join(names)[:80] or 'nothing'}, expected x, y and z among them",
         )
     return header

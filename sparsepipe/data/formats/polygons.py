@@ -46,7 +46,7 @@ def mesh_of(
     faces, polygons = triangles(vertices, corners, counts)
     if not len(faces):
         raise InputError(
-            "mesh.no_surface", f"{path}: no face has three corners, expected a surface to sample; remove the file"
+            "mesh.no_surface", f"{path}: no face has three corners, so there is no surface to sample; remove the file"
         )
     if not measured.all():  # of the vertices that no face uses any more
         faces, vertices = (np.cumsum(measured) - 1)[faces], vertices[measured]
@@ -140,7 +140,8 @@ def numbers_of(path: Path, rows: list[tuple[int, bytes]], expected: int) -> np.n
                 float(word)
             except ValueError:
                 raise InputError(
-                    "text.not_numbers", f"{path}:{number}: {shown(line)}, expected only numbers; repair the file"
+                    "text.not_numbers",
+                    f"{path}:{number}: the row is {shown(line)}, expected only numbers; repair the file",
                 ) from None
     return np.array([float(word) for _, line in rows for word in line.split()])  # forms that Python alone reads
 

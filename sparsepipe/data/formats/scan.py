@@ -40,7 +40,7 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
         raise InputError(
             "scan.size_odd",
             f"{path}: {len(data)} bytes, expected a multiple of {row_bytes}: rows of {' '.join(columns)} as float32; "
-            "it has other columns, or is truncated",
+            "the file has other columns, or is truncated",
             row_bytes=row_bytes,
         )
     rows = _rows(data, len(columns))
@@ -60,8 +60,8 @@ def _check_type(path: Path, data: bytes, points: np.ndarray) -> None:
     kind = likelier[0] if likelier else "TYPE"
     raise InputError(
         "scan.not_float32",
-        f"{path}: point {bad} is {points[bad].tolist()} as float32, and {share:.0%} of coordinates are as far from any "
-        f"length{f': its numbers are rather {_OTHER_TYPES[kind]}' if likelier else ''}; convert it by "
+        f"{path}: point {bad} is {points[bad].tolist()} as float32, and {share:.0%} of coordinates are as "
+        f"implausible{f': its numbers are rather {_OTHER_TYPES[kind]}' if likelier else ''}; convert the file by "
         f"numpy.fromfile(NAME, '{kind}').astype('<f4').tofile(NAME)",
     )
 
@@ -95,8 +95,8 @@ def _check_width(path: Path, numbers: np.ndarray, columns: Sequence[str]) -> Non
         likely = next(other for other in clear if gains[other] > max(gains.values()) - _CLEAR)
         raise InputError(
             "scan.row_length",
-            f"{path}: its numbers repeat in rows of {likely}, expected {width}: {' '.join(columns)}; correct "
-            f'"columns" in dataset.json, where "_" stands for an unused column',
+            f"{path}: its numbers repeat in rows of {likely}, but rows of {width} are declared: {' '.join(columns)}; "
+            f'correct "columns" in dataset.json, where "_" stands for an unused column',
             likely=likely,
             width=width,
         )

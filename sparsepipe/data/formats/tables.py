@@ -38,12 +38,12 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     if len(first) != len(names) and any(first[len(names) :] or ["x"]):
         raise InputError(
             "table.field_count",
-            f"{path}: {len(first)} fields in its first row, expected {len(names)} as in its header; repair it",
+            f"{path}: its first row has {len(first)} fields, but its header has {len(names)}; repair the file",
         )
     if reading.columns is not None and len(reading.columns) != len(names):
         raise InputError(
             "table.column_count",
-            f"{path}: {len(names)} columns, expected {len(reading.columns)} as in dataset.json; correct its columns",
+            f"{path}: has {len(names)} columns, but dataset.json declares {len(reading.columns)}; correct its list",
         )
     commas = separator != "," and re.search(r"\d,\d", body) and not re.search(r"\d\.\d", body)
     import pandas  # here: few files need it
@@ -72,6 +72,6 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
             row, value = next((k, value) for k, value in enumerate(column) if not is_number(str(value)))
             raise InputError(
                 "table.not_a_number",
-                f"{path}: column {name[:40]!r} is {str(value)[:40]!r} in row {row}, expected only numbers",
+                f"{path}: column {name[:40]!r} is {str(value)[:40]!r} in row {row}, expected a number; repair the file",
             )
     return cloud_of(path, columns, reading)

@@ -37,14 +37,14 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     words = lines[0][1].split()
     if words[:1] in (["ncols"], ["NCOLS"]):
         raise InputError(
-            "text.esri_grid", f"{path}: is an ESRI height grid, expected {_WHAT}; convert it to rows of x y z"
+            "text.esri_grid", f"{path}: is an ESRI height grid, expected {_WHAT}; convert it to rows with x, y and z"
         )
     if _are_names(words, renamed) or (words and _begin_with_words([line for _, line in lines[:2]])):
         if named is None and not _are_names(words, renamed):
             raise InputError(
                 "text.columns_unnamed",
-                f"{path}:{lines[0][0]}: {lines[0][1][:60]!r} names columns, but not x, y and z by a word each; name "
-                'them in dataset.json, such as "columns": ["x", "y", "z", "intensity"], or correct the line',
+                f"{path}:{lines[0][0]}: {lines[0][1][:60]!r} names columns, but not x, y and z; name the columns in "
+                'dataset.json, such as "columns": ["x", "y", "z", "intensity"], or correct the line',
             )
         named, lines = named or words, lines[1:]
     elif len(words) == 1 and words[0].isdecimal() and len(lines) > 1:
@@ -96,7 +96,7 @@ def _lines(path: Path, renamed: dict[str, str]) -> tuple[list[tuple[int, str]], 
     found = [(number, line) for number, line in lines if line and not _COMMENT.match(line)]
     if not found:
         raise InputError(
-            "file.only_comments", f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it"
+            "file.only_comments", f"{path}: contains only comments, expected {_WHAT}; fetch the file again or remove it"
         )
     comments = (line.lstrip("#/ ") for number, line in lines if line and number < found[0][0])
     names = next((words for words in (_separated(line).split() for line in comments) if _are_names(words, renamed)), [])
@@ -127,7 +127,7 @@ def _has_decimal_commas(path: Path, lines: list[tuple[int, str]]) -> bool:
         if any(map(_THOUSANDS.fullmatch, _words(line))):
             raise InputError(
                 "text.number_grouped",
-                f"{path}:{number}: {line[:60]!r} has points and commas within a number; write 1234.5",
+                f"{path}:{number}: {line[:60]!r} has both points and commas within a number; write it as 1234.5",
             )
     if any("." in line for _, line in rows):
         return False
@@ -184,10 +184,10 @@ def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> 
         if not words or len(words) != width or not all(map(is_number, words)):
             raise InputError(
                 "text.row_malformed",
-                f"{path}:{number}: {line[:60]!r}, expected {width or 3} numbers; repair or remove the file",
+                f"{path}:{number}: the row is {line[:60]!r}, expected {width or 3} numbers; repair or remove the file",
                 number=number,
             )
-    raise InputError("text.malformed", f"{path}: not {_WHAT}; fetch the file again or remove it")
+    raise InputError("text.malformed", f"{path}: not {_WHAT}; fetch the file again, or remove it")
 
 
 def is_number(word: str) -> bool:

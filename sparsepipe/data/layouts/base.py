@@ -27,7 +27,7 @@ _KEYS = frozenset(  # of it; the last ones are of generated data sets
     "num_train num_test families".split()
 )
 _MOST_SHOWN = 400  # characters of a path in a message
-UNREAD = "of no format that is read"
+UNREAD = "of unsupported formats"
 COMPANION_SUFFIXES = {  # of files that go with samples and are none
     *(".md", ".json", ".yaml", ".yml", ".html", ".pdf", ".log", ".seg", ".label", ".mtl", ".ini", ".cfg", ".py"),
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".svg", ".mp4", ".zip", ".tar", ".tgz"),
@@ -92,7 +92,7 @@ class DataFolder:
             if twins := duplicate_names(names):
                 raise InputError(
                     "layout.names_alike",
-                    f"{self.path}: {what} {twins}; expected different names: rename one, or merge them",
+                    f"{self.path}: {what} {twins}; rename one, or merge them",
                 )
 
     @cached_property
@@ -128,7 +128,7 @@ class DataFolder:
             there = f"; left out: {self._left_out_folders()}" if self.left_out else ""
             raise InputError(
                 "dataset.split_unknown",
-                f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}{there}",
+                f"{self.path}: has no split {name!r}, expected one of {', '.join(self.splits)}{there}",
                 name=name,
             )
         if self.layout == "classes" and (empty := self.classes_without(name)):
@@ -137,7 +137,7 @@ class DataFolder:
             folder = self.path / (f"{empty[0]}/{name}" if of_class else f"{name}/{empty[0]}")
             raise InputError(
                 "layout.class_empty",
-                f"{folder}: no {formats()} file, expected at least one; add files or remove the class",
+                f"{folder}: has no {formats()} file; add files, or remove the class",
             )
         return files
 
@@ -189,8 +189,8 @@ class Listing:
         if suffixes:
             kinds = ", ".join(sorted(suffixes)[:6])
             self.faults.append(
-                f"{folder}: no sample in it, but {number_of(sum(suffixes.values()), 'file')} ({kinds}) {why}; expected "
-                f"{expected or formats()}, convert them or move the folder away"
+                f"{folder}: contains no sample, but {number_of(sum(suffixes.values()), 'file')} ({kinds}) {why}; "
+                f"expected {expected or formats()}; convert these files, or move the folder elsewhere"
             )
 
     def attempt(self, make: Callable[[], SampleFile]) -> None:
@@ -220,12 +220,14 @@ def read_marker(root: Path) -> Marker:
         return {}
     marker = read_json(path, what="data set's description")
     if not isinstance(marker, dict) or not isinstance(marker.get("name", ""), str):
-        raise InputError("marker.no_name", f"{path}: expected an object with 'name' as text; correct or remove it")
+        raise InputError(
+            "marker.no_name", f"{path}: expected an object with a string 'name'; correct or remove the file"
+        )
     for key in marker.keys() - _KEYS:
         if near := meant(key.lower(), sorted(_KEYS)):
             raise InputError(
                 "marker.key_unknown",
-                f"{path}: {shown(key)} is an unknown key, did you mean {near!r}? Rename or remove it",
+                f"{path}: unknown key {shown(key)} (did you mean {near!r}?); rename or remove it",
             )
     return marker
 
@@ -267,7 +269,7 @@ def duplicate_names(names: Iterable[str]) -> str:
     for name in names:
         key = normalized_name(name)
         if key in first:
-            how = "are the same" if first[key] == name else "differ by case or Unicode form alone"
+            how = "are the same" if first[key] == name else "differ only by case or Unicode form"
             return f"{first[key]!a} and {name!a} {how}"
         first[key] = name
     return ""

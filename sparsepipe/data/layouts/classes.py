@@ -103,7 +103,7 @@ def _table(listing: Listing) -> _Table:
     if splits_first and _classes_first(root):
         raise InputError(
             "layout.order_mixed",
-            f"{root}: samples lie in CLASS/SPLIT and in SPLIT/CLASS folders, expected one order; move those of one",
+            f"{root}: contains both CLASS/SPLIT and SPLIT/CLASS folders; use only one of these layouts",
         )
     table: _Table = {}
     for outer in folders(root):
@@ -126,7 +126,7 @@ def _table(listing: Listing) -> _Table:
                 continue
             twin = table.setdefault(name, {}).setdefault(split, inner)
             if twin != inner:
-                listing.faults.append(f"{twin}: the same split is there as {inner}; keep one, or join them")
+                listing.faults.append(f"{twin}: duplicates the split {inner}; keep one, or merge them")
     return table
 
 
@@ -143,7 +143,7 @@ def _nothing(root: Path, listing: Listing) -> str:
     there = "; ".join(f"{entry.path} is {entry.why}" for entry in listing.left_out[:3]) or "it is empty"
     return (
         f"{root}: no class folder, expected CLASS/{{train,test}}/FILE or {{train,test}}/CLASS/FILE with {formats()} "
-        f"files; what is there: {there}"
+        f"files; it contains: {there}"
     )
 
 
@@ -157,7 +157,7 @@ def _list_samples(listing: Listing, folder: Path, *, label: int, split: str) -> 
         elif suffix_of(path) not in READERS or not path.is_file():
             others.append(path)
         elif (twin := stems.setdefault(stem_of(path), path)) != path:
-            listing.faults.append(f"{twin}: the same sample is there as {path.name}; keep one format")
+            listing.faults.append(f"{twin}: duplicates the sample {path.name}; keep one format")
         else:
             segments = path.with_name(stem_of(path) + SEGMENTS)
             companions = (segments,) if segments.is_file() else ()
@@ -185,10 +185,12 @@ def _segments(path: Path, reading: Reading) -> np.ndarray:
         labels = np.loadtxt(io.StringIO(decoded(data)), ndmin=1)
     except ValueError as error:
         raise InputError(
-            "labels.malformed", f"{path}: not one whole number a line ({complaint(error)}); repair or remove it"
+            "labels.malformed",
+            f"{path}: expected one whole number per line ({complaint(error)}); repair or remove the file",
         ) from None
     if labels.ndim != 1:
         raise InputError(
-            "labels.column_count", f"{path}: {labels.shape[1]} numbers a line, expected one; repair or remove it"
+            "labels.column_count",
+            f"{path}: has {labels.shape[1]} numbers per line, expected one; repair or remove the file",
         )
     return whole_labels(path, labels, reading)

@@ -42,7 +42,7 @@ def opened(root: Path, marker: base.Marker) -> DataFolder:
     for split in SPLITS:
         for path in dict.fromkeys(splits.get(split, ())):
             if splits[split].count(path) > 1:
-                listing.faults.append(f"{path}: listed twice in split {split}; take it out once")
+                listing.faults.append(f"{path}: listed twice in split {split}; remove one entry")
             try:
                 labels, num_bytes = hdf5_labels(path), path.stat().st_size
             except InputError as error:
@@ -62,8 +62,8 @@ def opened(root: Path, marker: base.Marker) -> DataFolder:
     if not listing.files:
         names = ", ".join(path.name for path in _files(root)[:_MOST_NAMED])
         raise listing.empty(
-            f"{root}: no file *train*.h5 or *test*.h5 among {names}, expected at least one; rename them, or say in "
-            f"{MARKER} which are which: {_example(root)}"
+            f"{root}: no file *train*.h5 or *test*.h5 among {names}, expected at least one; rename them, or assign "
+            f"them to splits in {MARKER}: {_example(root)}"
         )
     return DataFolder(
         marker.get("name", root.name),
@@ -107,25 +107,25 @@ def _found_splits(listing: Listing) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for path, split in lists.items():
         if split in splits:
-            raise InputError("layout.list_twice", f"{path}: is a second list of split {split}; keep one")
+            raise InputError("layout.list_twice", f"{path}: is a second list of split {split}; remove one of them")
         splits[split] = _listed(listing, path)
     by_name: dict[str, list[Path]] = {}
     for path in _files(root):
         named = splits_named(stem_of(path))
         if len(named) == 1 and named[0] not in splits:
             by_name.setdefault(named[0], []).append(path)
-    meant = f"say which are meant in {root / MARKER}, as in {_example(root)}"
+    meant = f"choose the files in {root / MARKER}, such as {_example(root)}"
     for split, paths in by_name.items():
         if not are_parts([stem_of(path) for path in paths]):
             raise InputError(
                 "layout.files_undecided",
-                f"{root}: {_named(paths)} are all named after split {split}, but are no parts of one, numbered through "
-                f"from 0 or 1; {meant}, or in {split}_files.txt",
+                f"{root}: {_named(paths)} are all named after split {split}, but their numbers do not run from 0 or "
+                f"1; {meant}, or in {split}_files.txt",
             )
     chosen = [path for paths in by_name.values() for path in paths]
     if len({version for path in chosen if (version := version_of(stem_of(path)))}) > 1:
         raise InputError(
-            "layout.versions_mixed", f"{root}: {_named(chosen)} are of several versions, expected one; {meant}"
+            "layout.versions_mixed", f"{root}: {_named(chosen)} belong to several versions, expected only one; {meant}"
         )
     return splits | by_name
 
@@ -143,7 +143,7 @@ def _listed(listing: Listing, path: Path) -> list[Path]:
     paths = [listing.root / Path(line).name for line in listed_lines(path)]
     for one in paths:
         if not is_file(one):
-            listing.faults.append(f"{short(one)}: listed in {path.name} but not there; fetch the data set again")
+            listing.faults.append(f"{short(one)}: listed in {path.name} but missing; fetch the data set again")
     return [one for one in paths if is_file(one)]
 
 
@@ -152,7 +152,8 @@ def _chosen(root: Path, marker: base.Marker) -> dict[str, list[Path]]:
     where, given = root / MARKER, marker[FILES]
     if not isinstance(given, dict) or not given:
         raise InputError(
-            "marker.files_malformed", f"{where}: 'files' is no object of splits, expected as in {_example(root)}"
+            "marker.files_malformed",
+            f"{where}: 'files' is not an object with a list per split, expected one such as {_example(root)}",
         )
     splits: dict[str, list[Path]] = {}
     for word, names in given.items():
@@ -160,12 +161,12 @@ def _chosen(root: Path, marker: base.Marker) -> dict[str, list[Path]]:
         if split is None or split in splits:
             raise InputError(
                 "marker.split_malformed",
-                f"{where}: 'files' has {shown(word)}, expected each split once, of {', '.join(WORDS)}",
+                f"{where}: 'files' lists {shown(word)}, expected each split of {', '.join(WORDS)} at most once",
             )
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise InputError(
                 "marker.names_malformed",
-                f"{where}: 'files' of {word} is no list of names, expected as in {_example(root)}",
+                f"{where}: 'files' of {word} is not a list of names, expected one such as {_example(root)}",
             )
         splits[split] = [_inside(root, name) for name in names]
     return splits
@@ -176,7 +177,7 @@ def _inside(root: Path, name: str) -> Path:
     if "\0" in name or relative.is_absolute() or ".." in relative.parts or not is_file(root / relative):
         raise InputError(
             "marker.file_outside",
-            f"{root / MARKER}: 'files' names {name[:80]!r}, expected a file inside {root}; correct it",
+            f"{root / MARKER}: 'files' names {name[:80]!r}, which lies outside {root}; name a file inside this folder",
         )
     return root / relative
 
@@ -196,7 +197,7 @@ def _note_left_out(listing: Listing, used: set[Path]) -> None:
             why = f"named after {' and '.join(named)}" if len(named) > 1 else "named after no split"
             listing.leave(path, "in no list" if len(named) == 1 else why)
         elif path.is_dir():
-            listing.leave(path, "a folder beside HDF5 files; give its own path if it is a data set")
+            listing.leave(path, "a folder next to HDF5 files; give its path if it is a data set")
     files = [path for path in others if not path.is_dir() and path.name not in known and not _split_of_list(path)]
     listing.leave_files((path for path in files if suffix_of(path) not in SUFFIXES), "not read")
     listing.leave_files((path for path in files if suffix_of(path) in SUFFIXES and not path.is_file()), "not read")

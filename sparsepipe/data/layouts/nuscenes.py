@@ -77,7 +77,7 @@ def opened(root: Path, marker: Marker) -> DataFolder:
             split = _split(name, scan.scene, root / name / "scene.json")
             if not scan.labels and split != "test":
                 listing.faults.append(
-                    f"{root / scan.path}: no labels of it in {name}/lidarseg.json; fetch nuScenes-lidarseg too"
+                    f"{root / scan.path}: {name}/lidarseg.json has no labels for it; fetch nuScenes-lidarseg too"
                 )
                 continue
             labels = (root / scan.labels, root / name / "category.json") if scan.labels else ()
@@ -116,8 +116,8 @@ def _scans(tables: Path) -> Iterator[_Scan]:
         if scene is None or ".." in path or ".." in of_labels or Path(of_labels).is_absolute():
             raise InputError(
                 "nuscenes.tables_differ",
-                f"{tables / 'sample_data.json'}: {token} is of no scene of sample.json and scene.json; expected tables "
-                "of one version, fetch them again",
+                f"{tables / 'sample_data.json'}: {token} belongs to no scene of sample.json and scene.json; fetch "
+                "all tables of one version again",
             )
         yield _Scan(path, of_labels, scene)
 
@@ -127,7 +127,7 @@ def _rows_of_lidar(path: Path) -> Iterator[Mapping[str, Any]]:
     wanted = f'"{_SCANS}'.encode()
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise InputError("nuscenes.table_malformed", f"{path}: empty, expected a table of nuScenes")
+            raise InputError("nuscenes.table_malformed", f"{path}: is empty, expected a table of nuScenes")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             at = data.find(wanted)
             while at >= 0:
@@ -136,7 +136,8 @@ def _rows_of_lidar(path: Path) -> Iterator[Mapping[str, Any]]:
                     row = json.loads(data[start : end + 1])
                 except (ValueError, RecursionError) as error:
                     raise InputError(
-                        "nuscenes.table_malformed", f"{path}: byte {start}: no row of a table ({error}); fetch it again"
+                        "nuscenes.table_malformed",
+                        f"{path}: byte {start}: not a table row ({error}); fetch the file again",
                     ) from None
                 yield row
                 at = data.find(wanted, end)
@@ -176,8 +177,8 @@ def _read(file: SampleFile, reading: Reading) -> Cloud:
     if len(data) != num_points:
         raise InputError(
             "nuscenes.label_count",
-            f"{path}: {len(data)} bytes, expected {num_points}: one for each point of its scan; they are of different "
-            "scans, or one is cut short",
+            f"{path}: has {len(data)} bytes, expected {num_points}, one per point of its scan; the files belong to "
+            "different scans, or one is truncated",
         )
     return cloud.with_labels(_class_of(categories, categories.stat().st_mtime_ns)[data])
 
@@ -193,8 +194,7 @@ def _class_of(path: Path, changed: int) -> np.ndarray:
             if not number.isdecimal() or int(number) > 255:
                 raise InputError(
                     "nuscenes.category_missing",
-                    f"{path}: no index of category {name}, expected one below 256; take category.json of "
-                    "nuScenes-lidarseg",
+                    f"{path}: category {name} has no index below 256; use category.json of nuScenes-lidarseg",
                 )
             table[int(number)] = label
     return table

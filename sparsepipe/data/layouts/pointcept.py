@@ -107,7 +107,7 @@ def _segment(root: Path, marker: Marker, scenes: list[Path]) -> str:
     if chosen is None and len(there) > 1:
         raise InputError(
             "layout.segment_undecided",
-            f"{root}: its scenes have {', '.join(f'{name}.npy' for name in there)}, expected one of them; name it in "
+            f"{root}: its scenes have {', '.join(f'{name}.npy' for name in there)}, expected only one; choose it in "
             f'{MARKER}: {{"{_SEGMENT}": "{there[0]}"}}',
         )
     return chosen or next(iter(there), "")
@@ -121,7 +121,7 @@ def _list_scene(listing: Listing, scene: Path, split: str, segment: str) -> list
     labels = scene / f"{segment}.npy"
     if segment and labels not in used and split != "test":
         listing.faults.append(
-            f"{labels}: not there, expected the labels of {scene.name}; add it, or move the scene away"
+            f"{labels}: file not found, expected the labels of {scene.name}; add it, or move the scene away"
         )
         return []
 
@@ -154,8 +154,8 @@ def _known_parts(root: Path, marker: Marker, listing: Listing, segment: str) -> 
     if not 0 <= largest < _MOST_CLASSES:
         raise InputError(
             "layout.classes_unnamed",
-            f"{root}: {'no' if largest < 0 else largest + 1} classes in {segment or _SEGMENT}.npy of its scenes; name "
-            f'them in {MARKER}, such as "parts": ["ground", "tree"]',
+            f"{root}: its scenes have {'no' if largest < 0 else largest + 1} classes in {segment or _SEGMENT}.npy; "
+            f'name them in {MARKER}, such as "parts": ["ground", "tree"]',
         )
     return tuple(map(str, range(largest + 1)))
 

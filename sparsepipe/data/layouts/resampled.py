@@ -37,7 +37,7 @@ def opened(root: Path, marker: Marker) -> DataFolder:
             if name not in label or "\0" in line:
                 raise InputError(
                     "layout.class_unknown",
-                    f"{path}: {shown(line)} belongs to no class in {prefix}_shape_names.txt; correct one of them",
+                    f"{path}: {shown(line)} matches no class in {prefix}_shape_names.txt; correct one of the two files",
                 )
             listing.attempt(partial(sample_of, root / name / f"{stem}.txt", root, label=label[name], split=split))
     if not listing.files:

@@ -76,7 +76,8 @@ def _room(listing: Listing, room: Path, area: Path) -> SampleFile:
     listing.leave_files((path for path in inside if path not in objects), "no CLASS_K.txt")
     if not objects:
         raise InputError(
-            "s3dis.no_objects", f"{room / _ANNOTATIONS}: no CLASS_K.txt, expected a room's objects; fetch it again"
+            "s3dis.no_objects",
+            f"{room / _ANNOTATIONS}: has no CLASS_K.txt, expected the objects of a room; fetch the data set again",
         )
     split = split_of_area(area)
     assert split is not None

@@ -62,7 +62,7 @@ def opened(root: Path, marker: Marker) -> DataFolder:
             listing.attempt(partial(_scene, listing, scene, listed.pop(scene.name)))
         else:
             listing.leave(scene, f"in none of {', '.join(_LISTS.values())}")
-    listing.faults += [f"{root / _SCENES / name}: listed but not there; fetch the data set again" for name in listed]
+    listing.faults += [f"{root / _SCENES / name}: listed but missing; fetch the data set again" for name in listed]
     for scene in folders(root / _TEST) if (root / _TEST).is_dir() else ():
         listing.attempt(partial(_scene, listing, scene, "test"))
     known = {MARKER, _SCENES, _TEST, *_LISTS.values(), *(home.partition("/")[0] for home in _HOMES if home)}
@@ -95,7 +95,7 @@ def _listed(root: Path) -> Iterator[tuple[str, str]]:
         if path is None:
             raise InputError(
                 "scannet.no_list",
-                f"{root / name}: not there, expected the names of the scenes of split {split}; copy it from "
+                f"{root / name}: file not found, expected the scene names of split {split}; copy it from "
                 "Tasks/Benchmark of ScanNet's repository",
             )
         yield from ((scene, split) for scene in listed_lines(path))
@@ -134,7 +134,7 @@ def _labels(path: Path, reading: Reading) -> np.ndarray:
     if isinstance(content, Mesh) or content.labels is None:
         raise InputError(
             "scannet.no_labels",
-            f"{path}: its vertices have no label, expected one each, a number of NYU40; fetch the file again",
+            f"{path}: its vertices have no label, expected one NYU40 number per vertex; fetch the file again",
         )
     labels = np.full(len(content) + content.num_unmeasured, IGNORED, dtype=np.int64)
     labels[content.file_rows] = content.labels

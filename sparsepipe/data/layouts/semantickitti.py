@@ -61,7 +61,7 @@ def opened(root: Path, marker: Marker) -> DataFolder:
     listing = Listing(root)
     for sequence in folders(root / "sequences"):
         if not _number(sequence) or not (sequence / "velodyne").is_dir():
-            listing.leave(sequence, "no sequence: not a number with velodyne/ in it")
+            listing.leave(sequence, "not a sequence: expected a number with a folder velodyne/")
             continue
         _list_scans(listing, sequence)
     listing.leave_files((path for path in entries(root) if path.name not in ("sequences", MARKER)), "not read")
@@ -101,7 +101,9 @@ def _list_scans(listing: Listing, sequence: Path) -> None:
         own = labels.pop(path.stem, None)
         if (own is None or not own.is_file()) and split != "test":
             missing = folder / f"{path.stem}.label"
-            listing.faults.append(f"{missing}: not there, expected the labels of {path.name}; fetch the labels too")
+            listing.faults.append(
+                f"{missing}: file not found, expected the labels of {path.name}; fetch the labels too"
+            )
             continue
         companions = (own,) if own is not None else ()
         listing.files.append(sample_of(path, listing.root, label=None, split=split, companions=companions))
@@ -125,8 +127,8 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
     if len(data) != 4 * num_points:
         raise InputError(
             "semantickitti.label_count",
-            f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
-            "scan; they belong to different scans, or a file is truncated",
+            f"{path}: has {len(data)} bytes, expected {4 * num_points}: one uint32 for each of the {num_points} "
+            "points of its scan; the files belong to different scans, or a file is truncated",
             num_points=num_points,
         )
     labels: np.ndarray = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
@@ -135,8 +137,8 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
         raw = int(np.frombuffer(data, dtype="<u4")[unknown[0]] & 0xFFFF)
         raise InputError(
             "semantickitti.label_unknown",
-            f"{path}: label {unknown[0]} is {raw}, expected a label of SemanticKITTI, such as 10 for a car; lay other "
-            "data out in another way",
+            f"{path}: label {unknown[0]} is {raw}, expected a label of SemanticKITTI, such as 10 for a car; use "
+            "another layout for other data",
             raw=raw,
         )
     return labels

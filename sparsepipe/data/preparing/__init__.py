@@ -19,7 +19,7 @@ def preparer(name: str) -> Preparer:
     """Return the way that a manifest names. Raises InputError that lists the names there are."""
     if name not in _HOMES:
         raise InputError(
-            "preparing.unknown", f"no way {name!r} to prepare a data set, expected one of {', '.join(_HOMES)}"
+            "preparing.unknown", f"unknown preparation {name!r} of a data set, expected one of {', '.join(_HOMES)}"
         )
     home, function = _HOMES[name]
     found: Preparer = getattr(import_module(f".{home}", __name__), function)

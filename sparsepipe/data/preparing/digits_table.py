@@ -52,11 +52,11 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decompressor's
             raise
         raise InputError(
-            "digits.malformed", f"{path}: not a table of digits ({complaint(error)}); fetch it again"
+            "digits.malformed", f"{path}: not a table of digits ({complaint(error)}); fetch the file again"
         ) from None
     if table.shape[1] != _SIDE**2 + 1:
         raise InputError(
             "digits.column_count",
-            f"{path}: {table.shape[1]} columns, expected {_SIDE**2} pixels and the digit; fetch it again",
+            f"{path}: has {table.shape[1]} columns, expected {_SIDE**2} pixels and the digit; fetch the file again",
         )
     return table[:, :-1].astype(np.uint8).reshape(-1, _SIDE, _SIDE), table[:, -1].astype(np.uint8)

@@ -37,7 +37,7 @@ def help_texts(files: Path, out: Path) -> None:
         pairs = dict.fromkeys(_pairs(Path(place) / _HELP))
     if not pairs:
         raise InputError(
-            "help.no_pages", f"{files}: no page in two languages below {_HELP} of its packages; fetch them again"
+            "help.no_pages", f"{files}: the packages have no page in two languages below {_HELP}; fetch them again"
         )
     source, target = _LANGUAGES.values()
     for split, wanted in (("train", False), ("test", True)):

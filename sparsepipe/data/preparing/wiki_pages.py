@@ -39,7 +39,7 @@ def wiki_pages(files: Path, out: Path) -> None:
     """
     pages = [page for path in sorted(files.rglob("*.bz2")) for page in _pages(path)]
     if not pages:
-        raise InputError("wiki.no_pages", f"{files}: no text pages in its exports; fetch them again")
+        raise InputError("wiki.no_pages", f"{files}: the exports contain no text pages; fetch them again")
     for place, lines in enumerate(pages):
         split = "test" if place % EVERY == EVERY - 1 else "train"
         write_atomic(out / split / f"{place:05d}.txt", "".join(f"{line}\n" for line in lines))
@@ -67,7 +67,7 @@ def _pages(path: Path) -> Iterator[list[str]]:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decompressor's
             raise
         raise InputError(
-            "wiki.malformed", f"{path}: cannot be read as an export ({complaint(error)}); fetch it again"
+            "wiki.malformed", f"{path}: cannot be read as a Wikipedia export ({complaint(error)}); fetch it again"
         ) from None
     for page in _PAGE.finditer(content):
         text = _TEXT.search(page[1])

@@ -66,7 +66,8 @@ class NativeEngine:
             if not bool((keys[1:] > keys[:-1]).all()):
                 raise InputError(
                     "coordinates.not_sorted",
-                    f"coordinates at tensor stride {stride} are not sorted and distinct, as the native engine requires",
+                    f"coordinates at tensor stride {stride} are not sorted and distinct; the native engine requires "
+                    "both",
                 )
             manager.insert(stride, keys, coordinates)
         return {name: _join(name, feature, parts, managers) for name, feature in parts.features.items()}
@@ -110,6 +111,8 @@ def _join(name: str, feature: Feature, parts: Parts, managers: Mapping[int, Coor
     stride, coordinates, family = parts.coordinate_sets[feature.coordinate_set]
     if len(feature.rows) != len(coordinates):
         raise InputError(
-            "tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates"
+            "tensor.row_count",
+            f"{name}: has {len(feature.rows)} feature rows but {len(coordinates)} coordinates; give one row per "
+            "coordinate",
         )
     return SparseTensor(feature.rows, stride, managers[family])

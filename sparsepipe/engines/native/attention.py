@@ -92,15 +92,15 @@ class SerialisedAttention(nn.Module):
         if channels % parts:
             raise InputError(
                 "layer.heads_uneven",
-                f"attention of {channels} channels and {heads} heads: expected a multiple of {parts} channels"
-                f"{f', as each head rotates pairs of channels for {dimension} axes' if rotation else ''}",
+                f"attention has {channels} channels and {heads} heads, expected a multiple of {parts} "
+                f"channels{f', as each head rotates pairs of channels for {dimension} axes' if rotation else ''}",
                 channels=channels,
                 heads=heads,
             )
         if unknown := [curve for curve in curves if curve not in CURVES]:
             raise InputError(
                 "layer.curve_unknown",
-                f"attention along {unknown[0]!r}, expected curves of {', '.join(CURVES)}",
+                f"unknown attention curve {unknown[0]!r}, expected some of {', '.join(CURVES)}",
                 curve=unknown[0],
             )
         self.heads, self.patch_size, self.rotation = heads, patch_size, rotation

@@ -37,7 +37,7 @@ def pack(coordinates: Tensor) -> Tensor:
         if low < 0 or high >= samples:
             raise InputError(
                 "batch.index_out_of_range",
-                f"batch indices {low}..{high}: expected 0..{samples - 1} in {dimension} dimensions",
+                f"batch indices range from {low} to {high}, expected 0 to {samples - 1} in {dimension} dimensions",
             )
         check_within(coordinates, limit)
     keys = coordinates[:, 0]

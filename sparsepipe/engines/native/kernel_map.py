@@ -23,7 +23,7 @@ _Built = TypeVar("_Built")
 
 
 class _built_once(Generic[_Built]):  # noqa: N801 - used like functools.cached_property
-    """What is derived from a kernel map when first asked for, and kept for it and all its transposes.
+    """Compute a value from a kernel map at first access, and share it with all transposes.
 
     A map and its transpose that held each other would be garbage only the collector finds, megabytes a minibatch.
     """
@@ -138,7 +138,7 @@ class KernelMap:
         return self._tiles[num_rows]
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Where in a table [K, N_out] each offset's row starts and each pair stands: both grow, as rows do."""
+        """Return where rows of a table [K, N_out] start, and the position of each pair, both increasing."""
         counts = torch.tensor(self.pairs.counts, device=self.in_rows.device)
         firsts = torch.arange(len(counts), device=counts.device) * self.num_out
         return firsts, firsts.repeat_interleave(counts) + self.pairs.out_rows

@@ -288,7 +288,8 @@ class UnionAdd(nn.Module):
         if len(set(strides)) > 1 or len(set(widths)) > 1:
             raise InputError(
                 "tensor.union_differs",
-                f"a union of strides {strides} and channels {widths}: expected one stride and one width",
+                f"cannot unite tensors with strides {strides} and channels {widths}; give all the same stride and "
+                "width",
                 widths=widths,
             )
         keys = torch.cat([tensor.manager.keys(tensor.tensor_stride) for tensor in tensors])
@@ -326,7 +327,8 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
         apart = stride[0] if len(set(stride)) == 1 else tuple(stride)
         raise InputError(
             "tensor.stride_apart",
-            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch with stride {apart} apart",
+            f"tensors have strides {coarse} and {fine}, expected tensors of one minibatch whose strides differ by a "
+            f"factor of {apart}",
         )
     return tensor.manager.kernel_map(fine, coarse, **shape).transposed
 
@@ -339,7 +341,8 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
     if not all(first.shares_voxels(other) for other in others):
         raise InputError(
             "tensor.strides_differ",
-            f"tensors of strides {[t.tensor_stride for t in sparse]} meet: expected the same voxels",
+            f"tensors with different strides ({[t.tensor_stride for t in sparse]}) cannot be combined; use tensors "
+            "with the same voxels",
         )
     return first.replace(function([tensor.features for tensor in sparse]))
 

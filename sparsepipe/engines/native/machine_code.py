@@ -42,7 +42,7 @@ def lanes() -> int:
     """Return how many numbers a vector has here; 0 if there is no code for this machine, which is said once."""
     lane_count, why_none = compiled()
     if why_none:
-        tell(f"engine native: {why_none}: torch gathers rows and multiplies them, which takes longer")
+        tell(f"engine native: {why_none}: torch computes the convolutions instead, which takes longer")
     return lane_count
 
 
@@ -56,7 +56,7 @@ def compiled() -> tuple[int, str]:
     lane_count = _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
     try:
         if not lane_count:
-            raise RuntimeError("no code of its own for processors without AVX2")
+            raise RuntimeError("no machine code for processors without AVX2")
         _team(), _code(lane_count)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return 0, str(error)
@@ -80,7 +80,7 @@ def _team() -> Callable[..., None]:
     of_torch = [path for path in library_paths if Path(path).resolve().is_relative_to(torch_folder)] or library_paths
     parallel = getattr(ctypes.CDLL(of_torch[0]), "GOMP_parallel", None) if len(of_torch) == 1 else None
     if parallel is None:
-        raise RuntimeError("torch's threads are not those of one OpenMP library")
+        raise RuntimeError("torch uses several OpenMP libraries")
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     return parallel
@@ -130,7 +130,7 @@ def _kept(path: Path) -> bytes | None:
         with os.fdopen(os.open(path.name, flags, dir_fd=folder), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not _is_own(status):
-                warnings.warn(f"{path}: not this user's alone to write, so it is not run; made anew", stacklevel=2)
+                warnings.warn(f"{path}: other users can write this file, so it is compiled again", stacklevel=2)
                 return None
             return unsealed(file.read())
     except OSError:
@@ -166,7 +166,7 @@ def _compiled(lanes: int, path: Path | None) -> bytes:
     done = subprocess.run(command, check=False, capture_output=True, timeout=_SECONDS, env=python_environment())
     if done.returncode:
         compiler_output = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RuntimeError(f"its own code could not be compiled ({compiler_output[-1]})")
+        raise RuntimeError(f"its machine code could not be compiled ({compiler_output[-1]})")
     if path:
         try:
             _keep(path, done.stdout)
@@ -185,5 +185,5 @@ def _placed(code: bytes) -> Code:
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     if libc.mprotect(address, len(code), _READ_AND_EXECUTE):
         number = ctypes.get_errno()
-        raise OSError(number, f"memory may not be made executable: {os.strerror(number)}")
+        raise OSError(number, f"executable memory is not allowed: {os.strerror(number)}")
     return Code(address, memory)

@@ -98,7 +98,7 @@ def curve_order(coordinates: Tensor, places: Tensor, farthest: Tensor, curve: st
 
 @dataclass(frozen=True)
 class Windows:
-    """Which voxels attend to each other: windows of a curve, by row.
+    """Sets of voxels that attend to each other: windows of a curve, by row.
 
     A sample of more than `size` voxels has windows of that size, one after the other, the last one moved back to end
     with the sample: what it shares with the window before counts there alone. A smaller sample has one, of its size.

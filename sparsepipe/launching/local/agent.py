@@ -105,7 +105,7 @@ def _launch(
             cause = _attempt(record, attempt, arguments, listener=listener, lifeline=lifeline, closing=closing)
             if cause is None or cause.lasting or attempt == allowed:
                 return cause
-            print(f"{cause.reason}; starting again from the last checkpoint", file=sys.stderr, flush=True)
+            print(f"{cause.reason}; restarting from the last checkpoint", file=sys.stderr, flush=True)
             attempt += 1
             clear(record.folder, attempt)
             listener.forget()
@@ -170,13 +170,13 @@ def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
 
 
 def _success(folder: Path) -> dict[str, Any]:
-    """How a run stands whose workers all ended well."""
+    """Return the state of a run whose workers all succeeded."""
     found = commands.taken(folder)
     if found is None or found[0] != commands.STOP:
         return {"state": "finished"}
     return {
         "state": "stopped",
-        "reason": f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on",
+        "reason": f"stopped after {number_of(found[1], 'minibatch')} as requested; resume it to continue",
     }
 
 
@@ -194,7 +194,8 @@ def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
         listener = socket.create_server((LOOPBACK, port))
     except OSError as error:
         raise InputError(
-            "port.in_use", f"port {port} of {LOOPBACK} is not available ({error.strerror}); give another, or none"
+            "port.in_use",
+            f"port {port} of {LOOPBACK} is not available ({error.strerror}); choose another port, or omit it",
         ) from None
 
     def serve() -> int:

@@ -45,7 +45,8 @@ def launch(
     if plan.members and port is not None:
         raise InputError(
             "port.of_several_pipelines",
-            "a port requires one pipeline: several pipelines choose their ports themselves; omit it",
+            "a port requires a plan of one pipeline, because pipeline replicas choose their ports themselves; omit "
+            "the port",
         )
     check_port(port)
     check_threads(run.config.threads)
@@ -83,11 +84,12 @@ def check_port(port: Any) -> None:
         return
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise InputError(
-            "port.malformed", f"port {port!r} given, expected a number from 1 to 65535, or none", port=port
+            "port.malformed", f"port {port!r} given, expected 1 to 65535; choose another port, or omit it", port=port
         )
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise InputError(
-            "port.in_use", f"port {port} of 127.0.0.1 is not available ({error.strerror}); give another, or none"
+            "port.in_use",
+            f"port {port} of 127.0.0.1 is not available ({error.strerror}); choose another port, or omit it",
         ) from None

@@ -109,12 +109,12 @@ def check_workers(count: int) -> None:
     if count > _FEW_WORKERS and count * _WORKER_BYTES > room:
         raise InputError(
             "memory.too_many_workers",
-            f"{count} workers take about {count * _WORKER_BYTES / 1e9:.0f} GB at start, {room / 1e9:.1f} GB "
-            "are free on this machine; use a plan of fewer ranks",
+            f"{count} workers need about {count * _WORKER_BYTES / 1e9:.0f} GB at start, but {room / 1e9:.1f} GB are "
+            "free on this machine; use a plan with fewer ranks",
         )
     if count > max(_FEW_WORKERS, 4 * cores):
         warnings.warn(
-            f"{count} workers share {number_of(cores, 'core')} of this machine: they take turns, and train far "
-            "slower than predicted",
+            f"{count} workers share {number_of(cores, 'core')} of this machine, so training is much slower than "
+            "predicted",
             stacklevel=4,
         )

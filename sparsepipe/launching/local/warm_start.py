@@ -112,7 +112,7 @@ class _Template:
             if word == answer(REFUSED, request):
                 return None
             if word != answer(STARTED, request) or not found:
-                raise OSError(errno.ETIMEDOUT, "it was asked for and did not come; launch it again", "its supervisor")
+                raise OSError(errno.ETIMEDOUT, "the process did not start; launch the run again", "its supervisor")
             opened.pop_all()  # the process's, as a Popen has it
             return SentProcess(found[0], stdout)
 
@@ -186,7 +186,7 @@ def _begin(
 
 
 def _standing(environment: Mapping[str, str]) -> tuple[Any, ...]:
-    """What a process takes over from its parent once and for all, and a template's forks from the template."""
+    """Return the properties that a process inherits from its parent permanently, and forks from their template."""
     variables = {name: value for name, value in environment.items() if name not in _OF_NO_MATTER}
     lasting = {name: value for name, value in variables.items() if not name.startswith(_OF_A_JOB)}
     limits = [resource.getrlimit(getattr(resource, name)) for name in _LIMITS]

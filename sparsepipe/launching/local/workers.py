@@ -80,7 +80,7 @@ def _work(run_dir: Path, environment: Mapping[str, str], *, resume: bool) -> int
 
 
 def _environment(rank: int, world_size: int, *, attempt: int, port: int | None) -> dict[str, str]:
-    """What torchrun sets, and the worker's identity reads."""
+    """Return the environment variables of a worker, as torchrun sets them."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

@@ -20,7 +20,7 @@ _SLOW_HOST = 60.0  # seconds for one question: torch is looked for on a cold dis
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host said of itself; its clock is `clock_seconds` ahead of this machine's, give or take `clock_doubt`."""
+    """Properties of a host; its clock is `clock_seconds` ahead of this machine's, give or take `clock_doubt`."""
 
     name: str
     hostname: str
@@ -40,7 +40,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """What the hosts said, and each thing that is wrong in one line, with the host's name and the remedy."""
+    """Reports of the hosts, and each problem in one line with host name and remedy."""
 
     hosts: tuple[HostFacts, ...]
     problems: tuple[str, ...]
@@ -67,7 +67,9 @@ def unlike_networks(nodes: Sequence[Node]) -> list[str]:
     loopback = [node.name for node in nodes if is_loopback(node.address)]
     found = []
     if loopback and len(loopback) < len(nodes):
-        found.append(f"{loopback[0]}: its address is a loopback, which no other host reaches; give that of the network")
+        found.append(
+            f"{loopback[0]}: its loopback address cannot be reached from other hosts; give its network address"
+        )
     families: dict[int, str] = {}
     for node in nodes:
         try:
@@ -76,7 +78,7 @@ def unlike_networks(nodes: Sequence[Node]) -> list[str]:
             continue  # a name
     if len(families) > 1:
         names = " and ".join(f"{name} (IPv{family})" for family, name in families.items())
-        found.append(f"{names}: addresses of different networks; give each host's address on the one between them")
+        found.append(f"{names}: addresses of different networks; give the addresses on their common network")
     return found
 
 
@@ -140,31 +142,37 @@ def _wrong(node: Node, there: HostFacts, here: HostFacts) -> list[str]:
     """List why a host cannot work with this machine, and what is less than in the cluster file."""
     name, found = node.name, []
     if there.python != here.python:
-        found.append(f"{name}: Python {there.python} there, {here.python} here; name an interpreter of that version")
+        found.append(
+            f"{name}: has Python {there.python}, but this machine has {here.python}; name an interpreter of the same "
+            "version"
+        )
     for package in here.packages:
         version = there.packages.get(package)
         if version != here.packages[package]:
             told = f"{package} {version}" if version else f"no {package}"
-            found.append(f"{name}: {told} there, {here.packages[package]} here; install the same in {there.executable}")
+            found.append(
+                f"{name}: has {told}, but this machine has {here.packages[package]}; install the same version in "
+                f"{there.executable}"
+            )
     if there.code is not None and there.code != here.code and "sparsepipe" not in "".join(found):
         found.append(f"{name}: other files of sparsepipe (digest {there.code}, here {here.code}); install the same")
     if there.gpus and len(node.device_types) > len(there.gpus):
         found.append(
-            f"{name}: {number_of(len(node.device_types), 'device')} in the file, {number_of(len(there.gpus), 'GPU')} "
-            "there; correct one"
+            f"{name}: the file lists {number_of(len(node.device_types), 'device')}, but the host has "
+            f"{number_of(len(there.gpus), 'GPU')}; correct one of them"
         )
     if abs(there.clock_seconds) - there.clock_doubt > _MOST_CLOCK_SECONDS:
         way = "ahead" if there.clock_seconds > 0 else "behind"
         found.append(f"{name}: its clock is {abs(there.clock_seconds):.0f} s {way}; set it (timedatectl, chrony)")
     if there.disk_bytes < _LEAST_DISK_BYTES:
         where = f"{there.disk_folder}, where runs are put"
-        found.append(f"{name}: {there.disk_bytes / 1e9:.2f} GB free in {where}; free at least a GB")
+        found.append(f"{name}: only {there.disk_bytes / 1e9:.2f} GB free in {where}; free at least 1 GB")
     limits = there.gpu_memory_bytes or (there.memory_bytes / len(node.device_types),) * len(node.device_types)
     for kind, limit in zip(node.device_types, limits, strict=False):
         if kind.memory_bytes != float("inf") and kind.memory_bytes > limit:
             found.append(
-                f"{name}: a {kind.name} has {kind.memory_bytes / 1e9:.1f} GB in the file, {limit / 1e9:.1f} GB there; "
-                "correct memory_bytes"
+                f"{name}: a {kind.name} has {kind.memory_bytes / 1e9:.1f} GB in the file, but {limit / 1e9:.1f} GB "
+                "on the host; correct memory_bytes"
             )
             break
     return found

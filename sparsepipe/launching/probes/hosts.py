@@ -73,16 +73,20 @@ class Probe:
         except TimeoutError:
             raise InputError(
                 "probe.timeout",
-                f"{self.node.name}: no answer within {timeout:.0f} s; check the load of the host",
+                f"{self.node.name}: did not answer within {timeout:.0f} s; check the load of that host",
             ) from None
         except InputError:
             raise
         except ValueError as error:
             raise InputError(
-                "probe.answer_malformed", f"{self.node.name}: gives no valid answer to the probe ({error})"
+                "probe.answer_malformed",
+                f"{self.node.name}: sent an invalid answer to the probe ({error}); check its sparsepipe version",
             ) from None
         if not isinstance(answer, dict):
-            raise InputError("probe.answer_malformed", f"{self.node.name}: gives no valid answer to the probe")
+            raise InputError(
+                "probe.answer_malformed",
+                f"{self.node.name}: sent an invalid answer to the probe; check its sparsepipe version",
+            )
         if "error" in answer:
             raise InputError("probe.failed", f"{self.node.name}: {complaint(answer['error'])}")
         return answer
@@ -149,8 +153,8 @@ def with_unmeasured(profile: Profile, cluster: Cluster) -> tuple[Profile, tuple[
         factor = seconds[name] / seconds[like]
         profile = _with_type(profile, name, like, factor)
         told.append(
-            f"no profile of device type {name!r}: it is taken to need {factor:.2f} times as long as {like!r}, as for "
-            f"the reference layer; --profile {name}=FILE gives its own"
+            f"device type {name!r} has no profile: its times are estimated as {factor:.2f} times those of {like!r}, "
+            f"as for the reference layer; give its profile by --profile {name}=FILE"
         )
     return profile, tuple(told)
 

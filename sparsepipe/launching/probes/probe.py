@@ -69,7 +69,7 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk() -> dict[str, Any]:
-    """Where runs that are launched from elsewhere lie on this host (launching/ssh/hosted_run.py), and the room there.
+    """Return the folder of remotely launched runs on this host (launching/ssh/hosted_run.py), and its free space.
 
     As long as there is none the folder that it will be in says it.
     """
@@ -206,7 +206,7 @@ def link(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def busy(asked: dict[str, Any]) -> dict[str, Any]:
-    """How far loops come, one for each device, and what this program takes, while it sends to a peer if there is one.
+    """Return the iterations of one loop per device and this program's time, while it sends to a peer, if any.
 
     `pace`: turns of the loops for a second in which they ran; `loop_seconds`: those seconds; `own_seconds`: of a
     processor, of this program; `bytes`: that it sent and received.
@@ -268,7 +268,7 @@ def received_bytes() -> int:
 
 
 def machine() -> str:
-    """What hosts that share a kernel, and its processors, have in common."""
+    """Return an identifier that hosts with the same kernel and processors share."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

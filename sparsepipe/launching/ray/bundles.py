@@ -48,14 +48,14 @@ def check_room(
             more = remedy if kind is None else f"--labels {LABEL}={kind}"
             raise InputError(
                 "ray.too_few_devices",
-                f"the plan needs {needed} {what}{of_kind}, Ray's nodes have {sum(rooms)}; plan for fewer ranks, or add "
-                f"nodes (ray start --address … {more})",
+                f"the plan needs {needed} {what}{of_kind}, but Ray's nodes have {sum(rooms)}; plan for fewer ranks, "
+                f"or add nodes (ray start --address … {more})",
                 needed=needed,
             )
 
 
 def _room(node: Mapping[str, Any], *, gpus: bool) -> int:
-    """How many ranks a node has room for."""
+    """Return the number of ranks that fit on a node."""
     return int(min(node["Resources"].get(name, 0.0) / amount for name, amount in bundle(gpus=gpus).items()))
 
 

@@ -86,8 +86,8 @@ def _driver(address: str | None, where: dict[str, Any]) -> Iterator[None]:
             raise InputError("ray.not_started", f"Ray could not be started on this machine: {why}") from error
         raise InputError(
             "ray.not_reached",
-            f"Ray's cluster at {address}: {why}; is it up, is this machine one of its nodes, and does "
-            "RAY_AUTH_TOKEN_PATH name its token?",
+            f"cannot reach the Ray cluster at {address}: {why}; check that it is running, that this machine is one "
+            "of its nodes, and RAY_AUTH_TOKEN_PATH",
         ) from error
     try:
         yield

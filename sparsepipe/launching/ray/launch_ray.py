@@ -78,7 +78,7 @@ def launch(
     """
     if find_spec("ray") is None:
         raise InputError(
-            "ray.not_installed", 'launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"'
+            "ray.not_installed", 'launcher ray needs Ray, which is not installed; run pip install "sparsepipe[cluster]"'
         )
     resume, cluster = asked.get("resume", False), asked.get("cluster")
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
@@ -103,8 +103,8 @@ def _check_here(config: RunConfig, count: int, address: str | None) -> None:
         if address is not None and os.environ.get("RAY_USE_TLS") != "1":
             raise InputError(
                 "ray.in_clear",
-                "encrypt: what Ray's own processes send to each other is in clear unless its cluster is started with "
-                "RAY_USE_TLS=1, and so is the job's secret; start it so and set RAY_USE_TLS here, or use {launcher}",
+                "encrypt requires a Ray cluster started with RAY_USE_TLS=1, because the job's secret passes through "
+                "Ray; set it on the cluster and here, or use {launcher}",
                 setting={"launcher": "ssh"},
             )
     if address is None:
@@ -120,7 +120,7 @@ def _address(told: str | None) -> str | None:
     if "://" in told:
         raise InputError(
             "ray.client_address",
-            f"Ray's address {told!r} is a client address: run on a node of the cluster, and give an address such as "
-            "10.0.0.1:6379, or auto",
+            f"Ray address {told!r} is a client address; start the run on a node of the cluster, with an address such "
+            "as 10.0.0.1:6379, or auto",
         )
     return told

@@ -89,7 +89,7 @@ class NodesOfRay:
             check_room(self._types, nodes, gpus=self._gpus, without=self._gone)
         except InputError:
             return None
-        return "there is room for all ranks again"
+        return "resources for all ranks are free again"
 
     def _ids(self, lost: Sequence[HostedRanks]) -> set[str]:
         assert self._last is not None, "what was lost was taken"
@@ -103,7 +103,10 @@ class NodesOfRay:
         last = self._last
         hosts = [hosted for hosted in last.hosts if hosted not in lost]
         if not hosts:
-            raise InputError("hosts.none_left", "all hosts of the ranks failed, and other hosts have no free devices")
+            raise InputError(
+                "hosts.none_left",
+                "all hosts of the job failed, and no other host has free devices; resume the run later",
+            )
         devices = devices_of(self._types, self._known)
         kept = [rank for hosted in hosts for rank in hosted.ranks]
         nodes = (
@@ -182,9 +185,9 @@ class NodesOfPipeline(OneOfSeveral):
             if time.monotonic() > deadline:
                 raise InputError(
                     "ray.no_room",
-                    f"Ray has no node for {number_of(len(self._plan.ranks) - len(found), 'rank')} any more, and made "
-                    f"no room within {self._to_place:g} s (`ray status`); add a node, or give it longer: "
-                    "{timeout_seconds}",
+                    "Ray lost a node and had no free resources for "
+                    f"{number_of(len(self._plan.ranks) - len(found), 'rank')} within {self._to_place:g} s (see `ray "
+                    f"status`); add a node, or raise {{timeout_seconds}}",
                     setting="timeout_seconds",
                 )
             time.sleep(_LOOK_SECONDS)
@@ -214,4 +217,4 @@ def _node_of_bundles(group: Group) -> dict[int, Node]:
 def _back(group: Group, bundles: Sequence[int] | set[int]) -> str | None:
     ids, alive = nodes_of(group), {node["NodeID"] for node in all_nodes() if node["Alive"]}
     own = {ids[bundle] for bundle in bundles}
-    return "there is room for all its ranks again" if own <= alive and all(map(answers, own)) else None
+    return "resources for all its ranks are free again" if own <= alive and all(map(answers, own)) else None

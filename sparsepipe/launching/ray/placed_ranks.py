@@ -168,8 +168,8 @@ def reserved(wanted: Sequence[dict[str, str]], *, gpus: bool, seconds: float = _
         if not group.wait(seconds):
             raise InputError(
                 "ray.no_room",
-                f"Ray had no room for {number_of(len(wanted), 'rank')} within {seconds:.0f} s: other jobs use it "
-                "(`ray status`); wait for them, or plan for fewer ranks",
+                f"Ray had no free resources for {number_of(len(wanted), 'rank')} within {seconds:.0f} s (see `ray "
+                "status`); wait for other jobs, or plan for fewer ranks",
             )
         nodes = nodes_of(group)
         return Reserved(group, nodes, hosts_of(nodes, all_nodes()))

@@ -133,12 +133,12 @@ class Agent:
     @property
     def _opened(self) -> HostedRun:
         if self._run is None:
-            raise InputError("agent.nothing_open", "nothing was opened")
+            raise InputError("agent.nothing_open", "a request arrived before a run was opened")
         return self._run
 
     def _take(self, frame: Frame) -> None:
         if self._arrivals is None:
-            raise InputError("agent.nothing_open", "nothing was opened")
+            raise InputError("agent.nothing_open", "a request arrived before a run was opened")
         if self._arrivals.take(frame) is not None:
             self._opened.shards.arrived.add(str(frame.head["name"]))
 

@@ -91,7 +91,7 @@ class OverSsh:
 
 @dataclass(frozen=True)
 class Event:
-    """What came from a host: a frame, or None at the end of its connection."""
+    """Event from a host: a frame, or None at the end of its connection."""
 
     host: int
     frame: Frame | None
@@ -140,14 +140,14 @@ class Connection:
         if refusal := self.refusal():
             return refusal
         last = self._fault or (self._said[-1][:300] if self._said else f"code {self._wait()}")
-        return f"{self.hosted.node.name}: its agent ended ({last})"
+        return f"{self.hosted.node.name}: the agent ended ({last})"
 
     def why_it_did_not_begin(self) -> str:
         """Return in a line why the connection ended before the agent said who it is, with the remedy. It has."""
         if refusal := self.refusal():
             return refusal
         python = self.hosted.node.interpreter or this_python()
-        return f"{self.why_it_ended()} before it said who it is: is {python} a Python that runs there?"
+        return f"{self.why_it_ended()} before the handshake; check that {python} is a working Python on that host"
 
     def refusal(self) -> str | None:
         """Return in a line why `ssh`, or the Python there, did not do what it was called for, with the remedy.
@@ -231,5 +231,5 @@ def _check(frame: Frame) -> None:
     """Raise InputError for a message that lacks a fact that its kind must have, or has another kind of value there."""
     for name, check in _NEEDED.get(frame.kind, {}).items():
         if name not in frame.head:
-            raise InputError("agent.fact_missing", f"{shown(frame.kind)} without {name!r}")
+            raise InputError("agent.fact_missing", f"{shown(frame.kind)}: {name!r} is missing")
         check(frame.head[name], f"{frame.kind}: {name}")

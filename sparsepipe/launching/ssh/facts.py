@@ -17,7 +17,7 @@ _ALIKE = {  # what all hosts must have alike → what to do where they do not
     "python": "run the same Python on all hosts (interpreter in the cluster file)",
     "torch": "install the same torch on all hosts",
     "sparsepipe": "install the same sparsepipe on all hosts",
-    "code": "its files differ: install the same sparsepipe on all hosts",
+    "code": "the package files differ: install the same sparsepipe on all hosts",
 }
 
 
@@ -35,7 +35,9 @@ def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -
     for name, remedy in _ALIKE.items():
         if there.get(name) != here.get(name):
             told = str(there.get(name))[:60], str(here.get(name))[:60]
-            raise InputError("hosts.unlike", f"{where}: {name} {told[0]} there, {told[1]} here; {remedy}")
+            raise InputError(
+                "hosts.unlike", f"{where}: {name} is {told[0]} on that host, but {told[1]} on this one; {remedy}"
+            )
 
 
 def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
@@ -53,12 +55,13 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
     except OSError as error:
         raise InputError(
             "host.address_unknown",
-            f"its address {address!r} is not known there ({error}); give it as numbers, such as 10.0.0.2",
+            f"its address {address!r} cannot be resolved there ({error}); give a numeric address, such as 10.0.0.2",
         ) from None
     if numbers.startswith("127.") and not alone:
         raise InputError(
             "host.address_is_loopback",
-            f"its address {address!r} is the loopback address {numbers} there; give its network address",
+            f"its address {address!r} resolves to the loopback address {numbers} on that host; give its network "
+            "address",
         )
     names = []
     for _, name in socket.if_nameindex():
@@ -69,7 +72,7 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
             names.append(f"{name} {found}")
     raise InputError(
         "host.address_not_its_own",
-        f"this host has no network interface with its address {address} (there are {', '.join(names) or 'none'})",
+        f"the host has no network interface with address {address} (its addresses: {', '.join(names) or 'none'})",
     )
 
 
@@ -82,8 +85,8 @@ def check_ways(addresses: Mapping[str, str]) -> None:
         except OSError as error:
             raise InputError(
                 "host.unreachable",
-                f"no network there leads to {name}'s address {address} ({error.strerror}); give all hosts addresses "
-                "on one network",
+                f"cannot reach {name}'s address {address} from there ({error.strerror}); give all hosts addresses on "
+                "one network",
             ) from None
 
 

@@ -52,7 +52,7 @@ _LOOK_AGAIN_SECONDS = 2.0  # for a host that is waited for
 
 
 class PlaceOfAll(Protocol):
-    """Where the ranks of all pipelines are."""
+    """Placement of the ranks of all pipelines."""
 
     @property
     def controller(self) -> Sequence[str]:
@@ -145,13 +145,15 @@ class HostedParent:
         if others and not self._waits:
             chosen = others[0]
         else:
-            _say(f"{reason}; waiting for {name}, to go on from the last checkpoint then")
+            _say(f"{reason}; waiting for {name}, then continuing from the last checkpoint")
             with awaiting(folder, name, attempt=0):
                 self._await_back(lost, reason)
             self._lost.discard(name)
             there = {hosted.node.name: hosted for hosted in self.place.hosts()}
             chosen = there.get(name) or next(iter(there.values()))
-        told = f"{reason}; all pipelines go on from the last checkpoint, with their coordinator on {chosen.node.name}"
+        told = (
+            f"{reason}; all pipelines continue from the last checkpoint, with their coordinator on {chosen.node.name}"
+        )
         _say(told)
         tell_going_on(folder, told)
         self.resume = True
@@ -261,7 +263,7 @@ class HostedCoordination:
                 return event.frame.head
             if event is not None:
                 self._take(event)
-        raise HostLost(f"{self.hosted.named}: said nothing for {seconds:g} s; is it overloaded?")
+        raise HostLost(f"{self.hosted.named}: no message for {seconds:g} s; check its load")
 
     def _next(self, seconds: float) -> Event | None:
         with suppress(queue.Empty):
@@ -294,5 +296,5 @@ class HostedCoordination:
             self._asked = True
             self._connection.send("ask", command=request.command)
         else:
-            told = "each pipeline is asked for a plan in its own folder; use `sparsepipe runs replan`, which does that"
+            told = "the request must be written for each pipeline; use `sparsepipe runs replan`"
             commands.refuse(self.record.folder, told, plan=request.plan)

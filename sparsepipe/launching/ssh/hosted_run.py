@@ -236,11 +236,11 @@ class HostedRun:
             if status["state"] not in supervisor.GOING_ON:
                 return status
             if code < 0:
-                return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}
-            told = f"how it ended could not be written to {self.run_dir}; free disk space"
+                return {"state": "failed", "reason": "the supervisor was killed", "precedence": KILLED}
+            told = f"the result could not be written to {self.run_dir}; free disk space"
             return {"state": "failed", "reason": told, "precedence": KILLED, "lasting": True, "limit": True}
         except (OSError, ValueError) as error:
-            return {"state": "failed", "reason": f"how it ended cannot be read ({error})"}
+            return {"state": "failed", "reason": f"the result cannot be read ({error})"}
 
     def tell(self, writer: FrameWriter) -> None:
         """Send what has been written since the last call: rows before the checkpoint that has what they tell of."""

@@ -49,7 +49,7 @@ def launch(
     cluster = asked.get("cluster")
     if cluster is None:
         raise InputError(
-            "launcher.no_cluster", "launcher 'ssh' needs the hosts: give {cluster}", setting={"cluster": ...}
+            "launcher.no_cluster", "launcher 'ssh' needs a list of hosts; give {cluster}", setting={"cluster": ...}
         )
     check_tools(run.config)
     resume = asked.get("resume", False)
@@ -70,7 +70,8 @@ def check_tools(config: RunConfig) -> None:
     """Raise InputError if a program is missing here that jobs on hosts need."""
     if shutil.which("ssh") is None:
         raise InputError(
-            "launcher.no_ssh", "launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client"
+            "launcher.no_ssh",
+            "launcher ssh needs the program ssh, which was not found on PATH; install the OpenSSH client",
         )
     if config.encrypt:
         check_openssl()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 _PIECE = 2**19
 _LOG = ".log"
 MOST_LOG_BYTES = 2**26  # of a log of a host that are kept in the record
-_LEFT_OUT = f"\n[…] of this log {MOST_LOG_BYTES >> 20} MiB are kept; what follows is left out\n".encode()
+_LEFT_OUT = f"\n[…] only {MOST_LOG_BYTES >> 20} MiB of this log are kept; the rest was discarded\n".encode()
 
 
 class Growth(NamedTuple):

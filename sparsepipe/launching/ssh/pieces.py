@@ -18,7 +18,7 @@ def place(folder: Path, name: Any) -> Path:
     """Return where a file is in a folder, given its name there. Raises InputError for a name that leads elsewhere."""
     path = PurePosixPath(str(name))
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(name):
-        raise InputError("agent.file_unknown", f"a file called {str(name)[:100]!r}, which does not belong to a run")
+        raise InputError("agent.file_unknown", f"received the file {str(name)[:100]!r}, which does not belong to a run")
     return folder / path
 
 

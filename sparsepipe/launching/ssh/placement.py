@@ -38,8 +38,8 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
     if count > len(cluster.devices):
         raise InputError(
             "plan.ranks_not_in_cluster",
-            f"the plan has {number_of(count, 'rank')}, the cluster {number_of(len(cluster.devices), 'device')}; plan "
-            "for this cluster, or name more hosts in its file",
+            f"the plan has {number_of(count, 'rank')}, but the cluster has "
+            f"{number_of(len(cluster.devices), 'device')}; plan for this cluster, or add hosts to its file",
         )
     return _on_hosts(range(count), {rank: cluster.devices[rank].node for rank in range(count)})
 
@@ -79,13 +79,13 @@ def check_ranks(ranks: Sequence[int], num_devices: int) -> None:
     if ranks[-1] >= num_devices:
         raise InputError(
             "plan.rank_not_in_cluster",
-            f"the plan uses rank {ranks[-1]}, the cluster has {number_of(num_devices, 'device')}; plan for this "
-            "cluster, or name more hosts in its file",
+            f"the plan uses rank {ranks[-1]}, but the cluster has {number_of(num_devices, 'device')}; plan for this "
+            "cluster, or add hosts to its file",
         )
     if twice := [rank for rank, count in Counter(ranks).items() if count > 1]:
         raise InputError(
             "plan.rank_in_two_pipelines",
-            f"rank {twice[0]} is in several pipelines: give each pipeline separate devices",
+            f"rank {twice[0]} is in several pipelines; give each pipeline separate devices",
         )
 
 

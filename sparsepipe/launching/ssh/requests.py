@@ -27,7 +27,7 @@ ANSWERS = tuple(f"{commands.FOLDER}/{name}" for name in (commands.TAKEN, command
 
 @dataclass
 class Requests:
-    """What the workers of a session are asked for, one thing at a time."""
+    """Requests to the workers of a session, one at a time."""
 
     record: RunRecord
     num_processes: int
@@ -74,7 +74,7 @@ class Requests:
         else:
             command, minibatch = told.get("command"), told.get("minibatch")
             if command is None or minibatch is None:
-                raise InputError("request.malformed", f"{name}: contains no action or time")
+                raise InputError("request.malformed", f"{name}: the request lacks an action or a time; send it again")
             if token is not None:
                 self._begin(token, minibatch)
             commands.take(folder, command, minibatch, plan=token)
@@ -85,7 +85,7 @@ class Requests:
 
     def _begin(self, token: str, minibatch: int) -> None:
         if self._plan is None or self._sent is None or self._sent.plan != token:
-            raise InputError("request.plan_unknown", f"{ANSWERS[0]}: names a plan that was not requested")
+            raise InputError("request.plan_unknown", f"{ANSWERS[0]}: the request names an unknown plan; send it again")
         if len(self._plan.ranks) < self.num_processes:
             keep_processes(self.record.folder, self.num_processes)
         begin_plan(self.record.folder, self._plan, minibatch)

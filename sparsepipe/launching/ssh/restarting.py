@@ -47,7 +47,7 @@ class Taken(NamedTuple):
 
 
 class Place(Protocol):
-    """Where the ranks of a run can be."""
+    """Hosts on which the ranks of a run can be placed."""
 
     def taken(self, plan: Plan) -> AbstractContextManager[Taken]:
         """Have hosts for the plan's ranks to the end of the block. Raises InputError if there are none."""
@@ -69,7 +69,7 @@ class OneOfSeveral:
     """A `Place` of one of several pipelines, which does without none of its hosts: others continue meanwhile."""
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
-        raise InputError("replan.several_pipelines", "pipeline replicas are not repartitioned")
+        raise InputError("replan.several_pipelines", "pipeline replicas cannot be repartitioned")
 
 
 class Restarting:
@@ -110,7 +110,7 @@ class Restarting:
                 elif not self._await_hosts(cause, lost):
                     return replace(cause, reason=f"{cause.reason}; it was waited for until {self._end_of_wait}")
             except InputError as error:
-                return replace(cause, reason=f"{cause.reason}; it cannot go on: {error}")
+                return replace(cause, reason=f"{cause.reason}; the run cannot continue: {error}")
 
     @property
     def _end_of_wait(self) -> str:
@@ -161,14 +161,14 @@ class Restarting:
             write_atomic(slept_by, going.cluster.to_toml())
         self.plan = going.plan
         names = ", ".join(node.name for node in going.cluster.nodes)
-        told = f"{cause.reason}; going on from the last checkpoint on {names}: {going.how}"
+        told = f"{cause.reason}; continuing from the last checkpoint on {names}: {going.how}"
         _say(told)
         tell_going_on(folder, told)
 
     def _await_hosts(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> bool:
         """Wait until hosts can be worked with again; return False if the run is asked to stop meanwhile."""
         names = ", ".join(hosted.node.name for hosted in lost)
-        going_on = "to join the others again" if self._is_one_of_several else "to go on from the last checkpoint"
+        going_on = "to join the others again" if self._is_one_of_several else "to continue from the last checkpoint"
         _say(f"{cause.reason}; waiting for {names}, {going_on} then")
         with awaiting(self.record.folder, names, attempt=self._attempt - 1):
             return self._are_back(lost)
@@ -192,7 +192,7 @@ def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause
         cause = session.attempt(attempt, first=first)
         if cause is None or cause.lasting or session.lost or attempt >= allowed:
             return cause, attempt
-        _say(f"{cause.reason}; starting again from the last checkpoint")
+        _say(f"{cause.reason}; restarting from the last checkpoint")
         session.stop_all()
         attempt, first = attempt + 1, False
         clear(session.record.folder, attempt)
@@ -225,6 +225,6 @@ def finish(folder: Path, cause: FailureCause | None, *, refused: bool = False) -
     if found is None or found[0] != commands.STOP:
         tell_status(folder, state="finished", **lost)
     else:
-        after = f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on"
+        after = f"stopped after {number_of(found[1], 'minibatch')} as requested; resume it to continue"
         tell_status(folder, state="stopped", reason=after, **lost)
     return 0

@@ -53,7 +53,7 @@ _OF_CHECKPOINTS = tuple(f"{FOLDER}/{PARTIAL}/*{suffix}" for suffix in (".safeten
 
 @dataclass
 class RunFiles:
-    """What hosts have of the record of a run, and what comes back from them.
+    """Parts of a run's record on its hosts, and the files that they send back.
 
     Of one of several pipelines both have the folder of the whole run, with the pipeline's own within (`pipelines/K/`).
     """
@@ -190,7 +190,7 @@ class RunFiles:
         config: dict[str, Any] = dict(self.record.config)
         if not connection.has_data and (found := list(files_of(config["data"]))):
             size = sum(file.path.stat().st_size for file in found)
-            told = f"{self._named(connection.number)}: has no {config['data']}, which is brought from here"
+            told = f"{self._named(connection.number)}: lacks {config['data']}, which is copied from this machine"
             print(f"{told}: {number_of(len(found), 'file')}, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
             for file in found:
                 self._send_file(connection, file.path, file.name)
@@ -215,7 +215,8 @@ class RunFiles:
             path, own = place(self._root, name), name.removeprefix(self._own)
             if not name.startswith(self._own) or not _matches(own, self.allowed):
                 raise InputError(
-                    "agent.file_not_its_own", f"{self._named(host)} wrote {name[:100]!r}, which is not its own"
+                    "agent.file_not_its_own",
+                    f"{self._named(host)} sent {name[:100]!r}, a file that does not belong to it",
                 )
             if own == "logs/launcher.log":
                 path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
@@ -223,7 +224,8 @@ class RunFiles:
             self._copies.setdefault(host, Copy()).take(growth, path)
         elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
             raise InputError(
-                "agent.file_unknown", f"{self._named(host)} sent {name[:100]!r}, which does not belong to a checkpoint"
+                "agent.file_unknown",
+                f"{self._named(host)} sent the file {name[:100]!r}, which does not belong to a checkpoint",
             )
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)
@@ -251,7 +253,7 @@ class RunFiles:
             self._finish(path.parent, PurePosixPath(name).parent.name)
 
     def _gathered(self, name: str) -> str:
-        """Where a shard is kept until its checkpoint is whole: two pipelines may write one of a name at a time."""
+        """Return the path of a shard in an incomplete checkpoint: two pipelines may write the same name at a time."""
         if self.pipeline is None:
             return name
         folder, _, file = name.rpartition("/")

@@ -137,7 +137,7 @@ class Session:
                 else:
                     self._take(event)
             if time.monotonic() > deadline:
-                raise self._losing(min(missing), f"said nothing for {seconds:g} s; is it overloaded?")
+                raise self._losing(min(missing), f"no message for {seconds:g} s; check its load")
         return found
 
     # --- an attempt --------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Session:
         return {"number": own.number, "ranks": own.ranks, **told}
 
     def _causes(self) -> list[FailureCause]:
-        """Why the hosts' workers failed, of those that did."""
+        """Return the failure causes of the hosts whose workers failed."""
         found = []
         for number, status in self._ended.items():
             if status["state"] not in ("finished", "stopped"):

@@ -43,7 +43,7 @@ class Job:
         if found is None:
             raise InputError(
                 "colocation.job_malformed",
-                f"{shown(text)}: expected a job such as \"('ResNet-18 (batch size 16)', 1)\"",
+                f"{shown(text)} is not a job, expected one such as \"('ResNet-18 (batch size 16)', 1)\"",
             )
         return cls(found["network"], int(found["batch"] or 0), int(found["gpus"]))
 
@@ -73,7 +73,8 @@ def read_pairs(path: Path | str, cards: Sequence[str] = CARDS) -> list[Pair]:
     missing = [card for card in cards if not isinstance(document, dict) or not isinstance(document.get(card), dict)]
     if missing:
         raise InputError(
-            "colocation.card_missing", f"{path}: no throughputs of {', '.join(missing)}; expected jobs by card"
+            "colocation.card_missing",
+            f"{path}: has no throughputs of {', '.join(missing)}; expected a set of jobs per card",
         )
     return [pair for card in cards for pair in _pairs(card, document[card], f"{path}: {card}")]
 
@@ -89,7 +90,7 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
             if not isinstance(rates, list) or len(rates) != 2:
                 raise InputError(
                     "colocation.rates_malformed",
-                    f"{where}: {shown(name)} with {shown(other)}: {shown(rates)}, expected two rates",
+                    f"{where}: {shown(name)} with {shown(other)} has {shown(rates)}, expected two rates",
                 )
             beside = _rate(rates[0], where)
             if beside and alone[name] and alone[other]:  # 0: they did not fit into the card together
@@ -99,7 +100,9 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
 
 def _rate(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise InputError("colocation.rate_malformed", f"{where}: a rate is {shown(value)}, expected steps per second")
+        raise InputError(
+            "colocation.rate_malformed", f"{where}: a rate is {shown(value)}, expected a number of steps per second"
+        )
     return float(value)
 
 
@@ -145,5 +148,7 @@ def _learned_on_others(pairs: Sequence[Pair], card: str, growth: Growth) -> tupl
     networks = networks_of(pairs)
     others, own = ([pair for pair in pairs if (pair.card == card) is wanted] for wanted in (False, True))
     if not own or not others:
-        raise InputError("colocation.no_pairs", f"no pairs on {shown(card)} and on other cards; expected both")
+        raise InputError(
+            "colocation.no_pairs", f"has no pairs both on {shown(card)} and on other cards; fetch the file again"
+        )
     return *judge(rows_of(others, networks), rows_of(own, networks), growth, of_paces=True), own

@@ -28,17 +28,13 @@ def read_rows(path: Path | str, *, alone: bool = False) -> list[Row]:
         where = f"{path}:{number}"
         profile, output = row.get("profile"), row.get("output")
         if not isinstance(profile, dict) or not isinstance(output, dict) or _TARGET not in output:
-            raise InputError(
-                "dynpipe.sample_malformed", f"{where}: expected an object with profile and output, and a time in it"
-            )
+            raise InputError("dynpipe.sample_malformed", f"{where}: expected an object with profile, output and a time")
         metrics, facts = (
             {key: _number(value, key, where) for key, value in part.items()} for part in (profile, output)
         )
         slowdown = facts.pop(_TARGET)
         if slowdown <= 0:
-            raise InputError(
-                "dynpipe.slowdown_zero", f"{where}: time = {slowdown:g}, expected more than 0 times the time alone"
-            )
+            raise InputError("dynpipe.slowdown_zero", f"{where}: time = {slowdown:g}, expected a slowdown above 0")
         if alone or slowdown != _ALONE:
             found.append(Row(_joined(metrics, facts, where), slowdown))
     return found
@@ -60,6 +56,7 @@ def _number(value: object, key: str, where: str) -> float:
 def _joined(metrics: Mapping[str, float], facts: Mapping[str, float], where: str) -> dict[str, float]:
     if twice := metrics.keys() & facts.keys():
         raise InputError(
-            "dynpipe.key_twice", f"{where}: {shown(sorted(twice))} in profile and in output, expected in one of them"
+            "dynpipe.key_twice",
+            f"{where}: {shown(sorted(twice))} occurs in both profile and output, expected in only one",
         )
     return {**metrics, **facts}

@@ -53,10 +53,11 @@ class Forest:
         given = np.asarray(rows, dtype=np.float64)
         if given.ndim != 2 or given.shape[1] != len(self.names):
             raise InputError(
-                "forest.row_shape", f"rows of shape {list(given.shape)} for a forest of {len(self.names)} features"
+                "forest.row_shape",
+                f"rows have shape {list(given.shape)}, but the forest has {len(self.names)} features",
             )
         if not np.isfinite(given).all():
-            raise InputError("forest.not_finite", "rows with a number that is not finite: expected measured ones")
+            raise InputError("forest.not_finite", "a row contains a number that is not finite; remove that row")
         asked = given.astype(np.float32)
         at = np.broadcast_to(self.roots, (len(asked), len(self.roots))).copy()
         rows_at = np.arange(len(asked))[:, None]
@@ -83,7 +84,7 @@ class Forest:
             raise InputError("forest.malformed", f"{what}: expected an object whose format is {FORMAT!r}")
         names = document.get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError("forest.names_malformed", f"{what}: names are {shown(names)}, expected a list of texts")
+            raise InputError("forest.names_malformed", f"{what}: names are {shown(names)}, expected a list of strings")
         arrays = {name: _array(document.get(name), name, kind, what) for name, kind in _ARRAYS.items()}
         try:
             return cls(tuple(names), **arrays)
@@ -118,7 +119,7 @@ def read_bounded_json(path: Path | str, *, what: str) -> Any:
     if size > MOST_FILE_BYTES:
         raise InputError(
             "forest.too_large",
-            f"{path}: {SIZE.shown(size)}, expected {SIZE.shown(MOST_FILE_BYTES)} at most for a {what}",
+            f"{path}: has {SIZE.shown(size)}, expected at most {SIZE.shown(MOST_FILE_BYTES)} for a {what}",
         )
     return read_json(path, what=what)
 
@@ -135,33 +136,36 @@ def _array(value: object, name: str, kind: type, what: str) -> Any:
         if type(item) not in allowed or not -(2**62) < item < 2**62:
             raise InputError(
                 "forest.number_malformed",
-                f"{what}: {name}[{place}] is {shown(item)}, expected a number of an ordinary size",
+                f"{what}: {name}[{place}] is {shown(item)}, expected a finite number",
             )
     return np.asarray(value, dtype=kind)
 
 
 def _check_names(names: tuple[str, ...]) -> None:
     if not 0 < len(names) <= MOST_FEATURES:
-        raise InputError("forest.feature_count", f"{len(names)} features, expected 1 to {MOST_FEATURES}")
+        raise InputError("forest.feature_count", f"the forest has {len(names)} features, expected 1 to {MOST_FEATURES}")
     if len(set(names)) < len(names):
-        raise InputError("forest.feature_twice", "a feature is listed twice, expected each name once")
+        raise InputError("forest.feature_twice", "a feature is listed twice; list each name once")
 
 
 def _check_nodes(forest: Forest) -> None:
     """Refuse what would index past an array, go round in circles, or answer with no number."""
     count, trees = len(forest.feature), len(forest.roots)
     if not 0 < trees <= MOST_TREES:
-        raise InputError("forest.tree_count", f"{trees} trees, expected 1 to {MOST_TREES}")
+        raise InputError("forest.tree_count", f"{trees} trees requested, expected 1 to {MOST_TREES}")
     lengths = {name: len(getattr(forest, name)) for name in _ARRAYS if name != "roots"}
     if not 0 < count <= MOST_NODES or set(lengths.values()) != {count}:
-        raise InputError("forest.node_count", f"arrays of {lengths} nodes, expected equal counts, {MOST_NODES} at most")
+        raise InputError(
+            "forest.node_count", f"node arrays have lengths {lengths}, expected equal lengths of at most {MOST_NODES}"
+        )
     starts = forest.roots
     if starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= count:
         raise InputError(
-            "forest.roots_malformed", f"roots are {shown(starts.tolist())}, expected to rise from 0 to below {count}"
+            "forest.roots_malformed",
+            f"roots are {shown(starts.tolist())}, expected increasing numbers from 0 to below {count}",
         )
     if not np.isfinite(forest.value).all() or not np.isfinite(forest.threshold).all():
-        raise InputError("forest.node_not_finite", "a threshold or a value is not finite")
+        raise InputError("forest.node_not_finite", "a threshold or a value is not finite; train the forest again")
     inner = forest.feature != _LEAF
     if ((forest.feature < _LEAF) | (forest.feature >= len(forest.names))).any():
         raise InputError(
@@ -173,4 +177,4 @@ def _check_nodes(forest: Forest) -> None:
     for name in ("left", "right"):
         child = getattr(forest, name)
         if ((child <= places) | (child >= ends))[inner].any():
-            raise InputError("forest.child_misplaced", f"a node's {name} child does not follow it in its tree")
+            raise InputError("forest.child_misplaced", f"a node's {name} child must come after the node in its tree")

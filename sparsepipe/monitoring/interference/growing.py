@@ -11,7 +11,7 @@ from .forest import Floats, Forest
 
 @dataclass(frozen=True)
 class Growth:
-    """How trees grow: how many, the least rows of a leaf, and the share of the features that a node chooses from."""
+    """Growth parameters: number of trees, fewest rows of a leaf, and the share of features per node."""
 
     trees: int = 500
     least_rows: int = 1
@@ -36,16 +36,13 @@ def grow(
     given, wanted = np.asarray(rows, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if given.ndim != 2 or given.shape[1] != len(names) or len(given) != len(wanted):
         raise InputError(
-            "forest.row_shape", f"rows of shape {list(given.shape)} for {len(names)} features and {len(wanted)} targets"
+            "forest.row_shape",
+            f"rows have shape {list(given.shape)}, but there are {len(names)} features and {len(wanted)} targets",
         )
     if len(given) < 2:
-        raise InputError(
-            "forest.too_few_rows", f"{len(given)} rows to learn from, expected two or more; measure more of them"
-        )
+        raise InputError("forest.too_few_rows", f"{len(given)} training rows, expected at least two; measure more")
     if not np.isfinite(given).all() or not np.isfinite(wanted).all():
-        raise InputError(
-            "forest.not_finite", "training rows contain a number that is not finite: expected measured numbers"
-        )
+        raise InputError("forest.not_finite", "a training row contains a number that is not finite; remove that row")
     from sklearn.ensemble import RandomForestRegressor
 
     found = RandomForestRegressor(

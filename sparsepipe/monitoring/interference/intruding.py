@@ -41,7 +41,8 @@ class Intruder:
             self.process.stdin.flush()
         except OSError:
             raise InputError(
-                "intruder.gone", f"the intruder on {_where(self)} ended: its last command was {word}"
+                "intruder.gone",
+                f"the co-located workload on {_where(self)} ended unexpectedly; its last command was {word}",
             ) from None
 
 
@@ -72,7 +73,7 @@ def intruding(
     if cores and gpus:
         raise InputError(
             "intruder.place_undecided",
-            f"cores {shown(list(cores))} and GPUs {shown(list(gpus))} given, expected either",
+            f"cores {shown(list(cores))} and GPUs {shown(list(gpus))} given; give only cores or only GPUs",
         )
     for name, value in (("after", after), ("seconds", seconds)):
         if value is not None and not 0 <= value <= MOST_SECONDS:
@@ -107,7 +108,7 @@ def run_intruders(
         say(f"{kind} on {where}: ready; begins in {after:g} s, for {seconds:g} s")
         while any(one.process.poll() is None for one in intruders):
             if os.getppid() != parent:
-                raise InputError("intruder.orphaned", "its parent process ended, and so did the workload")
+                raise InputError("intruder.orphaned", "the workload stopped because its parent process ended")
             time.sleep(_LOOK)
         return {one.number: _steps(one) for one in intruders}
 
@@ -121,6 +122,8 @@ def _steps(intruder: Intruder) -> int:
     told = intruder.process.stdout.read().split()
     if intruder.process.returncode != 0 or not told:
         raise InputError(
-            "intruder.ended", f"an intruder on {_where(intruder)} ended with code {intruder.process.returncode}"
+            "intruder.ended",
+            f"the co-located workload on {_where(intruder)} ended with code {intruder.process.returncode}; start "
+            "it again",
         )
     return int(told[-1])

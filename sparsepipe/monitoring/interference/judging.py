@@ -29,8 +29,9 @@ class Judged:
 
     def __str__(self) -> str:
         return (
-            f"{self.error:.1%} mean error on {self.num_held_out} rows it did not learn from (the mean of the "
-            f"{self.num_learned} others: {self.mean_predictor_error:.1%}, their mean pace: {self.mean_pace_error:.1%})"
+            f"{self.error:.1%} mean error on {self.num_held_out} held-out rows (predicting the mean of the "
+            f"{self.num_learned} other rows: {self.mean_predictor_error:.1%}, their mean slowdown: "
+            f"{self.mean_pace_error:.1%})"
         )
 
 
@@ -48,7 +49,7 @@ def split(count: int, *, share: float = 0.3, seed: int = 42) -> tuple[list[int],
     if not 0 < held_out < count:
         raise InputError(
             "forest.too_few_rows",
-            f"{count} rows to learn from and to test on, expected two or more; measure more of them",
+            f"{count} rows for training and testing, expected at least two; measure more",
         )
     drawn = np.random.RandomState(seed).permutation(count)
     return drawn[held_out:count].tolist(), drawn[:held_out].tolist()
@@ -67,7 +68,7 @@ def judge(
     other_names, asked, measured = table_of(held_out)
     if names != other_names:
         raise InputError(
-            "forest.features_differ", "held-out rows have other features than training rows; expected the same"
+            "forest.features_differ", "held-out rows and training rows have different features; give both the same"
         )
     forest = grow(names, given, 1 / slowdowns if of_paces else slowdowns, growth)
     found = forest.predict(asked)

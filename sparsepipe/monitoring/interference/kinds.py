@@ -92,7 +92,9 @@ def check_kind(kind: str) -> None:
     """Raise InputError for a kind of intruder that is none, listing those there are."""
     if kind not in KINDS:
         raise InputError(
-            "intruder.kind_unknown", f"no intruder {kind!r}, expected one of {', '.join(KINDS)}", kind=kind
+            "intruder.kind_unknown",
+            f"unknown co-located workload {kind!r}, expected one of {', '.join(KINDS)}",
+            kind=kind,
         )
 
 
@@ -101,5 +103,5 @@ def check_share(share: float) -> None:
     if not 0 < share <= 1:
         raise InputError(
             "intruder.share_out_of_range",
-            f"an intruder's share is {share:g}, expected more than 0 and at most 1, such as 0.25",
+            f"the workload's share is {share:g}, expected more than 0 and at most 1, such as 0.25",
         )

@@ -38,7 +38,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What it is a measurement of: the same is not measured twice."""
+        """Identifier of the measured combination. Equal keys are not measured twice."""
         return self.victim, self.intruders, self.place, self.intruder_place
 
     @property
@@ -75,7 +75,8 @@ def read_measurements(path: Path | str) -> tuple[dict[str, Any], list[Measuremen
     rows = read_numbered_rows(path)
     if not rows or rows[0][1].get("format") != FORMAT:
         raise InputError(
-            "interference.malformed", f"{path}: no measurements of interference, whose first row has format {FORMAT!r}"
+            "interference.malformed",
+            f"{path}: not a file of interference measurements: its first row lacks format {FORMAT!r}",
         )
     found = [_checked(row, f"{path}:{line}") for line, row in rows[1:]]
     return rows[0][1], found
@@ -98,8 +99,8 @@ class MeasurementFile:
             if odd:
                 raise InputError(
                     "interference.setting_differs",
-                    f"{path}: was measured with {odd[0]} {shown(before.get(odd[0]))}, now {shown(whole.get(odd[0]))}; "
-                    "choose another --out",
+                    f"{path}: was measured with {odd[0]} {shown(before.get(odd[0]))}, but now it is "
+                    f"{shown(whole.get(odd[0]))}; choose another --out",
                 )
             self.measured = {one.key: one for one in found}
         else:
@@ -138,7 +139,7 @@ def rows_of(measurements: list[Measurement]) -> list[list[Row]]:
         if one.victim not in alone:
             raise InputError(
                 "interference.no_baseline",
-                f"{one.victim} was not measured without co-located workloads; continue the measurement",
+                f"{one.victim} has no measurement without co-located workloads; continue the measurement",
                 victim=one.victim,
             )
         rows = []

@@ -47,10 +47,12 @@ def measure(
     for kind in kinds:
         check_kind(kind)
     if not victims or not kinds:
-        raise InputError("interference.none_given", "expected one or more networks (victims) and co-located workloads")
+        raise InputError(
+            "interference.none_given", "no networks or co-located workloads given; give at least one of each"
+        )
     device = device or device_here()
     if not (numbers := places(device)):
-        raise InputError("device.no_cuda", f"device {shown(device)}: torch sees no CUDA device; use {CPU}")
+        raise InputError("device.no_cuda", f"device {shown(device)}: torch finds no CUDA device; use {CPU}")
     sets = intruder_sets(kinds, together)
     header = {"machine": machine_name(device), "processors": num_processors(), "device": device}
     header |= {"seconds": seconds, "seed": seed}
@@ -73,7 +75,7 @@ def measure(
 def _asked(
     victims: Sequence[Victim], sets: Sequence[tuple[str, ...]], numbers: Sequence[int]
 ) -> Iterator[tuple[Any, ...]]:
-    """What is measured, in order: each victim alone first."""
+    """Return the measurements in order, each network alone first."""
     for victim in victims:
         yield victim.name, (), numbers[0], NOBODY
         for chosen in sets:

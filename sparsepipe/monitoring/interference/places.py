@@ -28,10 +28,10 @@ def check_places(device: str, numbers: Sequence[int]) -> None:
     name = "cores" if device == CPU else "GPUs"
     told = f"{name} {shown(list(numbers))}" if numbers else f"no {name}"
     if not here:
-        raise InputError("device.no_cuda", f"{told} given, but torch sees no CUDA device; give cores")
+        raise InputError("device.no_cuda", f"{told} given, but torch finds no CUDA device; give CPU cores instead")
     raise InputError(
         "intruder.core_unusable",
-        f"{told} given, but this process can use {', '.join(map(str, here))}; choose among them",
+        f"{told} given, but this process can use {', '.join(map(str, here))}; choose some of these",
     )
 
 

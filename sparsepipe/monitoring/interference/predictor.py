@@ -59,8 +59,8 @@ class Predictor:
             where = f" (on {self.machine})" if self.machine else ""
             raise InputError(
                 "predictor.metrics_differ",
-                f"the predictor learned from other metrics than this machine has{where}: {shown(odd)} differ; "
-                "measure here, on what the run uses: `sparsepipe interference measure --device cpu`, or `cuda`",
+                f"the predictor was trained on other metrics than this machine has{where}: {shown(odd)} differ; "
+                "measure on this machine by `sparsepipe interference measure --device cpu`, or `cuda`",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Predictor:
             odd = sorted(set(wanted) ^ set(forest.names))
             raise InputError(
                 "predictor.features_differ",
-                f"{what}: the features of its forest do not match its metrics and kinds: {shown(odd)}",
+                f"{what}: the features of the forest do not match its metrics and kinds: {shown(odd)}",
             )
         errors = {key: number(value, f"{what}: error {shown(key)}") for key, value in error.items()}
         return cls(forest, metrics, kinds, text(document.get("machine", ""), f"{what}: machine"), errors)
@@ -115,7 +115,7 @@ def learn(
     if len(measurements) < 4:
         raise InputError(
             "predictor.too_few",
-            f"{number_of(len(measurements), 'measurement')} to train the predictor, expected four or more; measure "
+            f"{number_of(len(measurements), 'measurement')} to train the predictor, expected at least four; measure "
             "more",
         )
     by_measurement = rows_of(list(measurements))

@@ -31,7 +31,7 @@ def table_of(rows: Sequence[Row]) -> tuple[tuple[str, ...], Floats, Floats]:
             odd = sorted(row.features.keys() ^ rows[0].features.keys())
             raise InputError(
                 "interference.features_differ",
-                f"row {place} differs from the first in features {shown(odd)}; expected the same in all",
+                f"row {place} has other features than the first ({shown(odd)}); give all rows the same features",
             )
     features = np.array([[row.features[name] for name in names] for row in rows], dtype=np.float64)
     return names, features, np.array([row.slowdown for row in rows], dtype=np.float64)

@@ -19,7 +19,7 @@ _LEAST, _LEAST_AUXILIARY = 75, 299  # pixels along each side
 
 
 class InceptionOutputs(NamedTuple):
-    """What Inception v3 returns in training: logits [B, num_classes] of its classifier and of the auxiliary one."""
+    """Outputs of Inception v3 in training: logits [B, num_classes] of its classifier and of the auxiliary one."""
 
     logits: Tensor
     auxiliary_logits: Tensor

@@ -9,6 +9,6 @@ def check_size(network: str, image_size: int | tuple[int, int], *, least: int) -
     if min(height, width) < least:
         raise InputError(
             "images.too_small",
-            f"{network} takes images of {least} x {least} pixels or more, these have {height} x {width}: enlarge them, "
-            "or take resnet18-32 or vgg16-images-32, which take small images",
+            f"{network} needs images of at least {least} x {least} pixels, but these have {height} x {width}; "
+            "enlarge them, or use resnet18-32 or vgg16-images-32 for small images",
         )

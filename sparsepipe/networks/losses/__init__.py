@@ -54,7 +54,7 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
     if name not in LOSSES:
         raise InputError(
             "loss.unknown",
-            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or your own as package.module:function",
+            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or your own function as package.module:function",
         )
     home, builder_name = LOSSES[name]
     builder: Callable[..., Loss] = getattr(import_module(f".{home}", __name__), builder_name)

@@ -96,7 +96,8 @@ def _marks(examples: ExampleDataset) -> tuple[int, int]:
     if lacking:
         raise InputError(
             "bleu.no_special_ids",
-            f"BLEU needs the ids of the start and end of a sentence: this data set has no {', '.join(lacking)}",
+            "metric bleu needs the ids of the start and end of a sentence, but this data set has no "
+            f"{', '.join(lacking)}",
         )
     return examples.facts["begin"], examples.facts["end"]
 
@@ -105,7 +106,7 @@ def _source(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(inputs, Mapping) or not all(name in inputs for name in _INPUTS):
         raise InputError(
             "bleu.inputs_malformed",
-            f"BLEU needs translations: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}",
+            f"metric bleu needs translation inputs: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}",
         )
     return inputs["source"], inputs["source_mask"]
 

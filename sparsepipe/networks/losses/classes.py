@@ -55,7 +55,8 @@ class CrossEntropy:
         _check_smoothing(self.label_smoothing)
         if not isinstance(self.auxiliary, int | float) or not 0 <= self.auxiliary < math.inf:
             raise InputError(
-                "loss.auxiliary_malformed", f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on"
+                "loss.auxiliary_malformed",
+                f"loss classes: auxiliary {self.auxiliary!r} given, expected a number of 0 or more",
             )
 
     def __call__(
@@ -76,7 +77,8 @@ class CrossEntropy:
             if head.shape != whole.shape:
                 raise InputError(
                     "loss.heads_differ",
-                    f"a head of the network gives {described(head)}, the first one {described(whole)}",
+                    f"the heads of the network return different shapes: {described(whole)} and {described(head)}; "
+                    "return equal shapes",
                 )
             other, _ = means(as_rows(head, target)[0], labels)
             loss = loss + self.auxiliary * other
@@ -110,7 +112,7 @@ class PixelCrossEntropy(CrossEntropy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.ignored, int):
-            raise InputError("loss.ignored_malformed", f"loss pixels: ignored {self.ignored!r}, expected a label")
+            raise InputError("loss.ignored_malformed", f"loss pixels: ignored {self.ignored!r} given, expected a label")
 
     @property
     def num_details(self) -> int:
@@ -244,7 +246,7 @@ def mean_cross_entropy(
     if isinstance(target, Tensor) and len(output) != len(target):
         raise InputError(
             "loss.label_count",
-            f"{len(output)} outputs for {len(target)} labels of the minibatch: expected one for each",
+            f"the minibatch has {len(output)} outputs but {len(target)} labels; expected one output per label",
         )
     check_rows(output, target)
     labels, rows = target.to(output.device), output.float()
@@ -262,7 +264,7 @@ def mean_cross_entropy(
 
 def _check_classes(num_classes: int, class_weights: Any) -> None:
     if not isinstance(num_classes, int) or num_classes < 1:
-        raise InputError("loss.num_classes_malformed", f"num_classes {num_classes!r}, expected a number from 1 on")
+        raise InputError("loss.num_classes_malformed", f"num_classes {num_classes!r} given, expected at least 1")
     if class_weights is None:
         return
     given = class_weights if isinstance(class_weights, list | tuple) else []
@@ -270,7 +272,7 @@ def _check_classes(num_classes: int, class_weights: Any) -> None:
     if not len(given) == len(numbers) == num_classes or not any(numbers):
         raise InputError(
             "loss.class_weights_malformed",
-            f"class_weights {class_weights!r}, expected a number from 0 on for each of "
+            f"class_weights {class_weights!r} given, expected a number of 0 or more for each of "
             f"{number_of(num_classes, 'class')}",
         )
 
@@ -279,7 +281,7 @@ def _check_smoothing(label_smoothing: object) -> None:
     if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
         raise InputError(
             "loss.label_smoothing_malformed",
-            f"label_smoothing {label_smoothing!r}, expected 0 or more, and below 1",
+            f"label_smoothing {label_smoothing!r} given, expected at least 0 and below 1",
         )
 
 
@@ -287,8 +289,8 @@ def _check_width(output: Tensor, num_classes: int, *, exactly: bool = False) -> 
     if output.dim() != 2 or output.shape[1] < num_classes or (exactly and output.shape[1] > num_classes):
         raise InputError(
             "loss.class_count",
-            f"the network gives {described(output)}, the data have {number_of(num_classes, 'class')}: expected a row "
-            "of as many numbers for each target",
+            f"the network returns {described(output)}, but the data have {number_of(num_classes, 'class')}; expected "
+            "one number per class for each target",
         )
 
 

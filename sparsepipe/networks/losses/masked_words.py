@@ -33,7 +33,7 @@ class TokenCrossEntropy:
         if not isinstance(self.label_smoothing, int | float) or not 0 <= self.label_smoothing < 1:
             raise InputError(
                 "loss.label_smoothing_malformed",
-                f"loss tokens: label_smoothing {self.label_smoothing!r}, expected 0 or more, and below 1",
+                f"loss tokens: label_smoothing {self.label_smoothing!r} given, expected at least 0 and below 1",
             )
 
     def __call__(
@@ -124,7 +124,7 @@ def _targets(target: Any) -> tuple[Any, Any]:
     if "words" not in target:
         raise InputError(
             "loss.target_malformed",
-            f"the target is {described(target)}, expected a dict with words, and optionally next_sentence",
+            f"the target is {described(target)}, expected a dict with 'words' and optionally 'next_sentence'",
         )
     return target["words"], target.get("next_sentence")
 
@@ -135,7 +135,7 @@ def _second(output: Any) -> Tensor:
     if not isinstance(second, Tensor):
         raise InputError(
             "loss.output_malformed",
-            f"the network's forward gives {described(output)}, expected logits of words and of next sentences",
+            f"the network's forward returns {described(output)}, expected logits of words and of next sentences",
         )
     return second
 

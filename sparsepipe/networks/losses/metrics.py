@@ -252,7 +252,7 @@ class AveragePrecision:
             raise InputError(
                 "metric.boxes_malformed",
                 f"metric map: output {described(output)}, target {described(target)}; expected two lists with a dict "
-                "of boxes and labels for each sample",
+                "of boxes and labels per sample",
             )
         tables: list[Tensor] = []
         for sample, pair in enumerate(zip(output, target, strict=True)):
@@ -341,8 +341,8 @@ def known_items(output: object, target: object, name: str) -> tuple[Tensor, Tens
     if not fits:
         raise InputError(
             "metric.output_malformed",
-            f"metric {name}: output {described(output)}, target {described(target)}; expected a score for each class, "
-            "or one logit, for each label",
+            f"metric {name}: output {described(output)}, target {described(target)}; expected one score per class "
+            "(or one logit) for each label",
             name=name,
         )
     return scores, labels
@@ -372,7 +372,7 @@ def _box_rows(minibatch: int, sample: int, boxes_of_sample: object, *, is_truth:
     if boxes.dim() != 2 or boxes.shape[1] not in (4, 6) or any(part.shape != boxes.shape[:1] for part in tensors[1:]):
         raise InputError(
             "metric.boxes_malformed",
-            f"metric map: {described(boxes_of_sample)} of a sample, expected boxes [n, 4] or [n, 6] and "
+            f"metric map: a sample has {described(boxes_of_sample)}, expected boxes [n, 4] or [n, 6] and "
             f"{', '.join(names[1:])} [n]",
         )
     if boxes.shape[1] == 4:  # of the plane: as thick as all others

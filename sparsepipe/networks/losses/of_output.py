@@ -39,7 +39,7 @@ class OutputLoss:
             if output.get("loss") is None:
                 raise InputError(
                     "loss.output_malformed",
-                    f'the network\'s forward gives {described(output)}, expected "loss" among its entries',
+                    f'the network\'s forward returns {described(output)}, expected an entry "loss"',
                 )
             found = output["loss"]
         elif isinstance(output, tuple | list) and output:

@@ -72,7 +72,7 @@ class UserLoss:
             given += f", {', '.join(self._args)}" if self._args else ""
             raise InputError(
                 "loss.raises",
-                f"loss {self._name} raises {type(error).__name__} ({error}); called with {given}",
+                f"loss {self._name} raises {type(error).__name__} ({error}) when called with {given}",
                 kind=type(error).__name__,
             ) from error
 
@@ -92,7 +92,7 @@ class UserLoss:
         for name in _OURS & told.keys():
             raise InputError(
                 "loss.name_reserved",
-                f"loss {self._name} reports {name!r}, a reserved name: choose another",
+                f"loss {self._name} reports {name!r}, which is a reserved name; choose another name",
             )
         for name, value in told.items():
             if (not math.isfinite(value) and told.get("counted") != 0) or (
@@ -100,7 +100,7 @@ class UserLoss:
             ):
                 raise InputError(
                     "loss.number_not_finite",
-                    f"loss {self._name} says {name}: {value}, expected a finite number, of counts from 0 on",
+                    f"loss {self._name} reports {name}: {value}, expected a finite number, or a count of 0 or more",
                 )
         return told
 
@@ -111,12 +111,13 @@ class UserLoss:
             before = ", ".join(self._reported) or "nothing"
             raise InputError(
                 "loss.names_changed",
-                f"loss {self._name} reports {', '.join(names) or 'nothing'}, reported {before} before",
+                f"loss {self._name} reports {', '.join(names) or 'nothing'}, but reported {before} before; report "
+                "the same names in each minibatch",
                 before=before,
             )
         if len(names) > _ROOM:
             raise InputError(
-                "loss.too_many_numbers", f"loss {self._name} reports {len(names)} numbers, at most {_ROOM} can be"
+                "loss.too_many_numbers", f"loss {self._name} reports {len(names)} numbers, expected at most {_ROOM}"
             )
         details = torch.zeros(_ROOM, dtype=torch.float64)
         details[: len(names)] = torch.tensor([sums[name] for name in names], dtype=torch.float64)

@@ -24,7 +24,7 @@ def main_output(output: Any) -> Tensor:
     if not isinstance(main, Tensor):
         raise InputError(
             "loss.output_malformed",
-            f"the network's forward gives {described(output)}, expected a tensor, or one as first entry",
+            f"the network's forward returns {described(output)}, expected a tensor, or a tensor as the first entry",
         )
     return main
 
@@ -65,13 +65,13 @@ def check_rows(output: Tensor, target: Any) -> None:
     """Raise InputError unless `output` [..., classes] has a row for each of `target`, int64 [...]."""
     if not isinstance(target, Tensor) or target.dtype != torch.int64:
         raise InputError(
-            "loss.target_malformed", f"the target is {described(target)}, expected classes as a tensor of int64"
+            "loss.target_malformed", f"the target is {described(target)}, expected class indices as an int64 tensor"
         )
     if output.shape[:-1] != target.shape:
         raise InputError(
             "loss.shapes_differ",
-            f"the network gives {described(output)} for a target of {described(target)}: "
-            "expected the target's shape and, last, one number for each class or word",
+            f"the network returns {described(output)} for a target of {described(target)}; expected the target's "
+            "shape plus a last axis with one number per class or word",
         )
 
 
@@ -81,7 +81,8 @@ def check_known(output: Tensor, target: Tensor, what: str) -> None:
     if largest >= output.shape[-1]:
         raise InputError(
             "loss.class_count",
-            f"the target has {what} {largest}, the network has {output.shape[-1]} outputs: it was made for other data",
+            f"the target has {what} {largest}, but the network has {output.shape[-1]} outputs; use a model with "
+            "enough outputs",
         )
 
 
@@ -107,13 +108,13 @@ def check_scalar(loss: Any, who: str) -> Tensor:
     if not isinstance(loss, Tensor):
         raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar tensor")
     if loss.dim():
-        raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar: take its mean")
+        raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar; take its mean")
     if not loss.is_floating_point():
         raise InputError("loss.not_floating", f"{who} is {described(loss)}, expected a floating-point scalar")
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise InputError(
             "loss.no_gradient",
-            f"{who} has no gradient: compute it from the output, without detach(), item() and no_grad()",
+            f"{who} has no gradient; compute it from the output without detach(), item() or no_grad()",
         )
     return loss
 

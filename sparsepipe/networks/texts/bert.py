@@ -27,7 +27,7 @@ class Embeddings(nn.Module):
 
 
 class AttentionWeights(nn.Module):
-    """How much of each place each other one takes, in several heads side by side."""
+    """Attention weights between all positions, in several heads."""
 
     def __init__(self, hidden: int, num_heads: int) -> None:
         super().__init__()
@@ -161,8 +161,8 @@ def bert(
         raise InputError(
             "model.sizes_malformed",
             f"BERT of {number_of(num_layers, 'layer')} of {hidden} in {number_of(num_heads, 'head')}, "
-            f"{number_of(vocabulary_size, 'word')}, sequences of {sequence_length}: expected each to be 1 or more, "
-            "and hidden a multiple of num_heads",
+            f"{number_of(vocabulary_size, 'word')}, sequences of {sequence_length}: expected each size to be at "
+            "least 1, and hidden to be a multiple of num_heads",
         )
     embeddings = Embeddings(vocabulary_size, hidden=hidden, places=sequence_length, dropout=dropout)
     return BERT(

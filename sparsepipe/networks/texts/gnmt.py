@@ -69,7 +69,7 @@ class Encoder(nn.Module):
 
 
 class NormalisedScores(nn.Module):
-    """How much of each source word a query takes, its vector normalised (Salimans and Kingma 2016, section 2).
+    """Attention scores over source words, with a normalized vector (Salimans and Kingma 2016, section 2).
 
     score = g v/|v| . tanh(query + key + b)
     """
@@ -185,12 +185,12 @@ def gnmt(
         raise InputError(
             "model.sizes_malformed",
             f"GNMT of {number_of(num_layers, 'layer')} of {hidden} for {source} source and {target} target words: "
-            "expected num_layers 2 or more, the others 1 or more",
+            "expected num_layers of at least 2, and at least 1 for the others",
         )
     if shared_embedding and source != target:
         raise InputError(
             "model.vocabularies_differ",
-            f"GNMT: shared_embedding needs one vocabulary, these have {source} and {target} words",
+            f"GNMT: shared_embedding needs a shared vocabulary, but the vocabularies have {source} and {target} words",
         )
     return GNMT(
         source,

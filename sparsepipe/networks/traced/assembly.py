@@ -142,10 +142,10 @@ class Assembly:
             if len(holders) > 1:
                 raise CannotBeTraced(
                     "module.order_of_reading",
-                    f"{name} is changed, and training and evaluation read it in different orders",
+                    f"{name} is changed, but training and evaluation read it in different orders",
                 )
             if name in self._returned():
-                raise CannotBeTraced("module.returns_changed", f"it returns {name}, which it changes")
+                raise CannotBeTraced("module.returns_changed", f"the forward returns {name}, which it changes")
 
     def _returned(self) -> dict[str, None]:
         """Return the names of the parameters and buffers that a forward returns as they are."""
@@ -166,7 +166,7 @@ class Assembly:
             for layer in self.layers[training].values():
                 edges += [(home[node], layer.id) for node in layer.reads if node in home]
         if not ids:
-            raise CannotBeTraced("module.does_nothing", "it does nothing")
+            raise CannotBeTraced("module.does_nothing", "the module computes nothing")
         graph = LayerGraph.from_ids([GraphLayer(id) for id in ids], edges)
         return [layer.id for layer in graph.layers]
 
@@ -223,7 +223,7 @@ class Assembly:
         """
         if key in self.written and key not in self.trained:
             if self.readers[key] != [id]:
-                raise CannotBeTraced("module.changes_shared", f"several layers read {key}, which its forward changes")
+                raise CannotBeTraced("module.changes_shared", f"the forward changes {key}, which several layers read")
             return True
         return self.readers[key] == [id] and key.startswith(f"{id}.")
 

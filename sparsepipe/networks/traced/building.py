@@ -41,7 +41,7 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
         except CODE_FAILURES as error:  # whatever a function of the user's own raises: it is told in a line
             told = " ".join(str(error).split())
             remedy = UserFunction.parse(model).neighbour(error) if is_function(model) else ""
-            what = f"it raises {type(error).__name__} as it is built ({told}){remedy}"
+            what = f"the module raises {type(error).__name__} when built ({told}){remedy}"
             raise InputError("model.raises", f"model {model}: {what}") from error
     if not isinstance(module, nn.Module):
         raise InputError(
@@ -65,13 +65,15 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
     """Raise InputError if a function does not take these arguments, or wants others."""
     parameters = _parameters(function)
     if not parameters and given:
-        raise InputError("model.no_arguments", f"model {model}: takes no arguments, {', '.join(given)} given")
+        raise InputError(
+            "model.no_arguments", f"model {model}: takes no arguments, but {', '.join(given)} given; omit them"
+        )
     try:
         if parameters:
             inspect.signature(function).bind(**given)
     except TypeError as error:
         takes = ", ".join(map(str, parameters.values()))
-        text = f"model {model}: {error}; it takes ({takes}): give them with {{model_args}}"
+        text = f"model {model}: {error}; expected ({takes}); give them with {{model_args}}"
         raise InputError("model.arguments_refused", text, setting="model_args") from None
 
 

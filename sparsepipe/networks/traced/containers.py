@@ -47,14 +47,14 @@ def holds_record(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What crosses: a tensor or a number, by its number among all."""
+    """A tensor or a number that crosses a boundary, by its index."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is the same in every minibatch."""
+    """A value that is equal in every minibatch."""
 
     value: Any
 
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a dict or list holds. `keys`: None for a list; `attributes`: what else an object of the class has."""
+    """Contents of a dict or list. `keys`: None for a list; `attributes`: further attributes of the object."""
 
     kind: type[Any]
     keys: tuple[Any, ...] | None
@@ -85,7 +85,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Form:
-    """How a value is made of containers and leaves."""
+    """Structure of a value: containers and leaves."""
 
     root: Any
     contents: tuple[Contents, ...]
@@ -161,7 +161,7 @@ class Unread:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TypeError(f"it reads {name} of an entry that it did not read when it was traced")
+        raise TypeError(f"the forward reads {name} of an entry that it did not read during tracing")
 
 
 class _Reads(TorchFunctionMode):
@@ -245,10 +245,10 @@ class ContainerCall(Call):
         form = reader.form(result)
         expected, origin = self.learned
         if form != expected:
-            raise TypeError(f"it gives other entries than when it was traced: {_difference(form, expected)}")
+            raise TypeError(f"the forward returns other entries than during tracing: {_difference(form, expected)}")
         for number, (leaf, before) in enumerate(zip(reader.leaves, origin, strict=True)):
             if before is not None and not _is_same(leaf, leaves[before]):
-                raise TypeError(f"it changes {_name(form, number)}, which it left as it was when it was traced")
+                raise TypeError(f"the forward changes {_name(form, number)}, which was unchanged during tracing")
         return tuple(leaf for leaf, before in zip(reader.leaves, origin, strict=True) if before is None)
 
     def _learn(self, args: Sequence[Any], module: Callable[[str], nn.Module]) -> tuple[Any, ...]:

@@ -51,7 +51,9 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     names, leaves = _in_order(traced, inputs)
     if len(placeholders) != len(leaves):
-        raise CannotBeTraced("export.changed_arguments", "torch.export changed its arguments")
+        raise CannotBeTraced(
+            "export.changed_arguments", "torch.export changed the arguments of the network; use format safetensors"
+        )
     if any(_transforms(node.target) for node in traced.graph.nodes):
         raise CannotBeTraced("module.of_transforms", OF_TRANSFORMS)
     known = names_of(module)
@@ -184,7 +186,7 @@ def _observe(
     if isinstance(changed, fx.Node) and changed.op == "get_attr":  # a counter, a running mean: it has to change
         in_place, target = False, node.target
     elif target is torch.ops.aten.copy.default:  # without a derivative
-        raise CannotBeTraced("module.works_in_place", "copy_ works only in place")
+        raise CannotBeTraced("module.works_in_place", "copy_ supports only in-place use")
     node.target, node.args, node.kwargs = target, args, kwargs
     for source in node.all_input_nodes:
         if source in stale:
@@ -194,7 +196,7 @@ def _observe(
         if source.op == "get_attr":
             node.meta["buffers"].add(str(source.target))
         else:
-            raise CannotBeTraced("module.changes_shared", f"{node.target} changes what others hold")
+            raise CannotBeTraced("module.changes_shared", f"{node.target} changes a tensor that other layers use")
     if in_place and isinstance(changed, fx.Node):
         for other in recorded:
             if other is not changed and other.meta["storages"] & changed.meta["storages"]:

@@ -29,7 +29,7 @@ _LONGEST = 1000  # of the lists and dicts outside of modules that are looked int
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two recordings of a forward differ: the innermost module that went two ways, and the operation."""
+    """First difference between two recordings of a forward: innermost module, and operation."""
 
     path: str
     why: str
@@ -50,9 +50,13 @@ def difference(first: Recording, again: Recording) -> Divergence | None:
     if len(first.nodes) != len(again.nodes):
         longer = max(first.nodes, again.nodes, key=len)
         node = longer[min(len(first.nodes), len(again.nodes))]
-        return Divergence(node.meta["path"], f"it calls {name_of(node)} more often in another minibatch", node)
+        return Divergence(
+            node.meta["path"],
+            f"the forward calls {name_of(node)} a different number of times in another minibatch",
+            node,
+        )
     if first.output_spec != again.output_spec or _placed(first.outputs, places) != _placed(again.outputs, places):
-        return Divergence("", "it returns another structure for another minibatch")
+        return Divergence("", "the forward returns another structure for another minibatch")
     return None
 
 
@@ -63,19 +67,23 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     if a.target != b.target and (statement := _shared_statement(a.target, b.target)) is not None:
         raise UnevenStatement(statement)
     if a.op != b.op or a.target != b.target or a.meta["path"] != b.meta["path"]:
-        return f"it does {_call(b)} in another minibatch where it did {_call(a)}: what decides must not be in Python"
+        return (
+            f"the forward calls {_call(b)} in one minibatch and {_call(a)} in another; replace the Python condition "
+            "by tensor operations"
+        )
     ours, theirs = _placed((a.args, a.kwargs), places), _placed((b.args, b.kwargs), places)
     if ours != theirs:
         if any(source.target is len for source in a.all_input_nodes):
             return "Python loops over a list that is as long as the minibatch"
         return (
-            f"Python gives {_call(a)} another number in another minibatch: keep it in a buffer, or give it to forward"
+            f"Python code passes {_call(a)} a number that changes between minibatches; register it as a buffer, or "
+            "pass it to forward"
         )
     structures = Structure.of(a.meta["value"]), Structure.of(b.meta["value"])
     if None not in structures and structures[0] != structures[1]:
         if isinstance(a.target, Statement):
             raise UnevenStatement(a.target)
-        return f"{_call(a)} gives a list that is as long as the minibatch"
+        return f"{_call(a)} returns a list as long as the minibatch"
     return ""
 
 
@@ -90,11 +98,13 @@ def _other_state(a: fx.Node, b: fx.Node) -> str:
     known = a.meta["registered"], b.meta["registered"]
     ours, theirs = a.meta["value"], b.meta["value"]
     if known == (True, True):
-        return "" if a.target == b.target else f"it reads {b.target} in another minibatch where it read {a.target}"
+        return (
+            "" if a.target == b.target else f"the forward reads {b.target} in one minibatch and {a.target} in another"
+        )
     same = known == (False, False) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if same and (ours is theirs or torch.equal(ours, theirs)):
         return ""
-    return "it reads a tensor that it kept as it ran, which is another in each minibatch: make it a buffer"
+    return "the forward reads a tensor from an earlier run that differs in each minibatch; register it as a buffer"
 
 
 def _call(node: fx.Node) -> str:
@@ -148,7 +158,7 @@ class Watch:
                 continue
             name = min(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
             place = ".".join(each for each in (self._paths.get(part, ""), name) if each)
-            return f"Python changes {place} in every minibatch: make it a buffer, or give it to forward"
+            return f"Python code changes {place} in every minibatch; register it as a buffer, or pass it to forward"
         return ""
 
     def drawn(self, *, torch_too: bool = True) -> str:
@@ -156,11 +166,7 @@ class Watch:
         drew = [
             name for name, state in _draws().items() if state != self._draws[name] and (torch_too or name != _TORCH)
         ]
-        return (
-            f"Python draws numbers from {drew[0]}: draw them with torch.rand, and compute with the tensor"
-            if drew
-            else ""
-        )
+        return f"Python code draws random numbers from {drew[0]}; use torch.rand instead" if drew else ""
 
 
 def outside(module: nn.Module) -> dict[str, Any]:

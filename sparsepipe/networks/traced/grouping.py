@@ -103,7 +103,7 @@ class Grouping:
             self._open(node)
 
     def _is_check(self, node: fx.Node) -> bool:
-        """Whether it gives nothing to others, and may raise."""
+        """Return whether a node passes nothing on and may raise."""
         value = node.meta["value"]
         return name_of(node) == "same_answer" or (
             isinstance(node.target, Call) and isinstance(value, dict | tuple) and not value

@@ -44,7 +44,7 @@ def out_of_place(
     if kind != "call_function":
         return target, args, kwargs, False
     if target in (operator.setitem, operator.delitem):
-        raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
+        raise CannotBeTraced("module.writes_into_part", "the forward writes into a part of a tensor")
     if target in _OPERATORS:
         return _OPERATORS[target], args, kwargs, True
     if isinstance(target, torch._ops.OpOverload):
@@ -54,14 +54,14 @@ def out_of_place(
         homes = [home for home in (torch, nn.functional) if getattr(home, name, None) is target]
         found = next((getattr(home, name[:-1]) for home in homes if hasattr(home, name[:-1])), None)
         if found is None:
-            raise CannotBeTraced("module.works_in_place", f"{name} works only in place")
+            raise CannotBeTraced("module.works_in_place", f"{name} supports only in-place use")
         return found, args, kwargs, True
     return _with_flags(target, args, kwargs)
 
 
 def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, bool]:
     if target == "__setitem__":
-        raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
+        raise CannotBeTraced("module.writes_into_part", "the forward writes into a part of a tensor")
     if (
         target.startswith("__i")
         and target.endswith("__")
@@ -73,7 +73,7 @@ def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if not target.endswith("_") or target.endswith("__"):
         return target, args, kwargs, False
     if target in _OF_MEMORY or not callable(getattr(Tensor, target[:-1], None)):
-        raise CannotBeTraced("module.works_in_place", f"{target} works only in place")
+        raise CannotBeTraced("module.works_in_place", f"{target} supports only in-place use")
     return target[:-1], args, kwargs, True
 
 
@@ -93,7 +93,7 @@ def _overload(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         found = getattr(packet, name)
         if _arguments(found._schema) == wanted:
             return found, args, kwargs, True
-    raise CannotBeTraced("module.works_in_place", f"{target} works only in place")
+    raise CannotBeTraced("module.works_in_place", f"{target} supports only in-place use")
 
 
 def _arguments(schema: torch.FunctionSchema) -> list[tuple[str, Any]]:

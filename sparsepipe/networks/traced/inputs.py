@@ -39,7 +39,10 @@ class Inputs:
         leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         names = tuple(_name(path[takes_dict:]) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
         if not any(map(is_tensor, leaves)):
-            raise InputError("example.no_tensor", f"{owner}: the example for tracing contains no tensor")
+            raise InputError(
+                "example.no_tensor",
+                f"{owner}: the tracing example contains no tensor; give one with at least one tensor",
+            )
         for name, leaf in zip(names, leaves, strict=True):
             if not (is_tensor(leaf) or is_number(leaf) or is_constant(leaf)):
                 raise InputError(
@@ -99,7 +102,8 @@ class Inputs:
                     expected = repr(self.constants[name]) if name in self.constants else "a tensor"
                     raise InputError(
                         "example.argument_differs",
-                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace again",
+                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}; trace the "
+                        "module again",
                         name=name,
                     )
             elif is_tensor(leaf):

@@ -108,7 +108,8 @@ class TracedNetwork:
         if unknown := wanted - ids:
             raise InputError(
                 "plan.layer_unknown",
-                f"{self.name} has no layer {min(unknown)!r}: the plan was made for another network",
+                f"{self.name} has no layer {min(unknown)!r}: the plan belongs to another network; give a plan of "
+                "this one",
             )
         return TracedSubnetwork(self, [row for row in self.rows if row.id in wanted], engine=engine, seed=seed)
 

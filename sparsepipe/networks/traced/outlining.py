@@ -226,7 +226,7 @@ def _tree(code: CodeType) -> ast.FunctionDef | None:
 
 
 def _is_odd(function: ast.FunctionDef) -> bool:
-    """Whether it cannot be compiled out of its class: private names, generators, names of outer scopes."""
+    """Return whether it cannot be compiled outside its class: private names, generators, names of outer scopes."""
     odd = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)
     private = [node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)]
     return any(isinstance(node, odd) for node in ast.walk(function)) or any(

@@ -62,22 +62,22 @@ class ValueProxy(fx.Proxy):
             return len(value)
         if isinstance(value, tuple | list):
             return self.tracer.expect_length(self)  # type: ignore[attr-defined, no-any-return]
-        raise CannotBeTraced("module.counts_rows", "Python counts the rows of a tensor")
+        raise CannotBeTraced("module.counts_rows", "Python code uses the number of rows of a tensor")
 
     def __index__(self) -> int:
-        raise CannotBeTraced("module.counts_numbers", "Python counts with a size")
+        raise CannotBeTraced("module.counts_numbers", "Python code uses a size as an index")
 
     def __int__(self) -> int:
-        raise CannotBeTraced("module.counts_numbers", "Python counts with a number of a tensor or a size")
+        raise CannotBeTraced("module.counts_numbers", "Python code uses a tensor value or a size as an index")
 
     def __float__(self) -> float:
-        raise CannotBeTraced("module.reckons_with_numbers", "Python computes with a number of a tensor or a size")
+        raise CannotBeTraced("module.reckons_with_numbers", "Python code computes with a tensor value or a size")
 
     def __contains__(self, item: Any) -> bool:
         value = self.node.meta["value"]
         if isinstance(value, dict):
             return item in value
-        raise CannotBeTraced("module.searches_numbers", "Python looks for a number in a tensor")
+        raise CannotBeTraced("module.searches_numbers", "Python code searches for a value in a tensor")
 
     def keys(self) -> Any:
         return list(self.node.meta["value"].keys())
@@ -95,11 +95,11 @@ class ValueProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in ("node", "tracer") and is_of_spconv(self.node.meta["value"]):
-            raise CannotBeTraced("module.sets_attribute", f"it sets {name} of a sparse tensor")
+            raise CannotBeTraced("module.sets_attribute", f"the forward sets {name} of a sparse tensor")
         super().__setattr__(name, value)
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
+        raise CannotBeTraced("module.writes_into_part", "the forward writes into a part of a tensor")
 
     def __format__(self, how: str) -> str:
         return repr(self)
@@ -125,7 +125,7 @@ class TensorProxy(ValueProxy, Tensor):  # type: ignore[misc]  # a proxy's method
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise CannotBeTraced(
-            "module.calls_compiled", f"a compiled function calls {function} on a tensor that is being recorded"
+            "module.calls_compiled", f"a compiled function calls {function} on a traced tensor; do not compile it"
         )
 
     @property  # type: ignore[misc]
@@ -139,7 +139,7 @@ class TensorProxy(ValueProxy, Tensor):  # type: ignore[misc]  # a proxy's method
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(Tensor, name):
-            raise CannotBeTraced("module.sets_attribute", f"it sets {name} of a tensor")
+            raise CannotBeTraced("module.sets_attribute", f"the forward sets {name} of a tensor")
         object.__setattr__(self, name, value)
 
 
@@ -175,7 +175,7 @@ def same_answer(value: object, answer: bool, where: str) -> bool:
     if bool(value) is not answer:
         raise InputError(
             "module.decides_by_size",
-            f"{where} decides by a size, which is now another: trace the network with such an example",
+            f"{where} depends on a size that has changed; trace the network with an example of this size",
         )
     return answer
 

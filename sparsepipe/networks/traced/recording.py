@@ -32,8 +32,8 @@ CONTAINERS = (  # of torch's own modules those that are looked into
 )
 
 
-OF_HOOKS = "it hooks the gradient of a tensor"
-OF_TRANSFORMS = "it uses a transform of torch.func (vmap, grad, jvp, ...)"
+OF_HOOKS = "the forward registers a gradient hook"
+OF_TRANSFORMS = "the forward uses a transform of torch.func (vmap, grad, jvp, ...)"
 _REGISTERED = ("_buffers", "_parameters", "_modules")
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 

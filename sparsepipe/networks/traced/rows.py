@@ -24,7 +24,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Program:
-    """What a layer does in one mode."""
+    """Operations of a layer in one mode."""
 
     steps: tuple[fx.Node, ...] = ()
     reads: tuple[Port, ...] = ()
@@ -72,7 +72,7 @@ class TracedRow:
 
 @dataclass(frozen=True)
 class Result:
-    """How what a forward returns is made of values. A leaf is (structure, names), or what is always the same."""
+    """Structure of a forward's return value. A leaf is (structure, names), or a constant."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
@@ -92,7 +92,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Length:
-    """How long an axis may be. Axes of one name are as long as one another."""
+    """Allowed length of an axis. Axes of the same name have the same length."""
 
     name: str
     least: int
@@ -154,7 +154,7 @@ class Sizes:
             if not same or not all(e.agrees(n, lengths) for e, n in zip(expected, shape, strict=True)):
                 raise InputError(
                     "example.size_differs",
-                    f"{self.owner}: {name} has the sizes {list(shape)}, but the forward depends on its being "
-                    f"[{', '.join(map(str, expected))}]: trace it with such an example",
+                    f"{self.owner}: {name} has sizes {list(shape)}, but the traced forward needs "
+                    f"[{', '.join(map(str, expected))}]; trace it with an example of these sizes",
                     name=name,
                 )

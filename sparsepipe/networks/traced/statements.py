@@ -96,7 +96,7 @@ class Statement(Call):
         if self.self_name:
             after = vars(values[self.self_name])
             if changed := [name for name in after if name not in before or after[name] is not before[name]]:
-                raise TypeError(f"a statement that is one layer changes self.{changed[0]}: make it a buffer")
+                raise TypeError(f"a statement that is one layer changes self.{changed[0]}; register it as a buffer")
         return result
 
 

@@ -121,7 +121,8 @@ class TracedSubnetwork(nn.Module):
             phase = "training" if self.training else "evaluation"
             raise InputError(
                 "module.no_layers",
-                f"{self.network.name}: in {phase} its forward raises on the example, so it has no layers",
+                f"{self.network.name}: in {phase} its forward raises an error on the example, so it cannot be split "
+                "into layers",
             )
         return run_layers(self, alive, minibatch=minibatch, keep=keep)
 
@@ -143,7 +144,7 @@ class TracedSubnetwork(nn.Module):
                 there = ", ".join(tensors) or "nothing"
                 raise InputError(
                     "layer.input_missing",
-                    f"layer {row.id!r} needs {name!r}, which is not available here: {there} is",
+                    f"layer {row.id!r} needs {name!r}, but only {there} is available",
                     layer=row.id,
                 )
         with ExitStack() as stack:
@@ -173,7 +174,7 @@ class TracedSubnetwork(nn.Module):
         device = _device(tensors, program)
 
         def value(given: Any) -> Any:
-            """What a node gave; this process's device in the place of the one that the network was traced on."""
+            """Return the value of a node, with this process's device instead of the traced one."""
             return values[given] if isinstance(given, fx.Node) else given if device is None else device
 
         ambient = torch.is_grad_enabled()

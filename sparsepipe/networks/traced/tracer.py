@@ -88,7 +88,7 @@ def _reason(error: BaseException) -> str:
     text = text if len(text) < 120 else text[:117] + "..."
     text = text if isinstance(error, CannotBeTraced) else f"{type(error).__name__}: {text}"
     kind = _made(error)
-    return f"it makes a {kind} of values, and layers exchange tensors alone ({text})" if kind else text
+    return f"the forward creates a {kind} of values, but layers exchange only tensors ({text})" if kind else text
 
 
 def _made(error: BaseException) -> str:
@@ -228,7 +228,7 @@ class LayerTracer(fx.Tracer):
             self.stack.pop()
         for each in (self.module.get_submodule(path)._buffers, self.module.get_submodule(path)._parameters):
             if any(isinstance(tensor, fx.Proxy) for tensor in each.values()):
-                raise CannotBeTraced("module.replaces_buffer", "it replaces a buffer")
+                raise CannotBeTraced("module.replaces_buffer", "the forward replaces a buffer")
         self._check_unchanged([self.module.get_submodule(path)] if path else None)
         return found
 
@@ -240,7 +240,7 @@ class LayerTracer(fx.Tracer):
     def _check_open(self, tracer: Any) -> None:
         if tracer is not self or self.closed:
             raise CannotBeTraced(
-                "module.keeps_tensor", "it reads a tensor that it kept in an earlier minibatch: make it a buffer"
+                "module.keeps_tensor", "the forward reads a tensor from an earlier minibatch; register it as a buffer"
             )
 
     def _note(self, parts: Iterable[nn.Module]) -> None:
@@ -326,7 +326,7 @@ class LayerTracer(fx.Tracer):
             elif Structure.of(value) is not None and not isinstance(value, list | dict | set):  # it may fill them
                 constants.append((name, value))
             else:
-                what = f"it gives a {type(value).__name__} to a layer, and layers exchange tensors alone"
+                what = f"the forward passes a {type(value).__name__} to a layer, but layers exchange only tensors"
                 raise CannotBeTraced("module.gives_object", what)
         used, tensors = used_of(owner, uses) if self_name else ((), ())
         target = Statement(
@@ -354,15 +354,15 @@ class LayerTracer(fx.Tracer):
 
     def _may_be_written(self, proxy: Any) -> None:
         if not isinstance(proxy, fx.Proxy):
-            raise CannotBeTraced("module.changes_own_tensor", "it changes its tensor in place")
+            raise CannotBeTraced("module.changes_own_tensor", "the forward changes its tensor in place")
         if proxy.node.op == "get_attr":
-            raise CannotBeTraced("module.changes_own_tensor", f"it changes {proxy.node.target} in place")
+            raise CannotBeTraced("module.changes_own_tensor", f"the forward changes {proxy.node.target} in place")
 
     def _written(self, node: fx.Node, changed: Any, args: Any, kwargs: Any) -> None:
         """Let whoever holds what was changed read the result from now on, and no one what shares its memory."""
         written = set(node.meta["written"])
         if written and isinstance(node.target, Call):
-            raise CannotBeTraced("module.changes_own_tensor", "it changes a tensor in place")
+            raise CannotBeTraced("module.changes_own_tensor", "the forward changes a tensor in place")
         if isinstance(changed, fx.Proxy):
             written.add(changed.node)
         if any(source.op == "get_attr" for source in written):
@@ -385,16 +385,17 @@ class LayerTracer(fx.Tracer):
         if isinstance(a, Tensor):
             return self._state(a).node
         if is_sparse(a):
-            raise CannotBeTraced("module.makes_sparse", "it makes a sparse tensor of its own")
+            raise CannotBeTraced("module.makes_sparse", "the forward creates a sparse tensor")
         if isinstance(a, type | torch.dtype | torch.finfo | torch.Generator):
             return a
         if isinstance(a, nn.Module):
-            raise CannotBeTraced("module.gives_object", f"it gives a {type(a).__name__} to a function")
+            raise CannotBeTraced("module.gives_object", f"the forward passes a {type(a).__name__} to a function")
         try:
             return super().create_arg(a)
         except NotImplementedError:
             raise CannotBeTraced(
-                "module.gives_object", f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone"
+                "module.gives_object",
+                f"the forward passes a {type(a).__name__} to a layer, but layers exchange only tensors",
             ) from None
 
     def _state(self, tensor: Tensor) -> ValueProxy:
@@ -421,7 +422,8 @@ class LayerTracer(fx.Tracer):
         value = obj.node.meta["value"]
         if not is_number(value) or not decidable(obj.node):
             raise CannotBeTraced(
-                "module.decides_by_numbers", "Python decides by numbers of a tensor or by the size of the minibatch"
+                "module.decides_by_numbers",
+                "a Python condition depends on tensor values or on the size of the minibatch",
             )
         self._expect(obj, bool(value))
         return bool(value)

@@ -74,8 +74,8 @@ def trace(
         if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
             raise InputError(
                 "model.layout_unsupported",
-                f"{name}: {key} has the layout {tensor.layout}, checkpoints have dense tensors: "
-                "register it as a buffer with persistent=False",
+                f"{name}: {key} has layout {tensor.layout}, but checkpoints store only dense tensors; register it as "
+                "a buffer with persistent=False",
                 key=key,
                 layout=tensor.layout,
             )
@@ -89,7 +89,7 @@ def trace(
         for line in traced.opaque:
             say(line)
         if examples.left_out:
-            say(f"{name}: its output's {', '.join(examples.left_out)} is left out: no loss reads it")
+            say(f"{name}: its output's {', '.join(examples.left_out)} is omitted, because no loss reads it")
     return traced
 
 
@@ -120,8 +120,8 @@ class Examples:
             if training and not any(tensor.requires_grad for tensor in tensors_of(found[0])):
                 raise InputError(
                     "model.nothing_to_train",
-                    f"{inputs.owner}: no output of the forward of {type(module).__name__} in training depends on a "
-                    "parameter: nothing to train",
+                    f"{inputs.owner}: in training mode no output of {type(module).__name__} depends on a parameter, "
+                    "so there is nothing to train",
                 )
         kept = next((why for _, why in runs.values() if why), "")
         entries = {training: tuple(map(without_objects, found)) for training, (found, _) in runs.items()}
@@ -144,7 +144,7 @@ _WITHOUT_CACHES = {"use_cache": False}  # as transformers' forwards take it
 
 
 def _takes(module: nn.Module, inputs: Inputs, options: Mapping[str, object]) -> bool:
-    """Whether a module takes these arguments, too, and then returns nothing that cannot cross."""
+    """Return whether a module also accepts these arguments, and returns only values that can cross stages."""
     args, kwargs = inputs.arguments({})
     try:
         with put_back(module):
@@ -200,7 +200,7 @@ def _first_that_agrees(
         return network
     raise InputError(
         "model.not_traceable",
-        f"{name}: {type(module).__name__} cannot be a network ({'; '.join(dict.fromkeys(reasons))})",
+        f"{name}: {type(module).__name__} cannot be used as a network ({'; '.join(dict.fromkeys(reasons))})",
     )
 
 
@@ -242,7 +242,7 @@ def _assembled(
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
             raise CannotBeTraced(
                 "module.returns_object",
-                "it returns a value that is neither tensor nor number: omit it",
+                "the forward returns a value that is neither a tensor nor a number; omit it",
             )
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
@@ -290,8 +290,8 @@ def _let_go(recording: Recording) -> None:
 def _line(name: str, module: nn.Module, path: str, why: str) -> str:
     kind = type(module_at(module, path)).__name__
     if not path:
-        return f"{name}: {kind} is one layer, it cannot be cut: {why}"
-    return f"{name}: {path} ({kind}) is one layer, it could not be looked into: {why}"
+        return f"{name}: {kind} is treated as one layer, because it cannot be split: {why}"
+    return f"{name}: {path} ({kind}) is treated as one layer, because tracing its parts failed: {why}"
 
 
 def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
@@ -441,7 +441,7 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
                 with torch.no_grad():  # as a run evaluates
                     (first,), _ = _run(module, minibatches[:1], training)
                 if not _same(first, outputs[0]) and _same(_run(module, minibatches[:1], training)[0][0], outputs[0]):
-                    kept = kept or "in evaluation it gives something else without gradients"
+                    kept = kept or "in evaluation the outputs differ without gradients"
             found[training] = outputs, kept
         except InputError:
             if training in phases:
@@ -477,12 +477,12 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
         if made := dict(module.named_parameters()).keys() - there:
             raise InputError(
                 "module.makes_parameters",
-                f"{name} makes the parameter {min(made)}: make it in __init__, to have it trained",
+                f"{name} creates the parameter {min(made)} in forward; create it in __init__ so that it is trained",
             )
     if changed := [place for place, value in after.items() if before.get(place, value) != value]:
         raise InputError(
             "module.changes_attribute",
-            f"{name} changes {changed[0]} in every minibatch, but stages share only buffers: make it a buffer",
+            f"{name} changes {changed[0]} in every minibatch, but stages share only buffers; register it as a buffer",
         )
     return found, kept
 
@@ -502,8 +502,8 @@ def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:
     if spec != other:
         raise InputError(
             "module.return_count",
-            f"{name} returns {len(first)} values for one minibatch and {len(second)} for another: "
-            "return as many for each, such as one tensor of all samples (torch.cat or torch.stack)",
+            f"{name} returns {len(first)} values for one minibatch and {len(second)} for another: return the same "
+            "number for each, such as one tensor of all samples (torch.cat or torch.stack)",
         )
 
 
@@ -519,7 +519,9 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
                 # With gradients, as the module ran: without them LSTMs take another kernel, which rounds differently.
                 found = stage.result(stage(inputs.tensors, minibatch=number))
             except LayerFailed as error:
-                raise CannotBeTraced("module.layers_raise", f"of its layers one by one, {str(error)[:150]}") from error
+                raise CannotBeTraced(
+                    "module.layers_raise", f"when its layers run one by one, {str(error)[:150]}"
+                ) from error
             except Exception as error:  # of any kind: the recording is not the module
                 raise CannotBeTraced(
                     "module.layers_raise",
@@ -546,9 +548,7 @@ def _check_single(network: TracedNetwork, inputs: Inputs, training: bool) -> Non
     except Exception:  # of any kind: the module takes no such minibatch, or its layers raise, which a run says
         return
     if not _same(found, entries_that_cross(expected)):
-        raise CannotBeTraced(
-            "module.decides_by_one", "Python decides by whether there is one sample or more, or by a length of 1"
-        )
+        raise CannotBeTraced("module.decides_by_one", "a Python condition depends on whether a size is 1")
 
 
 def _same(found: Any, expected: Any) -> bool:

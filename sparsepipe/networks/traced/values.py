@@ -129,7 +129,7 @@ def written_path(path: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class Structure:
-    """How a value is made of tensors and numbers, which cross, and of what is the same in every minibatch."""
+    """Structure of a value: tensors and numbers, which cross stages, and constants."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]  # Tensor, bool, int, float: what crosses; anything else stands for itself

@@ -82,9 +82,9 @@ def verify(
             else:
                 raise InputError(
                     "model.stages_differ",
-                    f"{network.name}: the stages do not compute the same as the unsplit network: "
-                    f"{'training' if training else 'evaluating'}"
-                    f", layer {first.layer!r} differs ({first.what} is off by {first.size:.2g})",
+                    f"{network.name}: the stages and the unsplit network differ: "
+                    f"{'training' if training else 'evaluating'}, layer {first.layer!r} (its {first.what} is off by "
+                    f"{first.size:.2g})",
                     layer=first.layer,
                 )
 
@@ -393,7 +393,8 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
             if gradient.layout != torch.strided:
                 raise InputError(
                     "model.sparse_gradient",
-                    f"{network.name}: the gradient of {name} is sparse, which stages cannot exchange: omit sparse=True",
+                    f"{network.name}: the gradient of {name} is sparse, but stages exchange only dense gradients; "
+                    "omit sparse=True",
                     name=name,
                 )
         found.gradients.update(zip(trained, back, strict=False))

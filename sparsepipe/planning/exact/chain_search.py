@@ -101,7 +101,7 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Swaps:
-    """How the states after moves tell the nodes, of which like ones have changed places (like_nodes.py)."""
+    """Node numbering in the states after moves, if identical nodes were swapped (like_nodes.py)."""
 
     receiver: Index  # [moves]: the group, as the state after the move tells it
     order: Index  # [moves, classes]: the class of the state before that is in the place of each class after it

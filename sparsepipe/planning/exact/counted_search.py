@@ -115,7 +115,7 @@ def _spans(stages: PlacedStages, before: Array, after: Array) -> dict[int, list[
 
 
 def _fewest(ways: _Ways, available: Index) -> _Ways:
-    """Those that use fewer devices of some type than each other one; of equals the first."""
+    """Return the entries that use fewer devices of some type than each other entry; the first of equal ones."""
     *most, _ = available.tolist()
     used_counts = tuple(ways.used[:, :-1].T)
     shape = tuple(n + 1 for n in most)

@@ -69,7 +69,7 @@ class CutProfile:
 
     @classmethod
     def of_frontier(cls, frontier: FrontierCuts) -> "CutProfile":
-        """Those of each amount of work; `frontier` has sums, and leaves out no cut that a plan in question has."""
+        """Return the entries of each amount of work; `frontier` has sums, and contains all cuts of relevant plans."""
         count = len(frontier.sums) // 2
         low, high = frontier.sums[:count].T, -frontier.sums[count:].T
         return cls(low, high, frontier.crossing, high[-1])

@@ -48,7 +48,7 @@ class _Step:
 
 @dataclass(frozen=True, eq=False)
 class _Origin:
-    """Where the entries of a state come from: for each way the state before and whether the layer is before the cut."""
+    """Origin of a state's entries: for each way the previous state, and whether the layer is before the cut."""
 
     first: int  # units of the first entry
     way: NDArray[np.uint16] | None  # of each entry; None: there is one way only
@@ -192,7 +192,7 @@ def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> 
 
 
 def _adds(sums: Array) -> Array:
-    """What each layer adds to the rows, with sums, [1 + 2Q, L]."""
+    """Return the contribution of each layer to the rows, with sums, [1 + 2Q, L]."""
     return np.concatenate([np.zeros((1, sums.shape[1])), sums, -sums])
 
 

@@ -22,7 +22,7 @@ from .stage_cost_tables import StageModel
 
 @dataclass(frozen=True, eq=False)
 class StageEnds:
-    """How far along each chain of cuts a stage may reach within a limit. Earlier answers narrow later questions."""
+    """Furthest end of a stage within a limit, along each chain of cuts. Earlier answers narrow later questions."""
 
     model: StageModel
     known: dict[float, list[Index]] = field(default_factory=dict)
@@ -153,5 +153,5 @@ def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices:
     largest = max(c.type.memory_bytes for c in ends.model.groups.classes)
     return (
         f"no plan fits into the memory of {number_of(moves.used[-1], 'device')} (at most {SIZE.shown(largest)}): "
-        f"{SIZE.enough(high)} on each would do; use devices with more memory, more of them, or recomputation"
+        f"{SIZE.enough(high)} on each would suffice; use devices with more memory, more of them, or recomputation"
     )

@@ -182,7 +182,7 @@ class _Stages:
 
 
 def _part(share: float) -> float:
-    """What a stage or boundary adds to the whole that takes this share of the period."""
+    """Return the contribution of a stage or boundary with this share of the period."""
     return float(max(min(share, _MOST), 0.0) ** _POWER)
 
 
@@ -209,7 +209,7 @@ def deepened(plan: Plan, problem: Problem) -> Plan:
     needs = [stage.memory_bytes for stage in estimate(deeper, problem).stages]
     if all(need <= limit for need, limit in zip(needs, limits, strict=True)):
         return deeper
-    slow = "memory has no room for the minibatches in flight that would hide transfers and averaging: simulate the plan"
+    slow = "memory does not suffice for enough minibatches in flight to hide transfers and averaging; simulate the plan"
     return replace(plan, warnings=(*plan.warnings, slow))
 
 

@@ -73,7 +73,7 @@ class JoinedNodes:
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """What groups that are spread over several nodes of a cluster spend at least."""
+    """Lower bounds for groups that span several nodes of a cluster."""
 
     cluster: Cluster
     largest: int  # devices of a node

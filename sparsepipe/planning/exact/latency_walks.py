@@ -71,14 +71,14 @@ class CutSums:
 
     @classmethod
     def of_cuts(cls, cuts: Cuts, quantities: Array, crossing: Array) -> "CutSums":
-        """Those of cuts of which each is known; the first and the last are the ends of the network."""
+        """Return the entries of known cuts; the first and the last are the ends of the network."""
         parts = (replace(cuts, masks=cuts.masks[k : k + _AT_ONCE]) for k in range(0, len(cuts), _AT_ONCE))
         sums = np.concatenate([part.total(quantities) for part in parts], axis=1)
         return cls(sums[:, 1:-1], sums[:, 1:-1], crossing[1:-1], sums[:, -1])
 
     @classmethod
     def of_frontier(cls, frontier: FrontierCuts, whole: Array) -> "CutSums":
-        """Those of each amount of work; `whole`, [Q], has what all layers come to."""
+        """Return the entries of each amount of work; `whole`, [Q], has the sums over all layers."""
         count = len(whole)
         return cls(frontier.sums[:count], -frontier.sums[count:], frontier.crossing, whole)
 
@@ -139,7 +139,7 @@ class _Stages:
 
 @dataclass(frozen=True, eq=False)
 class WalkModel:
-    """What the stages and boundaries of a walk add to the latency, and what they limit, at least."""
+    """Lower bounds on the latency and the limits of a walk's stages and boundaries."""
 
     works: StageModel  # its ports
     latencies: _Stages
@@ -215,7 +215,7 @@ class Walks:
         return any(device_class.type.memory_bytes < inf for device_class in self.groups.classes)
 
     def sums(self, listed: ListedCuts | None, most_bytes: float) -> CutSums | None:
-        """Those of all cuts that `most_bytes` cross at most; None if there are too many."""
+        """Return the sums of all cuts that at most `most_bytes` cross; None if there are too many."""
         table, quantities = self.problem.table, self.quantities
         cuts = Cuts.of(table, self.problem.layers, limit=MAX_CUTS)
         if cuts.complete:
@@ -238,7 +238,7 @@ class Walks:
         return found[1] if found else inf
 
     def _memory(self, sums: CutSums) -> MemoryRule:
-        """What a stage needs at least: the weights once, what its layers put out, and nothing for what comes in."""
+        """Return the least memory of a stage: its weights once and its layers' outputs, without its input."""
         limits = np.array([device_class.type.memory_bytes for device_class in self.groups.classes])
         limit = np.where(self.groups.counts > 0, limits, inf).min(axis=1)[self.moves.group]
         (weights, kept), (more, much) = sums.low[-2:], sums.high[-2:]

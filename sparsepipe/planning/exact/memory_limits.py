@@ -17,7 +17,7 @@ Span = tuple[Index, Index]  # from a place to a place, this one too; none where 
 
 @dataclass(frozen=True, eq=False)
 class MemoryRule:
-    """Which stages fit into memory, move by move: a group holds more minibatches the more devices later stages have.
+    """Selects stages that fit into memory, per move: a group holds more minibatches the more devices later stages have.
 
     A stage from cut a to cut b needs weights × `copies` + what it saves and what it takes for a while + what it
     receives at a. All of it grows with b, except the gradients that come back for what is sent at b.

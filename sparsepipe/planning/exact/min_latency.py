@@ -47,7 +47,7 @@ _ROUNDING = 1e-12  # of a pace that is the period of a plan, added up in another
 
 @dataclass(frozen=True, eq=False)
 class LatencyModel:
-    """What stages and boundaries add to the latency; what they limit is the period."""
+    """Contributions of stages and boundaries to the latency; they limit the period."""
 
     works: StageModel
     latencies: StageModel
@@ -92,7 +92,8 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
     """
     if problem.recompute:
         raise InputError(
-            "objective.no_recompute", "recompute saves memory for backwards, but inference has no backwards: omit it"
+            "objective.no_recompute",
+            "recompute applies only to training, because inference has no backward passes; omit it",
         )
     problem = replace(problem, forward_only=True)
     pace = inf if period_at_most is None else period_at_most
@@ -211,8 +212,8 @@ def _too_slow(space: Space, pace: float) -> str:
         paths = least_period(space)
     shortest = min(space.model.period(path) for path in paths)
     return (
-        f"no plan found has a period of {pace * 1e3:g} ms or less, forwards alone: the shortest found is "
-        f"{shortest * 1e3:.6g} ms on these devices; allow a longer one ({{period_at_most}}), or use more devices"
+        f"no plan has a forward period of {pace * 1e3:g} ms or less: the shortest is {shortest * 1e3:.6g} ms on "
+        f"these devices; raise {{period_at_most}}, or use more devices"
     )
 
 
@@ -226,7 +227,7 @@ def _plan(problem: Problem, found: _Found, bound: float, planner: str) -> Plan:
         taken.update(ranks)
         stages.append(problem.stage(found.space.model.cuts.between(first, last), ranks, shares))
     total = len(problem.cluster.devices)
-    unused = f"{total - len(taken)} of {total} devices stay unused: no input is sooner done with them"
+    unused = f"{total - len(taken)} of {total} devices stay unused: they do not reduce the latency"
     plan = problem.plan(stages, planner, [unused] if len(taken) < total else [])
     expected = forward_estimate(plan, problem)
     assert expected.latency_seconds is not None

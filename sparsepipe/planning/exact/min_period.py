@@ -100,7 +100,7 @@ def bisect(
     if best is None:
         raise InputError(
             "planner.too_many_devices",
-            "no plan uses all devices: the cluster has more devices than the network can use; allow unused devices",
+            "the cluster has more devices than the network can use; allow unused devices",
         )
     paths, value, asked = [best], model.period(best), 0
     up, down = (

@@ -36,12 +36,12 @@ class StageSeconds(Protocol):
     def seconds(self, group: int, first: int | Index, last: int | Index) -> Array: ...
 
     def every(self, group: int) -> Array:
-        """Those from every cut (row) to every cut (column), [S, S]."""
+        """Return the values from every cut (row) to every cut (column), [S, S]."""
         ...
 
 
 class SumModel(Protocol):
-    """What a plan's stages and boundaries add to what is least, and what they have to keep below a limit."""
+    """Contributions of stages and boundaries to the minimized sum, and to the limited quantity."""
 
     @property
     def works(self) -> StageModel:
@@ -50,16 +50,16 @@ class SumModel(Protocol):
 
     @property
     def latencies(self) -> StageSeconds:
-        """What a stage adds."""
+        """Return the contribution of a stage."""
         ...
 
     @property
     def crossing(self) -> Array:
-        """What a boundary adds, [links, S]."""
+        """Return the contribution of a boundary, [links, S]."""
         ...
 
     def limit(self, group: int, first: int | Index, last: int | Index) -> Array:
-        """What a stage limits."""
+        """Return the quantity that a stage limits."""
         ...
 
     def limits(self, group: int) -> Array:
@@ -73,7 +73,7 @@ class SumModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StepModel:
-    """What stages and boundaries add and limit (estimate.py: W, L and C)."""
+    """Contributions and limits of stages and boundaries (estimate.py: W, L and C)."""
 
     works: StageModel  # its stage seconds are W, and its ports what boundaries limit
     latencies: StageModel  # its stage seconds are L: what a stage adds
@@ -103,7 +103,7 @@ class StepModel:
         return cls(works, latencies, crossing)
 
     def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
-        """What a stage limits."""
+        """Return the quantity that a stage limits."""
         works = self.works.seconds(group, first, last)
         return works if self.sequential else works - self.latencies.seconds(group, first, last)
 

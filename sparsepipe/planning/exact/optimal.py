@@ -115,14 +115,14 @@ class Optimal(Settings):
         if self.activation_compression_ratio is not None and self.cost_model != "published":
             raise InputError(
                 "planner.option_of_published",
-                "{activation_compression_ratio} is of the published cost model: give {cost_model}",
+                "{activation_compression_ratio} requires the published cost model; give {cost_model}",
                 setting={"activation_compression_ratio": None, "cost_model": "published"},
             )
         for name in ("all_devices", "rescore", "most_stages", "quick"):
             if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
                 raise InputError(
                     "planner.option_of_default",
-                    f"{{{name}}} means nothing to {{cost_model}}: leave it out",
+                    f"{{{name}}} does not apply to {{cost_model}}; omit it",
                     setting={name: None, "cost_model": CONTIGUOUS},
                 )
 
@@ -130,14 +130,14 @@ class Optimal(Settings):
         """Raise InputError if another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
-                text = "{period_at_most} requires {objective}: without it, the period is minimised"
+                text = "{period_at_most} requires {objective}; otherwise the period is minimized"
                 raise InputError("objective.of_latency", text, setting={"period_at_most": None, "objective": LATENCY})
             return
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore", "most_stages"):
             if getattr(self, name) != getattr(type(self), name):
                 raise InputError(
                     "objective.not_of_latency",
-                    f"{{{name}}} means nothing to {{objective}}: leave it out",
+                    f"{{{name}}} does not apply to {{objective}}; omit it",
                     setting={name: None, "objective": LATENCY},
                 )
 

@@ -153,7 +153,7 @@ class Cover:
         return cls(price[:, ::-1], (most + 1 - best_share)[:, ::-1], counts)
 
     def devices(self, bucket: int, needed: int, num_types: int) -> Array:
-        """How many of each type the price is of, [T]."""
+        """Return the priced number of devices of each type, [T]."""
         counts_by_type = np.zeros(num_types)
         left = int(self._exactly[bucket, needed])
         for kind, share, taken in self._counts:
@@ -297,7 +297,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Placements:
-    """What does not depend on the limit: groups on nodes, ratios of shares, numbers of nodes."""
+    """Data that does not depend on the limit: groups on nodes, ratios of shares, numbers of nodes."""
 
     problem: Problem
     whole: StageModel  # with the seconds of all types before each cut
@@ -334,7 +334,7 @@ class Placements:
         )
 
     def stages(self, seconds: float) -> "PlacedStages":
-        """Those that stay below a limit."""
+        """Return the stages below a limit."""
         first, last = np.triu_indices(len(self.whole.cuts), 1)
         rounds = self.ways.rounds(self.problem, self.whole, first, last, seconds)
         return PlacedStages(self, seconds, first, last, rounds)
@@ -405,7 +405,7 @@ class PlacedStages:
         return covers[int(ratio)].devices(int(bucket), int(self.rounds[ratio, bucket, span]), len(prices))
 
     def _on_a_node(self, span: int) -> Index:
-        """What of a node is enough for a span, [N, T]."""
+        """Return the devices of a node that suffice for a span, [N, T]."""
         if not self._alone[span]:
             return np.zeros((0, len(self.placements.types)), dtype=np.intp)
         return self.placements.nodes.used[self._reached[:, self.first[span]] >= self.last[span]]

@@ -136,7 +136,7 @@ class PricedStages:
             kind = int(np.where(self.allowed[:, kind, last], after[:, last], np.inf).argmin())
 
     def _fluid_counts(self, prices: Array, first: int, last: int) -> Array:
-        """What the cheapest unlisted group of a stage takes of each type."""
+        """Return the device counts per type of a stage's cheapest unlisted group."""
         options = []
         for least, needed in self._fluids:
             if np.isnan(needed[0, first, last]):
@@ -159,7 +159,7 @@ class PricedStages:
 
 
 class AtPrices(Protocol):
-    """What is the cheapest at some prices."""
+    """Cheapest stages at some prices."""
 
     @property
     def prices(self) -> Array: ...

@@ -35,7 +35,7 @@ _FEW = 5000  # cuts²: with fewer a move takes no less time
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which cost model, and whether devices may stay unused."""
+    """Cost model, and permission to leave devices unused."""
 
     published: bool = False
     ratio: float | None = None  # activation compression, of the published cost model

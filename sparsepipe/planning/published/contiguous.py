@@ -92,7 +92,9 @@ def _colocated(problem: Problem) -> list[set[int]]:
     groups: list[set[int]] = []
     for colocated_ids in problem.profile.origin.get("colocated", ()):
         if not all(id in index for id in colocated_ids):
-            raise InputError("planner.colocated_unknown", "the profile's colocated layers are not all in its graph")
+            raise InputError(
+                "planner.colocated_unknown", "some colocated layers of the profile are missing in its graph"
+            )
         groups.append({index[id] for id in colocated_ids})
     inside = set().union(*groups) if groups else set()
     return [*groups, *({k} for k in range(len(problem.graph.layers)) if k not in inside)]
@@ -172,7 +174,7 @@ class _Cuts:
         if masks is None:
             raise InputError(
                 "planner.too_many_cuts",
-                f"more than {MOST_CUTS} cuts: the graph has too many branches for this cost model",
+                f"the graph has more than {MOST_CUTS} cuts, too many branches for this cost model; use another planner",
             )
         width = (len(graph.needs) + 7) // 8
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
@@ -193,7 +195,7 @@ class _Cuts:
 
     @cached_property
     def alive(self) -> Flags:
-        """Which tensors have been made before a cut and are needed behind it, [S, tensors]."""
+        """Return the tensors that are computed before a cut and needed after it, [S, tensors]."""
         alive = np.zeros((len(self.members), len(self.graph.tensors)), dtype=bool)
         for tensor, (_, node, others) in enumerate(self.graph.tensors):
             alive[:, tensor] = self.members[:, node] & ~self.members[:, [*others]].all(axis=1)
@@ -204,7 +206,7 @@ class _Cuts:
         return np.array([cost for cost, _, _ in self.graph.tensors])
 
     def crossing(self, first: Index, last: Index) -> Array:
-        """What every stage from a cut of `first` to one of `last` sends and receives, [first, last].
+        """Return the bytes that every stage from a cut of `first` to one of `last` sends and receives, [first, last].
 
         FAR and more where the last does not hold all of the first. All of it is a sum of products, one factor of
         which each cut has: what a stage sends, all that is alive behind it but for what came from before it; what it
@@ -277,8 +279,8 @@ def best_split(problem: Problem) -> Split:
     if len(kinds) > 1 or len(problem.cluster.nodes) > 1:
         raise InputError(
             "planner.devices_unsupported",
-            f"cost model 'dnn-partitioning' knows one type of accelerator and {CPU!r} on one node; "
-            f"given {', '.join(kind.name for kind in problem.cluster.device_types)} on {len(problem.cluster.nodes)}",
+            f"cost model 'dnn-partitioning' supports one accelerator type and {CPU!r} on one node, but the cluster "
+            f"has {', '.join(kind.name for kind in problem.cluster.device_types)} on {len(problem.cluster.nodes)}",
         )
     counts = [sum((device.type.name == CPU) == host for device in problem.cluster.devices) for host in (False, True)]
     graph = Graph.of(problem)
@@ -295,7 +297,7 @@ def best_split(problem: Problem) -> Split:
         if limit == most:
             size = max(kind.memory_bytes for kind in kinds) if kinds else 0
             raise InputError(
-                "planner.no_plan", f"no plan fits into {SIZE.shown(size)} on each accelerator: use more of them"
+                "planner.no_plan", f"no plan fits into {SIZE.shown(size)} on each accelerator; use more accelerators"
             )
         growth *= 2
 

@@ -75,8 +75,8 @@ class DynPipe(Settings):
         if sum(sizes) != len(layers) or len(sizes) > num_devices:
             raise InputError(
                 "planner.sizes_malformed",
-                f"sizes {list(sizes)}: expected layers of each stage, {len(layers)} together, in "
-                f"{number_of(num_devices, 'stage')} at most",
+                f"sizes {list(sizes)} given, expected the layer count of each stage ({len(layers)} in total, at most "
+                f"{number_of(num_devices, 'stage')})",
             )
         bounds = np.cumsum([0, *sizes]).tolist()
         return problem.plan(
@@ -92,14 +92,16 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     """
     if plan.stages_per_rank > 1:
         raise InputError(
-            "planner.one_stage_per_device", "dynpipe: several stages per device are not supported; use one per device"
+            "planner.one_stage_per_device",
+            "planner dynpipe does not support several stages per device; use one per device",
         )
     first = max((k + 1 for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1), default=0)
     fixed_stages, straight = plan.stages[:first], plan.stages[first:]
     if len(straight) > MOST_STAGES:
         raise InputError(
             "planner.too_many_stages",
-            f"dynpipe: {number_of(len(straight), 'stage')}, it enumerates all cuts: expected {MOST_STAGES}",
+            f"planner dynpipe enumerates all splits, but {number_of(len(straight), 'stage')} are too many; use at "
+            f"most {MOST_STAGES}",
         )
     period, stages = None, straight
     if len(straight) > 1:
@@ -144,7 +146,7 @@ class StraightCosts:
 
     @property
     def weights(self) -> Array:
-        """What makes a layer heavy [L]: its time on the fastest device and its transfers at the slowest boundary.
+        """Return each layer's weight [L]: its time on the fastest device and its transfers at the slowest boundary.
 
         The first layer's input counts as much as its output, the last layer's output not at all.
         """
@@ -207,7 +209,7 @@ def pace(forward: Array, backward: Array, transfer: Array) -> Array:
 
 
 def _first_stage_starts(forward: Array, backward: Array, transfer: Array) -> list[Array]:
-    """When the first stage begins each minibatch's forward."""
+    """Return the start of each minibatch's forward in the first stage."""
     num_stages, num_pipelines = forward.shape
     zero = np.zeros(num_pipelines)
     ended = _filled(forward, transfer)  # of each stage, the ends of its forwards

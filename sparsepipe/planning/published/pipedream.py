@@ -176,7 +176,7 @@ class PipeDream(Settings):
             unequal = ", ".join(f"{shown(node.name)} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
                 "planner.nodes_unequal",
-                f"pipedream needs the same number of devices on every node, but {unequal}; use {{planner}}",
+                f"planner pipedream needs the same number of devices on every node, but {unequal}; use {{planner}}",
                 setting={"planner": "optimal"},
             )
         nodes = problem.cluster.nodes
@@ -286,6 +286,7 @@ def slowest_type(problem: Problem, planner: str) -> tuple[str, list[str]]:
     kinds = [kind.name for kind in problem.cluster.device_types]
     slowest = max(kinds, key=problem.total_seconds)
     others = (
-        f"{planner} knows one kind of device: it plans as if all were {slowest!r}, the slowest of {', '.join(kinds)}"
+        f"{planner} supports only one device type: it plans as if all devices were {slowest!r}, the slowest of "
+        f"{', '.join(kinds)}"
     )
     return slowest, [others] if len(kinds) > 1 else []

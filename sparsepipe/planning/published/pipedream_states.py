@@ -116,8 +116,8 @@ def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]],
         if len(following) > MAX_STATES:
             raise InputError(
                 "planner.too_large",
-                f"this network has more than {MAX_STATES} places to cut: the published planners would take minutes "
-                "to hours; use {planner}",
+                f"this network has more than {MAX_STATES} possible splits, which would take a published planner "
+                f"minutes to hours; use {{planner}}",
                 setting={"planner": "optimal"},
             )
     order: list[int] = []

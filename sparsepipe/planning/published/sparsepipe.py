@@ -226,8 +226,8 @@ class SparsePipe(Settings):
             estimates.append(StageEstimate(sum(sum(_times(problem, k, slowest)) for k in stage_layers) / len(names)))
         idle = sorted({node.name for node in cluster.nodes} - {server for server, *_ in used})
         warnings = [
-            f"the published planner leaves {', '.join(idle)} without layers but counts on them for the period that it "
-            f"expects ({duration(period)}): this plan will not reach that"
+            f"the published planner gives {', '.join(idle)} no layers but assumes them in its predicted period "
+            f"({duration(period)}), which this plan cannot reach"
         ]
         first = cluster.devices[0].type.name
         single = sum(sum(_times(problem, k, first)) for k in problem.layers)

@@ -34,7 +34,7 @@ _TRANSFERS = ("send", "transfer")
 _EXPLAINS = 0.8  # of the loss, of what is called its cause
 _NOTHING = 1.03  # a slow-down below which there is nothing to look for
 _SLOW = 1.1  # times as long as others with the same layers, from which on a rank of several pipelines is named
-_KEPT = "minibatches stay where they were trained here: what pipelines gain that take them by pace is not told"
+_KEPT = "minibatches keep their pipelines here; gains by dynamic assignment are not included"
 _AT_ONCE = 16  # variants: so that they stay in the processor's cache
 _MOST_PARTS = 256  # of a category: those with the most to explain
 
@@ -233,10 +233,10 @@ def _slowest(known: Dependencies, copies: Copies) -> str:
         at_work = {copies.copy(node.rank) for node in known.nodes if node.kind in COMPUTE}
         if len(at_work) == 1:
             return (
-                f"pipeline {min(at_work)} alone trained in this trace, so that no rank has another to compare with: "
-                "look at one of more minibatches"
+                f"pipeline {min(at_work)} alone trained in this trace, so ranks cannot be compared; choose a trace "
+                "of more minibatches"
             )
-        return "no rank has another with the same layers to compare with"
+        return "no two ranks have the same layers, so ranks cannot be compared"
     worst = max(ratios, key=lambda rank: ratios[rank])
     if ratios[worst] < _SLOW:
         return f"no rank takes {_SLOW:.1f} × as long as others with the same layers"
@@ -266,11 +266,11 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
                 return causes
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
     causes = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
-    return f"no single cause: of the time lost against an even step, {causes or 'no part accounts for any'}"
+    return f"no single cause: of the time lost compared with an even step, {causes or 'no part accounts for any'}"
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
-    """What a part costs; of one with devices of its own how slow it is and when, "" where it is so in no step."""
+    """Return a sentence on a part's cost; for one with devices also its slowdown and when ("" if in no step)."""
     before = found.measured_seconds if part.category == "launch" else found.launched_seconds
     cost = f"{(before - found.without[part]) / found.measured_seconds:.0%} of the job"
     if part.category not in _OF_DEVICES:

@@ -15,7 +15,7 @@ from .timing import COMPUTE
 
 @dataclass(frozen=True)
 class Copies:
-    """Which copy of the network each rank works on, and which stages are identical.
+    """Assignment of ranks to copies of the network, and identical stages.
 
     `word` is what a copy is called, "replica" or "pipeline". Stages of pipelines are numbered over all, pipeline 0's
     first, as in the plan's file.

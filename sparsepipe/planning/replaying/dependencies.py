@@ -99,7 +99,7 @@ def _of_training(spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def operation_of(span: Span) -> str:
-    """What kind of work it is: the first word of a job's own name for it, else the span's kind."""
+    """Return the kind of work of a span: the first word of a job's own name for it, else the span's kind."""
     return span.kind if _ACTION.fullmatch(span.name) or not span.name else span.name.split()[0]
 
 
@@ -162,7 +162,7 @@ class Dependencies:
         if not isinstance(trace, Trace):
             raise InputError(
                 "trace.not_a_trace",
-                f"{shown(trace)} given, expected a Trace, as load_trace reads it from a run or a file",
+                f"{shown(trace)} given, expected a Trace (load_trace reads one from a run or a file)",
             )
         steps = tuple(steps_of(trace))
         builder = _Builder(trace)

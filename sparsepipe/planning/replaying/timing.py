@@ -79,7 +79,7 @@ def _by_depth(num_nodes: int, pairs: Ints) -> tuple[Ints, list[int]]:
         level = after
     if len(order) < num_nodes:
         raise InputError(
-            "trace.circular", "operations of the trace wait for each other in a cycle; its times or names are damaged"
+            "trace.circular", "the operations of the trace wait for each other in a cycle; record the trace again"
         )
     return np.array(order, dtype=np.int64), depths
 

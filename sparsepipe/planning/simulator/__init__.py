@@ -74,7 +74,7 @@ def check_sizes(sizes: Any) -> None:
     for size in sizes:
         given_number(size, "a minibatch's size of")
         if not 0 <= size <= MOST:
-            raise InputError("number.below_least", f"a minibatch's size of {size} given, expected 0 or more")
+            raise InputError("number.below_least", f"a minibatch size of {size} given, expected 0 or more")
 
 
 @knows_its_keywords
@@ -117,7 +117,7 @@ def simulate(
     """
     if plan.members:
         if epoch_minibatches is not None:
-            text = "epoch_minibatches requires a plan of one pipeline, this one has several; leave it out"
+            text = "epoch_minibatches requires a plan of one pipeline, but this plan has several; omit it"
             raise InputError("option.of_one_pipeline", text)
         return simulate_pipelines(
             plan, profile, cluster, sizes, stragglers=stragglers, restart_seconds=restart_seconds
@@ -195,7 +195,7 @@ def simulate_pipelines(
     if starts and len(starts) != len(pipelines.pipelines):
         raise InputError(
             "simulation.start_count",
-            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each",
+            f"{len(starts)} start times for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each",
         )
     begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
     check_rule(pipelines.check(profile.graph, cluster))
@@ -234,7 +234,7 @@ def simulate_pipelines(
 
 
 def _done(lives: Sequence[Sequence[Member]]) -> tuple[float, float]:
-    """When the first and the last minibatch of all was done: a run counts them at their last stage's update, too."""
+    """Return the ends of the first and the last minibatch: a run counts them at their last stage's update, too."""
     ends: dict[int, float] = {}
     for life in (life for own in lives for life in own):
         last = len(life.plan.stages) - 1

@@ -9,7 +9,7 @@ from ...values.replication.base import Merge
 
 
 class Routes:
-    """Which stages of some pipelines send each other parts of their layers in a merge, and how long that takes.
+    """Transfers between stages of pipelines in a merge, and their duration.
 
     It is the same for every merge of the same pipelines.
     """
@@ -26,7 +26,7 @@ class Routes:
 
     @cached_property
     def needed(self) -> dict[Place, list[Place]]:
-        """Those whose parts a stage's result is made of, in order: its peers', and what theirs are reduced with."""
+        """Return the contributors to a stage's result, in order: its peers, and those that theirs are reduced with."""
         around = self.around
         return {place: sorted({one for other in around[place] for one in around[other]}) for place in around}
 
@@ -101,7 +101,7 @@ def members_of(merge: Merge) -> tuple[int, ...]:
 
 @dataclass
 class ServerPorts:
-    """When the parameter server's port is free, for what comes in and for what goes out."""
+    """Times at which the parameter server's port is free, for incoming and outgoing transfers."""
 
     entering: float = 0.0
     leaving: float = 0.0

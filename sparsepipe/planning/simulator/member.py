@@ -18,7 +18,7 @@ from .simulation import BACKWARD, CODES, FORWARD, UPDATE, WEIGHT, Port, RankStat
 
 @dataclass(eq=False)
 class Loader:
-    """What a rank of the first stage reads ahead, as the loaders of a run do (runtime/worker/inputs.py).
+    """Reads ahead for a rank of the first stage, as the loaders of a run do (runtime/worker/inputs.py).
 
     It asks for the rank's minibatches one after the other, some beyond those that it has begun.
     """
@@ -50,7 +50,7 @@ class Update(NamedTuple):
 
 
 class Others(Protocol):
-    """What a pipeline asks of whoever simulates it together with the others."""
+    """Interface of a joint simulation for one of its pipelines."""
 
     now: float  # seconds
 
@@ -358,7 +358,7 @@ class Member(Simulation):
         return self.lost
 
     def spans(self) -> list[Span]:
-        """What the ranks did, minibatches by their places."""
+        """Spans of the ranks, with minibatches by position."""
         if self.dead:
             return list(map(Span._make, self.rows))
         letters = {code: op for op, code in CODES.items()}

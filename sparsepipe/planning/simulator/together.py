@@ -25,7 +25,7 @@ TIME, HANDED_OUT = -1, -2  # what a pipeline waits for that is no pipeline: time
 
 @dataclass
 class Contribution:
-    """What a pipeline contributed after one of its units, and where its stages are with it."""
+    """Contribution of a pipeline after one of its units, and the progress of its stages."""
 
     number: int
     unit: int
@@ -64,7 +64,7 @@ class Tally:
 
 @dataclass(eq=False)
 class PipelineState:
-    """Where one pipeline is with its averages, over all its lives."""
+    """Averaging state of a pipeline over all its restarts."""
 
     tally: Tally = field(default_factory=Tally)
     contributions: list[Contribution] = field(default_factory=list)
@@ -262,8 +262,8 @@ class Together:
         if self._of_gradients():
             raise InputError(
                 "straggler.kill_not_simulated",
-                f"straggler kill: pipeline {k} dies, and averages gradients by {self.rule.name}: the continuation "
-                "of the other pipelines is not simulated; run it, or take another rule",
+                f"straggler kill: pipeline {k} ends while it averages gradients by {self.rule.name}, which cannot be "
+                "simulated; run it, or use another synchronization scheme",
                 name=self.rule.name,
             )
         self.queue.extendleft(reversed(member.end(self.now)))
@@ -316,7 +316,7 @@ class Together:
             self._leave(member)
 
     def _leave(self, member: Member) -> None:
-        """What a pipeline contributed and is in no merge yet continues alone, which is no average of its rule's."""
+        """Let a pipeline's unmerged contribution continue alone, which does not count as an average."""
         assert self.groups is not None
         k = member.number
         self._decide(self.groups.leave(k, now=self.now), by=k)

@@ -106,11 +106,11 @@ def _nodes(found: object) -> dict[int, dict[str, Any]]:
         if node.get("isBackwardNode"):
             raise InputError(
                 "dnn_graph.of_training",
-                f"{what}: the graph contains backward nodes; only graphs of inference are supported",
+                f"{what}: the graph contains backward nodes; use a graph of inference alone",
             )
         id = integer(node["id"], f"{what}: id", most=2**53)
         if id in nodes:
-            raise InputError("dnn_graph.id_twice", f"{what}: id {id} is there twice")
+            raise InputError("dnn_graph.id_twice", f"{what}: id {id} occurs twice")
         color = node.get("colorClass")
         nodes[id] = {
             "name": node.get("name", ""),
@@ -136,12 +136,12 @@ def _edges(found: object, nodes: Mapping[int, Any]) -> dict[tuple[int, int], flo
             raise InputError("dnn_graph.edge_malformed", f"{what} = {shown(edge)}: expected sourceId, destId and cost")
         ends = [integer(edge[key], f"{what}: {key}", most=2**53) for key in ("sourceId", "destId")]
         if missing := [end for end in ends if end not in nodes]:
-            raise InputError("dnn_graph.node_unknown", f"{what}: no node {missing[0]}")
+            raise InputError("dnn_graph.node_unknown", f"{what}: unknown node {missing[0]}")
         cost = number(edge["cost"], f"{what}: cost")
         if abs(costs.setdefault(ends[0], cost) - cost) > 1e-6:
             raise InputError(
                 "dnn_graph.costs_differ",
-                f"{what}: node {ends[0]} sends at {cost:g} here and at {costs[ends[0]]:g} elsewhere",
+                f"{what}: node {ends[0]} has sending cost {cost:g} here, but {costs[ends[0]]:g} on another edge",
             )
         sent[ends[0], ends[1]] = costs[ends[0]]
     return sent

@@ -55,7 +55,8 @@ def load_partition(
     try:
         if not is_partition(content):
             raise InputError(
-                "partition.malformed", "not a partition file: expected an object with partition, such as [15, 5, 18]"
+                "partition.malformed",
+                "not a partition file: expected an object with a list partition, such as [15, 5, 18]",
             )
         return _plan_of(content, graph if isinstance(graph, LayerGraph) else graph(), ranks, found, given=bool(conf))
     except InputError as error:
@@ -77,7 +78,7 @@ def _ranks_of(path: Path) -> list[tuple[int, ...]]:
         stage = stages[str(k)]
         if not isinstance(stage, list) or not stage:
             raise InputError(
-                "partition.ranks_malformed", f"{path}: ranks of stage {k} are {shown(stage)}: expected a list of them"
+                "partition.ranks_malformed", f"{path}: ranks of stage {k} are {shown(stage)}, expected a list of ranks"
             )
         where = f"{path}: rank of stage {k}"
         ranks_of_stage.append(tuple(integer(rank, where, most=MOST_DEVICES - 1) for rank in stage))
@@ -97,7 +98,7 @@ def _plan_of(
     if sum(counts) != len(ids):
         raise InputError(
             "partition.layer_count",
-            f"partition {shown(counts)} is of {number_of(sum(counts), 'layer')}, the network has {len(ids)}",
+            f"partition {shown(counts)} has {number_of(sum(counts), 'layer')}, but the network has {len(ids)}",
         )
     ratios, warnings = _ratios(content, len(counts)), list[str]()
     replicas = _replicas(content, len(counts))
@@ -113,14 +114,15 @@ def _plan_of(
     elif replicas != [len(rank) for rank in ranks] and "batch_size" in content:
         raise InputError(
             "partition.replica_count",
-            f"batch_size {shown(content['batch_size'])} of {shown(content['batch_size_all'])} is for {replicas} "
-            f"replicas, {conf} has {[len(rank) for rank in ranks]}",
+            f"batch_size {shown(content['batch_size'])} of {shown(content['batch_size_all'])} implies {replicas} "
+            f"replicas, but {conf} has {[len(rank) for rank in ranks]}",
         )
     if any(len(rank) > 1 for rank in ranks):
-        warnings.append("replicas that split each minibatch's rows take whole minibatches in turn here")
+        warnings.append("DynPipe's replicas split each minibatch; here they process whole minibatches in turn")
     if partly := [k for k, ratio in enumerate(ratios) if 0 < ratio < 1]:
         warnings.append(
-            f"stage {partly[0]} recomputes {ratios[partly[0]]:g} of its layers, here all or none: all of them"
+            f"stage {partly[0]} recomputes {ratios[partly[0]]:g} of its layers, but only all or none is supported: "
+            "it recomputes all"
         )
     stages = tuple(
         Stage(tuple(ids[sum(counts[:k]) : sum(counts[: k + 1])]), rank, recompute=ratios[k] > 0)
@@ -144,7 +146,7 @@ def _ratios(content: Mapping[str, Any], num_stages: int) -> list[float]:
     if max(ratios) > 1:
         raise InputError(
             "partition.recompute_out_of_range",
-            f"recompute_ratio = {max(ratios):g}: expected a fraction of a stage's layers, from 0 to 1",
+            f"recompute_ratio is {max(ratios):g}, expected a fraction of a stage's layers from 0 to 1",
         )
     return ratios
 
@@ -154,19 +156,19 @@ def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
     if "batch_size" not in content:
         return [1] * num_stages
     if "batch_size_all" not in content:
-        raise InputError("partition.batch_size_lacking", "batch_size without batch_size_all: expected both")
+        raise InputError("partition.batch_size_lacking", "batch_size requires batch_size_all; add it")
     (whole,) = (integer(one, "batch_size_all", least=1) for one in _list(content, "batch_size_all", 1))
     rows = [integer(one, "batch_size", least=1, most=whole) for one in _list(content, "batch_size", num_stages)]
     if uneven := [one for one in rows if whole % one or whole // one > MOST_DEVICES]:
         raise InputError(
             "partition.batch_size_uneven",
-            f"batch_size {uneven[0]} of a minibatch of {whole}: expected equal parts of it",
+            f"batch_size {uneven[0]} does not divide the minibatch of {whole}; use a divisor",
         )
     replicas = [whole // one for one in rows]
     if sum(replicas) > MOST_DEVICES:
         raise InputError(
             "partition.too_many_replicas",
-            f"batch_size is for {sum(replicas)} replicas, expected {MOST_DEVICES} at most",
+            f"batch_size implies {sum(replicas)} replicas, expected at most {MOST_DEVICES}",
         )
     return replicas
 
@@ -184,7 +186,9 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
     """
     path = expanded(path)
     if not is_layer_list(path):
-        raise InputError("layer_times.malformed", f"{path}: expected a list of forward times, named …{FORWARD}")
+        raise InputError(
+            "layer_times.malformed", f"{path}: expected a list of forward times, in a file named …{FORWARD}"
+        )
     stem = path.name.removesuffix(FORWARD)
     forward, backward = _milliseconds(path), _milliseconds(path.with_name(stem + BACKWARD))
     beside = path.with_name(stem.split("_data_")[0] + SENDING)
@@ -194,7 +198,7 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
         if len(values) != len(forward):
             raise InputError(
                 "layer_times.line_count",
-                f"{other}: {len(values) - count} lines for {number_of(len(forward), 'layer')}, expected "
+                f"{other}: has {len(values) - count} lines for {number_of(len(forward), 'layer')}, expected "
                 f"{len(forward) - count}",
             )
     layers = [Layer(f"layer{k}") for k in range(len(forward))]
@@ -210,7 +214,7 @@ def _milliseconds(path: Path) -> list[float]:
     lines = read_text(path, what="list of milliseconds").rstrip().splitlines()
     if not 0 < len(lines) <= _MOST_LAYERS:
         raise InputError(
-            "layer_times.line_count", f"{path}: {len(lines)} lines, expected one a layer, {_MOST_LAYERS} at most"
+            "layer_times.line_count", f"{path}: has {len(lines)} lines, expected one per layer, at most {_MOST_LAYERS}"
         )
     durations = []
     for line_number, line in enumerate(lines, 1):

@@ -63,9 +63,7 @@ def read_log(path: Path | str) -> DynPipeLog:
         elif (match := _VALIDATION.match(line)) and iterations:
             validation.append((iterations[-1].running_seconds / 3600, _number(match["top1"], path)))
     if not iterations:
-        raise InputError(
-            "dynpipe_log.no_iterations", f"{path}: no line of an iteration in it, expected a log of DynPipe"
-        )
+        raise InputError("dynpipe_log.no_iterations", f"{path}: contains no iterations, expected a log of DynPipe")
     return DynPipeLog(tuple(iterations), tuple(marks), tuple(validation))
 
 
@@ -81,7 +79,7 @@ def read_curve(path: Path | str) -> list[tuple[float, float]]:
         if words:
             curve.append((_number(words[0], f"{path}:{number}"), _number(words[1], f"{path}:{number}")))
     if not curve:
-        raise InputError("dynpipe_log.empty", f"{path}: empty, expected lines of hours and a value")
+        raise InputError("dynpipe_log.empty", f"{path}: is empty, expected lines with hours and a value")
     return curve
 
 

@@ -124,7 +124,7 @@ def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
     if path.parent / name not in lists_found:
         raise InputError(
             "conf.graph_missing",
-            f"{path}: is for {number_of(count, 'rank')}, but {name} is missing in its folder: add it",
+            f"{path}: is for {number_of(count, 'rank')}, but {name} is missing in its folder; add that file",
             name=name,
         )
     return path.parent / name
@@ -138,8 +138,8 @@ def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -
     if len(ids) != len(names) or edges != expected:
         raise InputError(
             "conf.graph_differs",
-            f"{where}: is for another network: {number_of(len(ids), 'layer')} and {len(edges)} edges between them; the "
-            f"model has {len(names)} and {len(expected)}, or other edges",
+            f"{where}: describes another network: it has {number_of(len(ids), 'layer')} and {len(edges)} edges, but "
+            f"the model has {len(names)} and {len(expected)}, or different edges",
         )
     name = dict(zip(ids, names, strict=True))
     stages = (replace(stage, layers=tuple(name[id] for id in stage.layers)) for stage in plan.stages)
@@ -181,16 +181,17 @@ def _require_count_lists(modules: Any, ranks: Any, depths: Any) -> None:
     if not counts(modules) or len(modules) < 2:
         raise InputError(
             "conf.modules_malformed",
-            "module_to_stage_map is not a list of stage numbers, one a module and the criterion's last",
+            "module_to_stage_map is malformed: expected a list of stage numbers, one per module, the criterion last",
         )
     if not isinstance(ranks, Mapping) or not all(counts(value) for value in ranks.values()):
         raise InputError(
-            "conf.ranks_malformed", 'stage_to_rank_map is not a map of stages to ranks, such as {"0": [0, 1], "1": [2]}'
+            "conf.ranks_malformed",
+            'stage_to_rank_map is malformed: expected a map from stages to ranks, such as {"0": [0, 1], "1": [2]}',
         )
     if not isinstance(depths, Mapping) or not counts(list(depths.values())):
         raise InputError(
             "conf.depths_malformed",
-            'stage_to_depth_map is not a map of stages to warm-up minibatches, such as {"0": 2}',
+            'stage_to_depth_map is malformed: expected a map from stages to warm-up minibatches, such as {"0": 2}',
         )
 
 
@@ -210,8 +211,8 @@ def _module_of(graph: LayerGraph, stage_ids: Mapping[str, int], num_modules: int
     stages = "no stage_ids" if len(known) < len(layers) else number_of(len(set(known.values())), "stage")
     raise InputError(
         "conf.graph_needed",
-        f"lists {num_modules} modules, but the graph has {number_of(len(layers), 'layer')} and {stages}: give its "
-        "gpus=N.txt",
+        f"lists {num_modules} modules, but the graph has {number_of(len(layers), 'layer')} and {stages}; give the "
+        "matching gpus=N.txt",
         num_modules=num_modules,
     )
 
@@ -225,7 +226,7 @@ POINTS = 4096  # that SparsePipe draws of each cloud, times sample_ratio
 
 @dataclass(frozen=True, slots=True)
 class ModelType:
-    """What networks of a model_type are called here, among which, and what its training script sets."""
+    """Names of a model_type's networks in sparsepipe, and the settings of its training script."""
 
     names: tuple[str, ...]
     networks: Mapping[str, Any]
@@ -273,13 +274,13 @@ MEANT: Mapping[str, Check] = {
 WITHOUT_MEANING: Mapping[str, str] = {
     "container": "workers are processes of the host itself",
     "distributed_backend": "ranks of a host share memory, others use sockets",
-    "print_frequency": "the record has every minibatch",
-    "verbose_frequency": "the record has every minibatch",
-    "compress_activations": "PipeDream's runtime reads it neither; --compression says what is compressed",
-    "compress_in_gpu": "PipeDream's runtime reads it neither; --compression says what is compressed",
-    "translation_model": "model_type says it",
+    "print_frequency": "the run directory records every minibatch",
+    "verbose_frequency": "the run directory records every minibatch",
+    "compress_activations": "PipeDream's runtime reads it neither; use --compression instead",
+    "compress_in_gpu": "PipeDream's runtime reads it neither; use --compression instead",
+    "translation_model": "model_type determines it",
     "eval_batch_size": "validation has minibatches of batch_size",
-    "lr_warmup": "--warmup-minibatches N says how long the rate rises",
+    "lr_warmup": "--warmup-minibatches N sets the warm-up",
     "synthetic_data": "data_dir is read; --data names other data",
     "macrobatch": "a plan of schedule 2bw accumulates so",
 }

@@ -60,8 +60,8 @@ class DriverFile:
                 return model_name
         raise InputError(
             "driver.model_unknown",
-            f"{self.path}: module {shown(module)} of model_type {kind} is not a known network: add --model M "
-            "(sparsepipe models lists them)",
+            f"{self.path}: module {shown(module)} of model_type {kind} is not a known network; add --model M "
+            "(`sparsepipe models` lists the networks)",
         )
 
     @property
@@ -71,8 +71,8 @@ class DriverFile:
             return path
         raise InputError(
             "driver.conf_missing",
-            f"{self.path}: config_file {shown(self._value('config_file'))} is not in its folder, the "
-            "folder above, or the current one: add it, or give the conf json or another plan instead of this file",
+            f"{self.path}: config_file {shown(self._value('config_file'))} was not found beside this file, in the "
+            "folder above or in the current folder; add it, or give the conf json itself",
         )
 
     @property
@@ -85,8 +85,8 @@ class DriverFile:
         if is_function(data_name):
             raise InputError(
                 "driver.data_is_function",
-                f"{self.path}: data_dir {shown(data_name)} names a function, expected a folder or a data set: read its "
-                "code, and give it as --data if it is to be run",
+                f"{self.path}: data_dir {shown(data_name)} names a function, expected a folder or a data set; to run "
+                "this function, review its code and pass it as --data",
             )
         return data_name
 
@@ -111,7 +111,7 @@ class DriverFile:
     @property
     def without_meaning(self) -> tuple[str, ...]:
         """A line for each key that is there and means nothing here: why."""
-        return tuple(f"{key} has no meaning here: {WITHOUT_MEANING[key]}" for key in self.values if key not in MEANT)
+        return tuple(f"{key} is ignored: {WITHOUT_MEANING[key]}" for key in self.values if key not in MEANT)
 
     def cluster(self) -> Cluster:
         return cluster_of_hosts(self.hosts, Unsaid())
@@ -122,8 +122,8 @@ class DriverFile:
         if len(plan.ranks) > count:
             raise InputError(
                 "driver.rank_count",
-                f"{self.path}: machines lists {number_of(count, 'GPU')}, and {self.values.get('config_file')} is for "
-                f"{number_of(len(plan.ranks), 'rank')}: list the same number of GPUs",
+                f"{self.path}: machines lists {number_of(count, 'GPU')}, but {self.values.get('config_file')} is for "
+                f"{number_of(len(plan.ranks), 'rank')}; list the same number of GPUs",
             )
         if self.values.get("no_input_pipelining"):
             plan = plan.with_schedule("sequential")
@@ -132,7 +132,7 @@ class DriverFile:
         return plan
 
     def _near(self, key: str) -> Path | None:
-        """What a path in it means: next to the file, next to its folder (driver_configs lies in that), or from
+        """Resolve a path in the file: next to the file, next to its folder (driver_configs lies in that), or from
         here.
         """
         for folder in (self.path.parent, self.path.parent / "..", Path()):
@@ -145,7 +145,7 @@ class DriverFile:
 
     def _value(self, key: str) -> Any:
         if key not in self.values:
-            raise InputError("driver.key_missing", f"{self.path}: has no {key}: expected one, as a driver file has")
+            raise InputError("driver.key_missing", f"{self.path}: is not a driver file: {key} is missing")
         return self.values[key]
 
 

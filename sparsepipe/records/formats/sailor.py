@@ -59,7 +59,8 @@ class SizedLink:
         if not bandwidth > 0:
             raise InputError(
                 "sailor.no_bandwidth",
-                f"a link for messages of {num_bytes / self.senders:.0f} bytes: {bandwidth:g} GB/s",
+                f"a link has bandwidth {bandwidth:g} GB/s for messages of {num_bytes / self.senders:.0f} bytes, "
+                "expected more than 0",
             )
         return num_bytes / 1e9 / bandwidth
 
@@ -211,7 +212,8 @@ class SailorFiles:
             with suppress(ValueError):
                 return Path(of(path)).relative_to(of(self.folder / PLANS)).parts[:-1]
         raise InputError(
-            "sailor.no_model", f"expected a plan below {self.folder / PLANS}, whose folders name its model"
+            "sailor.no_model",
+            f"the plan lies outside {self.folder / PLANS}, whose folders name the model; move it there",
         )
 
     def _plan(self, content: Mapping[str, Any], path: Path) -> MeasuredPlan:
@@ -222,7 +224,7 @@ class SailorFiles:
         stages, types = _stages(content)
         batch = integer(_at(content, "", "gbs"), "gbs", least=1)
         if batch % samples:
-            raise InputError("sailor.batch_size_uneven", f"gbs = {batch}: expected a multiple of mbs = {samples}")
+            raise InputError("sailor.batch_size_uneven", f"gbs is {batch}, expected a multiple of mbs, {samples}")
         kinds = {kind: parts for gpu_type in types for kind, parts in gpu_type}
         profile, shards = self._profile(model, stages, kinds, samples)
         plan, ranks = _plan_of(stages, types, batch // samples, profile.graph)
@@ -293,7 +295,7 @@ class SailorFiles:
                 bandwidth = _find(self.alike, "inter", a[0], sender_text)
             if bandwidth is not None:
                 return SizedLink(_coefficients(bandwidth, f"link from {a[0]} to {b[0]}"), senders)
-        raise InputError("sailor.no_link", f"no link from {a[0]} to {b[0]} in {zone}")
+        raise InputError("sailor.no_link", f"no link from {a[0]} to {b[0]} in {zone}; add it to the bandwidth file")
 
     def _inner_link(self, gpu: str, degree: int) -> SizedLink | None:
         """Within a node, where half of its GPUs were measured sending to the other half; None if they were not."""
@@ -306,7 +308,7 @@ class SailorFiles:
 def _coefficients(found: object, what: str) -> tuple[float, ...]:
     numbers = found[0] if isinstance(found, list) and found else None
     if not isinstance(numbers, list) or not numbers:
-        raise InputError("sailor.coefficients_malformed", f"{what}: {shown(found)}, expected coefficients")
+        raise InputError("sailor.coefficients_malformed", f"{what} are {shown(found)}, expected a list of coefficients")
     return tuple(real(coefficient, f"coefficient of a {what}") for coefficient in numbers)
 
 
@@ -330,12 +332,12 @@ def _stages(content: Mapping[str, Any]) -> tuple[list[list[int]], list[list[tupl
     """Layers of each stage, and the replicas of each: (device type, (GPU, tensor degree))."""
     pipelines = _at(content, "", "pipeline_list")
     if not isinstance(pipelines, list) or len(pipelines) != 1:
-        raise InputError("sailor.several_pipelines", f"pipeline_list = {shown(pipelines)}: expected one pipeline")
+        raise InputError("sailor.several_pipelines", f"pipeline_list is {shown(pipelines)}, expected one pipeline")
     pipeline = pipelines[0]
     layers, replicas = _at(pipeline, "pipeline", "layers_per_stage"), _at(pipeline, "pipeline", "tmp_per_stage")
     if not isinstance(layers, list) or not isinstance(replicas, list) or len(layers) != len(replicas) or not layers:
         raise InputError(
-            "sailor.lists_differ", "layers_per_stage and tmp_per_stage: expected lists with an entry for each stage"
+            "sailor.lists_differ", "layers_per_stage and tmp_per_stage must be lists with an entry per stage"
         )
     stages = [
         [integer(k, "layers_per_stage", most=_MOST_LAYERS) for k in part] if isinstance(part, list) else []
@@ -343,11 +345,11 @@ def _stages(content: Mapping[str, Any]) -> tuple[list[list[int]], list[list[tupl
     ]
     if [k for part in stages for k in part] != list(range(sum(map(len, stages)))) or not all(stages):
         raise InputError(
-            "sailor.layers_malformed", f"layers_per_stage = {shown(layers)}: expected all layers in their order"
+            "sailor.layers_malformed", f"layers_per_stage is {shown(layers)}, expected all layers in their order"
         )
     types = [list(_replicas(part)) for part in replicas]
     if not all(types) or sum(map(len, types)) > MOST_DEVICES:
-        raise InputError("sailor.replicas_malformed", "tmp_per_stage: expected replicas of each stage")
+        raise InputError("sailor.replicas_malformed", "tmp_per_stage is malformed: expected the replicas of each stage")
     return stages, types
 
 
@@ -383,7 +385,7 @@ def _seconds(table: Mapping[str, Any], layer: int) -> list[float]:
 def _table(path: Path) -> Mapping[str, Any]:
     content = read_json(path, what="file of Sailor's")
     if not isinstance(content, Mapping):
-        raise InputError("sailor.malformed", f"{path}: {shown(content)}, expected an object")
+        raise InputError("sailor.malformed", f"{path}: contains {shown(content)}, expected an object")
     return content
 
 
@@ -407,5 +409,5 @@ def _positive(content: Mapping[str, Any], key: str) -> float:
     """A number above 0 of a plan's file."""
     value = number(_at(content, "", key), key)
     if not value > 0:
-        raise InputError("sailor.not_positive", f"{key} = {value:g}: expected more than 0")
+        raise InputError("sailor.not_positive", f"{key} is {value:g}, expected more than 0")
     return value

@@ -48,7 +48,7 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     document = read_yaml(path, what="heturun file")
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not entries:
-        raise InputError("sdpipe.no_nodes", f"{path}: expected nodes: with a list of hosts, each with workers")
+        raise InputError("sdpipe.no_nodes", f"{path}: expected a key nodes with a list of hosts, each with workers")
     try:
         nodes = tuple(_node(k, entry) for k, entry in enumerate(entries))
     except InputError as error:
@@ -57,13 +57,16 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     if len(set(hosts)) < len(hosts):
         raise InputError(
             "hostfile.host_twice",
-            f"{path}: host {shown(max(hosts, key=hosts.count))} is listed twice: expected one entry per host",
+            f"{path}: host {shown(max(hosts, key=hosts.count))} is listed twice; merge its entries",
         )
     if (chiefs := sum(node.chief for node in nodes)) != 1:
-        raise InputError("sdpipe.several_chiefs", f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
+        raise InputError(
+            "sdpipe.several_chiefs", f"{path}: {number_of(chiefs, 'node')} have chief: true, expected only one"
+        )
     if (count := sum(node.workers for node in nodes)) > MOST_DEVICES:
         raise InputError(
-            "hostfile.too_many_devices", f"{path}: {count} workers, expected {MOST_DEVICES} at most: correct the counts"
+            "hostfile.too_many_devices",
+            f"{path}: {count} workers, expected at most {MOST_DEVICES}: correct the device counts",
         )
     return nodes
 
@@ -84,7 +87,7 @@ def cluster_of(
     link_used = link or Link()
     made = [Node(node.host, (kind,) * node.workers, link_used, address=node.host) for node in nodes if node.workers]
     if not made:
-        raise InputError("sdpipe.no_workers", "no host has workers: expected workers: 1 or more at least once")
+        raise InputError("sdpipe.no_workers", "no host has workers; set workers to at least 1 for one host")
     return Cluster(tuple(made), network or Link())
 
 
@@ -92,15 +95,16 @@ def _node(k: int, entry: object) -> HetuNode:
     where = f"nodes[{k}]"
     if not isinstance(entry, Mapping):
         raise InputError(
-            "sdpipe.node_malformed", f"{where} = {shown(entry)}: expected host, servers, workers and chief"
+            "sdpipe.node_malformed", f"{where} is {shown(entry)}, expected host, servers, workers and chief"
         )
     if unknown := [key for key in entry if key not in HetuNode.__dataclass_fields__]:
         raise InputError(
-            "sdpipe.key_unknown", f"{where} has {shown(unknown[0])}: expected host, servers, workers and chief"
+            "sdpipe.key_unknown",
+            f"{where} has the unknown key {shown(unknown[0])}, expected host, servers, workers and chief",
         )
     host = entry.get("host")
     if not isinstance(host, str) or not host:
-        raise InputError("hostfile.host_malformed", f"{where} has host = {shown(host)}: expected a name or an address")
+        raise InputError("hostfile.host_malformed", f"{where} has host {shown(host)}, expected a name or an address")
     counts = {
         key: integer(entry.get(key, 0), f"{where} ({host}): {key}", most=MOST_DEVICES) for key in ("servers", "workers")
     }
@@ -161,12 +165,12 @@ def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layou
             if count > _MOST_GPUS:
                 raise InputError(
                     "sdpipe.too_many_devices",
-                    f"{path}:{statement.lineno}: more than {_MOST_GPUS} GPUs in its lists; leave some out",
+                    f"{path}:{statement.lineno}: its lists have more than {_MOST_GPUS} GPUs; shorten them",
                 )
     if not layouts:
         raise InputError(
             "sdpipe.no_layout",
-            f"{path}: no layout in it, expected such as my_device = [[rgpu('w0', 0)], [rgpu('w0', 1)]]",
+            f"{path}: contains no layout, expected one such as my_device = [[rgpu('w0', 0)], [rgpu('w0', 1)]]",
         )
     return layouts
 
@@ -178,7 +182,7 @@ def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], hosts: Seq
         if len(hosts) < len(wanted):
             raise InputError(
                 "sdpipe.host_count",
-                f"{', '.join(wanted)} are hosts that a function call returns, and {len(hosts)} are given: give "
+                f"the file computes {', '.join(wanted)} hosts by a function call, but {len(hosts)} are given; give "
                 f"{len(wanted)}, in order",
             )
         names |= dict(zip(wanted, hosts, strict=False))
@@ -192,9 +196,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in names:
-            raise InputError(
-                "sdpipe.name_unknown", f"name {shown(node.id)} is unknown, expected a name that is assigned above"
-            )
+            raise InputError("sdpipe.name_unknown", f"unknown name {shown(node.id)}, expected a name assigned above")
         return names[node.id]
     if isinstance(node, ast.List):
         return _bounded([_value(argument, names) for argument in node.elts])
@@ -221,9 +223,7 @@ def _bounded(values: list[Any]) -> list[Any]:
         inner = left.pop()
         count += len(inner)
         if count > MOST_DEVICES:
-            raise InputError(
-                "sdpipe.too_many_devices", f"a list of more than {MOST_DEVICES} GPUs, expected as many at most"
-            )
+            raise InputError("sdpipe.too_many_devices", f"a list has more than {MOST_DEVICES} GPUs; shorten it")
         left += [inner_value for inner_value in inner if isinstance(inner_value, list)]
     return values
 
@@ -232,20 +232,20 @@ def _layout(where: str, name: str, rows: list[Any]) -> Layout:
     if not rows or not all(isinstance(row, list) and row for row in rows):
         raise InputError(
             "sdpipe.layout_malformed",
-            f"{where}: {name} is no list of lists, expected a list for each stage with a GPU a pipeline",
+            f"{where}: {name} is not a list of lists, expected a list per stage with one GPU per pipeline",
         )
     for row in rows:
         if unknown := [entry for entry in row if not isinstance(entry, tuple)]:
             raise InputError(
                 "sdpipe.device_malformed",
-                f"{where}: {name} has {shown(unknown[0])}, expected gpu(number) or rgpu(host, number)",
+                f"{where}: {name} contains {shown(unknown[0])}, expected gpu(number) or rgpu(host, number)",
             )
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise InputError(
             "sdpipe.stages_differ",
-            f"{where}: {name} has stages of {min(lengths)} and {number_of(max(lengths), 'GPU')}, expected one a "
-            "pipeline",
+            f"{where}: {name} has stages with {min(lengths)} and {number_of(max(lengths), 'GPU')}, expected one GPU "
+            "per pipeline in each stage",
         )
     return tuple(map(tuple, rows))
 
@@ -293,8 +293,8 @@ def pipelines_of(
     if len(counts) != len(layout) or sum(counts) != len(ids) or min(counts) < 1:
         raise InputError(
             "sdpipe.layer_counts",
-            f"layers {list(counts)} for {number_of(len(layout), 'stage')}: expected {len(layout)} counts, 1 or more "
-            f"each, {len(ids)} together",
+            f"layers {list(counts)} given for {number_of(len(layout), 'stage')}, expected {len(layout)} counts of at "
+            f"least 1 that add up to {len(ids)}",
         )
     bounds = [sum(counts[:k]) for k in range(len(counts) + 1)]
     plans = tuple(_plan(layout, k, cluster, ids, bounds, schedule) for k in range(len(layout[0])))
@@ -318,7 +318,7 @@ def _rank(gpu: Gpu, cluster: Cluster) -> int:
     if host is None and len(cluster.nodes) > 1:
         raise InputError(
             "sdpipe.host_needed",
-            f"gpu({number}) names no host, and the cluster has {len(cluster.nodes)}: use rgpu(host, number)",
+            f"gpu({number}) names no host, but the cluster has {len(cluster.nodes)}; use rgpu(host, number)",
         )
     first = 0
     for node in cluster.nodes:

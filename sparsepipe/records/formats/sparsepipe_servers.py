@@ -45,17 +45,17 @@ class ServerFile:
         if not servers:
             raise InputError(
                 "servers.none",
-                f"{path}: no line starts with 'Server': expected a server's name, then its devices below it",
+                f"{path}: no line starts with 'Server', expected a server's name and its devices below",
             )
         if empty := [name for name, devices in servers.items() if not devices]:
             raise InputError(
                 "servers.no_devices",
-                f"{path}: server {empty[0]!r} has no devices: expected a line 'NAME COUNT PATH' below it",
+                f"{path}: server {empty[0]!r} has no devices; add a line 'NAME COUNT PATH' below it",
             )
         if (count := sum(sum(devices.values()) for devices in servers.values())) > MOST_DEVICES:
             raise InputError(
                 "hostfile.too_many_devices",
-                f"{path}: {count} devices, expected {MOST_DEVICES} at most: correct the counts",
+                f"{path}: {count} devices, expected at most {MOST_DEVICES}: correct the device counts",
             )
         listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
         return cls(listed, tuple(profiles.items()), expanded(path).parent)
@@ -71,7 +71,8 @@ class ServerFile:
         if unknown := [name for name in given if name not in types]:
             raise InputError(
                 "servers.device_type_unknown",
-                f"a profile of device type {unknown[0]!r}: the server file has {', '.join(types)}",
+                f"a profile has device type {unknown[0]!r}, but the server file has {', '.join(types)}; rename one "
+                "of them",
             )
         joined = instead
         for name, path in self.profiles:
@@ -119,7 +120,7 @@ class ServerFile:
         if lacking := [kind.name for kind in cluster.device_types if kind.name not in profiles]:
             raise InputError(
                 "servers.no_profile",
-                f"no profile path for device type {lacking[0]!r}: a server file names one for each",
+                f"device type {lacking[0]!r} has no profile path; add one",
             )
         return cls(tuple(servers), tuple((kind.name, profiles[kind.name]) for kind in cluster.device_types))
 
@@ -138,10 +139,10 @@ def _add_server(words: list[str], servers: dict[str, dict[str, int]]) -> None:
     if len(words) != 1:
         raise InputError(
             "servers.name_malformed",
-            f"{len(words)} words after a line that starts with 'Server': expected the server's name alone",
+            f"{len(words)} words follow 'Server', expected only the server's name",
         )
     if words[0] in servers:
-        raise InputError("servers.twice", f"server {words[0]!r} is listed twice: names must differ")
+        raise InputError("servers.twice", f"server {words[0]!r} is listed twice; rename one")
     servers[words[0]] = {}
 
 
@@ -149,12 +150,12 @@ def _add_devices(words: list[str], servers: dict[str, dict[str, int]], profiles:
     if len(words) != 3:
         raise InputError(
             "servers.line_malformed",
-            f"{len(words)} words: expected 'NAME COUNT PATH' without spaces in the path, or 'Server…'",
+            f"the line has {len(words)} words, expected 'NAME COUNT PATH' without spaces in the path, or 'Server…'",
         )
     if not servers:
         raise InputError(
             "servers.device_before_server",
-            f"devices {words[0]!r} before any server: expected a line that starts with 'Server' above",
+            f"device type {words[0]!r} occurs before any server, expected a line that starts with 'Server' above",
         )
     name, count, path = words
     if not (count.isascii() and count.isdigit() and int(count[:9]) >= 1 and len(count) < 7):
@@ -162,11 +163,12 @@ def _add_devices(words: list[str], servers: dict[str, dict[str, int]], profiles:
     devices = servers[next(reversed(servers))]
     if name in devices:
         raise InputError(
-            "servers.device_type_twice", f"device type {name!r} is listed twice in one server: add up the counts"
+            "servers.device_type_twice", f"device type {name!r} is listed twice in one server; add up the counts"
         )
     if profiles.setdefault(name, path) != path:
         raise InputError(
             "servers.profiles_differ",
-            f"device type {name!r} has profile {path!r} here and {profiles[name]!r} above: give one a new name",
+            f"device type {name!r} has profile {path!r} here, but {profiles[name]!r} above; rename one of the two "
+            "device types",
         )
     devices[name] = int(count)

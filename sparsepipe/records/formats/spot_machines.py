@@ -60,12 +60,12 @@ def read_spot_machines(path: Path | str) -> SpotMachines:
     rows = [(f"{path}, line {k}", [field.strip() for field in line.split(",")]) for k, line in enumerate(lines, 1)]
     rows = [(where, fields) for where, fields in rows if fields != [""]]
     if not rows:
-        raise InputError("spot.empty", f"{path}: has no rows; expected such as {_EVENT!r} or {_READING!r}")
+        raise InputError("spot.empty", f"{path}: has no rows; expected rows such as {_EVENT!r} or {_READING!r}")
     of_events = any(fields[1:2] == [word] for _, fields in rows for word in _EVENTS)  # a head line is of neither kind
     counts = _from_events(rows) if of_events else _from_readings(rows)
     if len(counts) < 2:
         raise InputError(
-            "spot.one_moment", f"{path}: contains only one time; expected the number of machines over time"
+            "spot.one_moment", f"{path}: contains only one point in time; expected machine counts over time"
         )
     first = next(iter(counts))
     return SpotMachines(path.stem, tuple(at - first for at in counts), tuple(counts.values()))
@@ -76,7 +76,9 @@ def _from_events(rows: Sequence[Row]) -> dict[float, int]:
     counts_by_time: dict[float, int] = {}
     for where, fields in rows:
         if len(fields) != 3 or fields[1] not in _EVENTS or not fields[2]:
-            raise InputError("spot.event_malformed", f"{where}: {shown(','.join(fields))}, expected such as {_EVENT!r}")
+            raise InputError(
+                "spot.event_malformed", f"{where}: {shown(','.join(fields))}, expected a row such as {_EVENT!r}"
+            )
         at, machine = _whole(fields[0], f"{where}: milliseconds") / 1000, fields[2]
         if (fields[1] == "add") == (machine in there):
             was = "was there" if machine in there else "was not there"
@@ -93,7 +95,7 @@ def _from_readings(rows: Sequence[Row]) -> dict[float, int]:
             at = datetime.strptime(" ".join(fields[:-1]), "%Y-%m-%d %H:%M:%S")
         except ValueError:
             raise InputError(
-                "spot.reading_malformed", f"{where}: {shown(','.join(fields))}, expected such as {_READING!r}"
+                "spot.reading_malformed", f"{where}: {shown(','.join(fields))}, expected a row such as {_READING!r}"
             ) from None
         _put(counts_by_time, (at - datetime.min).total_seconds(), _whole(fields[-1], f"{where}: machines"), where)
     return counts_by_time
@@ -101,9 +103,7 @@ def _from_readings(rows: Sequence[Row]) -> dict[float, int]:
 
 def _put(found: dict[float, int], at: float, count: int, where: str) -> None:
     if found and at < next(reversed(found)):
-        raise InputError(
-            "spot.out_of_order", f"{where}: is earlier than the previous line; expected rows in chronological order"
-        )
+        raise InputError("spot.out_of_order", f"{where}: is earlier than the previous row; sort the rows by time")
     found[at] = count
 
 

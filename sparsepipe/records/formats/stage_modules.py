@@ -34,7 +34,7 @@ def stage_source(plan: Plan, network: Network, stage: int) -> str:
     stage_rows = [rows[id] for id in plan.stages[stage].layers]
     received, sent = _alive(plan, network, stage), _alive(plan, network, stage + 1)
     if not stage_rows:
-        raise InputError("export.stage_empty", f"stage {stage} has no layers: nothing to write")
+        raise InputError("export.stage_empty", f"stage {stage} has no layers, so there is nothing to write")
     ranks = ", ".join(map(str, plan.stages[stage].ranks))
     returned = ", ".join(sent) if sent else stage_rows[-1].id
     lines = [

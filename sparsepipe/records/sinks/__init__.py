@@ -33,17 +33,17 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
         except CODE_FAILURES as error:  # whatever the user's code raises: it is told in a line
             raise InputError(
                 "sink.raises",
-                f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})",
+                f"{kind}: raises {type(error).__name__} when opened ({complaint(error)})",
                 kind=type(error).__name__,
             ) from error
         if not callable(sink) or not callable(getattr(sink, "close", None)):
             raise InputError(
                 "sink.malformed",
-                f"{kind}: returned no sink, expected a callable that takes rows, with a method close()",
+                f"{kind}: did not return a sink, expected a callable that takes rows and has a method close()",
             )
         return sink
     raise InputError(
         "sink.unknown",
-        f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function",
+        f"unknown log {kind!r}, expected {', '.join(SINKS)}, package.module:function or path/file.py:function",
         kind=kind,
     )

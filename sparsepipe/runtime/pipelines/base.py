@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the coordinator's process has no need of it, and starts in 
 
 
 class Address(NamedTuple):
-    """Where a rank of another pipeline takes weights, and the secret that it wants to hear first."""
+    """Address at which a rank of another pipeline takes weights, and the required secret."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Holder:
 
 
 class Kind(Enum):
-    """What a task has a pipeline do."""
+    """Kind of a pipeline's task."""
 
     TRAIN = "train"  # minibatches of an epoch, from an empty pipeline to an empty one
     CLOSE_EPOCH = "close epoch"  # checkpoint it where that is due, validate, and say so by `closed`
@@ -207,7 +207,7 @@ class Coordinator(Protocol):
 
 
 class Settled(NamedTuple):
-    """Where a pipeline's averages stand between two tasks, for those who hold its layers next."""
+    """Averaging state of a pipeline between two tasks, for the next owners of its layers."""
 
     update: int  # the last that the pipeline made, -1 where it made none
     version: int  # the merge that the layers are of, where the rule has such
@@ -257,7 +257,7 @@ class Averager(Protocol):
 
     @property
     def settled(self) -> Settled:
-        """Where the averages of this stage stand."""
+        """Averaging state of this stage."""
         ...
 
     def go_on(self, settled: Settled) -> None:

@@ -9,7 +9,7 @@ from .base import Holder, Kind, Task
 
 
 class Phase(Enum):
-    """Where a pipeline's attempt is."""
+    """Phase of a pipeline's attempt."""
 
     STARTING = "starting"  # has asked for no task yet
     LIVE = "live"
@@ -18,7 +18,7 @@ class Phase(Enum):
 
 @dataclass
 class Member:
-    """What changes as a pipeline continues. A newer attempt begins with an empty list."""
+    """Mutable state of a pipeline. A newer attempt begins with an empty list."""
 
     number: int
     attempt: int = 0

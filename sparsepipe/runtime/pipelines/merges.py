@@ -150,7 +150,7 @@ class Merges:
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to decide; None: nothing waits for time alone."""
+        """Time at which `expire` is due; None: nothing waits for a timeout."""
         return self._groups.next_deadline() if self._groups else None
 
     def expire(self) -> None:

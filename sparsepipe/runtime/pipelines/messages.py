@@ -90,7 +90,7 @@ def read_request(message: dict[str, Any]) -> dict[str, Any]:
 def read_given(call: str, given: Any) -> dict[str, Any]:
     """Return what a call is given, all of it there and as the state takes it. Raises InputError."""
     if call not in _GIVEN:
-        raise InputError("call.unknown", f"no such call: {call[:40]!r}")
+        raise InputError("call.unknown", f"unknown call {call[:40]!r}")
     told = fields(_GIVEN[call])(given, call)
     for name in _GIVEN[call]:
         _ = told[name]  # a field that is missing raises

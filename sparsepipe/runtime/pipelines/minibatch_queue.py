@@ -68,16 +68,17 @@ class MinibatchQueue:
         if told["epoch_minibatches"] != self.epoch_minibatches:
             raise InputError(
                 "progress.minibatches_differ",
-                f"progress: {number_of(told['epoch_minibatches'], 'minibatch')} per epoch, now there are "
-                f"{self.epoch_minibatches}; resume with the original data and batch size",
+                f"progress: the checkpoint has {number_of(told['epoch_minibatches'], 'minibatch')} per epoch, but "
+                f"this run has {self.epoch_minibatches}; resume with the original data and batch size",
             )
         left = {int(name): minibatches for name, minibatches in told["left"].items()}
         for epoch in sorted(left):
             if epoch >= self.num_epochs or any(m >= self._length(epoch) for m in left[epoch]):
                 raise InputError(
                     "progress.epoch_malformed",
-                    f"progress: epoch {epoch} has {shown(left[epoch])} left, expected minibatches of a run of "
-                    f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the original data",
+                    f"progress: epoch {epoch} has {shown(left[epoch])} left, which does not fit a run of "
+                    f"{self.total_minibatches} minibatches with {self.epoch_minibatches} per epoch; resume with the "
+                    "original data",
                 )
             if left[epoch]:
                 self._begun[epoch] = _Epoch(deque(sorted(set(left[epoch]))))
@@ -88,7 +89,7 @@ class MinibatchQueue:
         if self.num_done != told["done"]:
             raise InputError(
                 "progress.count_differs",
-                f"progress: {number_of(told['done'], 'minibatch')} done, but the remaining minibatches make "
+                f"progress: {number_of(told['done'], 'minibatch')} are done, but the remaining minibatches imply "
                 f"{self.num_done} of {self.total_minibatches}; resume with the original data and batch size",
             )
 
@@ -103,7 +104,7 @@ class MinibatchQueue:
         return self._fresh if self._fresh < self.num_epochs else None
 
     def num_waiting(self, epoch: int) -> int:
-        """How many minibatches of an epoch no one has."""
+        """Number of unassigned minibatches of an epoch."""
         if epoch >= self._fresh:
             return self._length(epoch)
         return len(self._begun[epoch].waiting) if epoch in self._begun else 0
@@ -114,7 +115,7 @@ class MinibatchQueue:
 
     @property
     def num_begun(self) -> int:
-        """How many epochs, from the first, were begun."""
+        """Number of begun epochs."""
         return self._fresh
 
     @property

@@ -34,7 +34,7 @@ class GivenUp(RuntimeError):
 
 
 class Request(NamedTuple):
-    """What a rank asks: the name of a call of `Coordinator`, and what it is given. `pipeline` SERVER: its server."""
+    """Request of a rank: the name of a call of `Coordinator`, and its arguments. `pipeline` SERVER: its server."""
 
     call: str
     pipeline: int
@@ -59,7 +59,7 @@ class RunOfPipelines:
 
 
 class RunState:
-    """Which pipelines take part, which minibatches each has, who averages with whom, who does what is done once."""
+    """State of a run: participating pipelines, their minibatches, averaging groups, and owners of single tasks."""
 
     def __init__(self, run: RunOfPipelines) -> None:
         self.run, self.changes = run, Changes()
@@ -96,7 +96,7 @@ class RunState:
         return self._calls[request.call](member, request)
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to decide; None: nothing waits for time alone."""
+        """Time at which `expire` is due; None: nothing waits for a timeout."""
         if self._ready_since is not None and not self._started:
             return self._ready_since + START_SECONDS  # nothing is averaged before
         return self.merges.next_deadline()
@@ -135,7 +135,7 @@ class RunState:
         if known != (epoch, total):
             raise InputError(
                 "pipelines.minibatches_differ",
-                f"pipeline {member.number} has {number_of(epoch, 'minibatch')} per epoch and {total} in all, "
+                f"pipeline {member.number} has {number_of(epoch, 'minibatch')} per epoch and {total} in total, but "
                 f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs",
                 number=member.number,
             )
@@ -144,8 +144,8 @@ class RunState:
         if data != self._data:
             raise InputError(
                 "pipelines.data_differ",
-                f"pipeline {member.number} has other training data than earlier pipelines; copy the same data "
-                "to all hosts, or name a manifest, which checks them",
+                f"pipeline {member.number} has other training data than earlier pipelines; copy the same data to all "
+                "hosts, or name a manifest, which verifies them",
                 number=member.number,
             )
         if not member.whole:
@@ -348,7 +348,7 @@ class RunState:
 
     @property
     def replication(self) -> dict[str, Any]:
-        """What is known of the averages so far, as `sparsepipe train --json` has it."""
+        """Summary of the averages so far, as in `sparsepipe train --json`."""
         return {
             "rule": self.run.rule.name if self.run.rule else None,
             "group_sizes": {str(size): count for size, count in sorted(self.merges.sizes.items())},

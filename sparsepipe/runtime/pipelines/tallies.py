@@ -39,7 +39,7 @@ class Sums:
 
     @property
     def train(self) -> dict[str, float | None]:
-        """What an epoch's row says of the training, as `EpochSoFar.train` has it."""
+        """Training part of an epoch's row, as in `EpochSoFar.train`."""
         scores = {"loss": self.loss / self.counted if self.counted else None}
         if self.correct is not None:
             scores["accuracy"] = self.correct / self.counted if self.counted else None

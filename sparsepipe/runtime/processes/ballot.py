@@ -22,7 +22,7 @@ _WORD = 8  # bytes, which are written and read as a whole
 
 
 class Answer(IntEnum):
-    """How far a rank is with what is proposed; a later one is said after an earlier one."""
+    """Progress of a rank with a proposal; later answers follow earlier ones."""
 
     NONE = 0
     CHECKED = 1  # it could be done, as far as is known before anything was made

@@ -19,5 +19,5 @@ def check_device(name: str) -> None:
         raise InputError(
             "device.unknown",
             f"device {name!r} given, but this machine has {number_of(count, 'CUDA device')}; use cuda:0 to "
-            f"cuda:{count - 1}, or cuda, which gives each process its own device",
+            f"cuda:{count - 1}, or cuda to assign a device to each process",
         )

@@ -41,7 +41,7 @@ class Identity:
             if not told.isascii() or not told.isdigit():
                 raise InputError(
                     "environment.not_whole",
-                    f"{name}={told!r} in the environment, expected a whole number as torchrun sets it",
+                    f"environment variable {name}={told!r}: expected a whole number, as torchrun sets it",
                 )
             return int(told)
 
@@ -68,7 +68,7 @@ class Identity:
 
     @property
     def address(self) -> str:
-        """Where the other ranks reach this host: at its interface, else as seen on the way to the launcher's store."""
+        """Address at which other ranks reach this host: of its interface, or of its connection to the store."""
         if self.interface and (found := interface_address(self.interface)):
             return found
         master = self.store[0] if self.store else _LOOPBACK

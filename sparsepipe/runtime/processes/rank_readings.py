@@ -60,7 +60,7 @@ def newest(logs: Path, rank: int) -> dict[str, float] | None:
     except (ValueError, RecursionError) as error:
         raise InputError("readings.malformed", f"{path}: {error}") from None
     if not isinstance(found, dict):
-        raise InputError("readings.malformed", f"{path}: {shown(found)}: expected an object of numbers")
+        raise InputError("readings.malformed", f"{path}: contains {shown(found)}, expected an object with numbers")
     return {name: number(value, f"{path}: {shown(name)}") for name, value in found.items()}
 
 

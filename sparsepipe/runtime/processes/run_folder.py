@@ -13,7 +13,7 @@ class RunFolderGone(RuntimeError):
     """The run's folder was moved or removed: nothing that is written reaches the record any more."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"the run folder is gone: {path} was moved or removed while the run was at work")
+        super().__init__(f"the run directory is missing: {path} was moved or removed during the run")
 
 
 class RunFolder:

@@ -15,7 +15,7 @@ _LONG = timedelta(days=1)
 
 
 class Store(Protocol):
-    """What is used of the store where the ranks of several hosts have met."""
+    """Interface of the rendezvous store of several hosts."""
 
     def set(self, key: str, value: str) -> Any: ...
 

@@ -46,7 +46,7 @@ class _Waiting:
 
 
 class _Values:
-    """What is kept, and who waits: the handler of a switchboard."""
+    """Stored values and waiting clients: the handler of a switchboard."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -88,7 +88,7 @@ class _Values:
         self._bytes += len(value) - len(self._values.get(key, b""))
         self._values[key] = value
         if len(self._values) > _MOST_KEYS or self._bytes > _MOST_BYTES:
-            raise InputError("store.full", "the store is full")
+            raise InputError("store.full", "the coordination store is full; start the job again")
         for one in [one for one in self._waiting if key in one.keys]:
             if all(each in self._values for each in one.keys):
                 self._forget(one)
@@ -155,4 +155,4 @@ def _decoded(value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except ValueError:
-        raise InputError("store.not_base64", "a value that is not in base 64") from None
+        raise InputError("store.not_base64", "a value is not valid base64") from None

@@ -17,7 +17,7 @@ from ..transport.packet import Packet
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Where a backward enters the graph, and what gradient it expects there; the tensor itself is let go."""
+    """Entry point of a backward into the graph, and its expected gradient; the tensor itself is released."""
 
     edge: GradientEdge
     shape: torch.Size
@@ -56,7 +56,7 @@ class PackedOutputs(NamedTuple):
 
 
 class PacketAndSamples(NamedTuple):
-    """What comes to a stage behind the first that reads inputs of the network from the samples itself."""
+    """Input of a later stage that also reads inputs of the network from the samples."""
 
     packet: Packet
     samples: Any  # as the workload's `batch` reads them

@@ -356,7 +356,7 @@ class NetworkStage:
         if len(sent) != len(back) or any(a != b and not none for a, b, none in zip(sent, back, absent, strict=True)):
             raise PacketMismatch(
                 "packet.gradient_shapes",
-                f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}",
+                f"gradients of minibatch {flight.minibatch} have shapes {back}, but its features had {sent}",
                 minibatch=flight.minibatch,
                 sent=sent,
             )
@@ -398,7 +398,7 @@ class NetworkStage:
         if len(packet.slots) != len(self.before):
             raise PacketMismatch(
                 "packet.tensor_count",
-                f"{len(packet.slots)} tensors arrived, {len(self.before)} expected: {self.before}",
+                f"{len(packet.slots)} tensors arrived, but {len(self.before)} were expected: {self.before}",
             )
         leaves: list[Tensor] = []
         features = {}

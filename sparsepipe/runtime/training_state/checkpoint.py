@@ -81,13 +81,14 @@ class Checkpoint:
         if self.manifest["model"] != model:
             raise InputError(
                 "checkpoint.other_model",
-                f"{self.folder}: a checkpoint of {self.manifest['model']!r}, this run trains {model!r}",
+                f"{self.folder}: is a checkpoint of {self.manifest['model']!r}, but this run trains {model!r}; give "
+                "a checkpoint of the same model",
                 model=model,
             )
         if missing := [layer for layer in layers if layer not in held]:
             raise InputError(
                 "checkpoint.layer_missing",
-                f"{self.folder}: holds no layer {missing[0]!r} of {model}; the checkpoint is of another model",
+                f"{self.folder}: has no layer {missing[0]!r} of {model}; the checkpoint is of another model",
                 model=model,
             )
 
@@ -124,8 +125,8 @@ class Checkpoint:
         if here.get("budget") != there.get("budget"):
             raise InputError(
                 "checkpoint.budget_differs",
-                f"the budget of a minibatch is {_budget_text(here)}, but {_budget_text(there)} in the checkpoint "
-                f"{self.folder}; resume with that value, or retrain in another folder",
+                f"{self.folder}: the checkpoint's minibatch budget is {_budget_text(there)}, but this run's is "
+                f"{_budget_text(here)}; resume with that value, or retrain in another folder",
                 setting=dict.fromkeys(("batch_seconds", "batch_bytes")),
             )
 
@@ -139,8 +140,9 @@ class Checkpoint:
         if here != there:
             raise InputError(
                 "checkpoint.last_minibatch_differs",
-                f"{{last_minibatch}} is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
-                f"{number_of(here, 'minibatch')}, not {there}; resume with {before}, or retrain elsewhere",
+                f"{{last_minibatch}} is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would "
+                f"have {number_of(here, 'minibatch')}, not {there}; resume with {before}, or retrain in another "
+                "folder",
                 setting="last_minibatch",
             )
 
@@ -151,8 +153,8 @@ class Checkpoint:
             if here != there:
                 raise InputError(
                     "checkpoint.shapes_differ",
-                    f"{self.folder}: {key.replace(':', ' ', 1)} has shape {there}, in this run {here}; resume with the "
-                    "features of voxels that it was trained on, or retrain in another folder",
+                    f"{self.folder}: {key.replace(':', ' ', 1)} has shape {there}, but this run expects {here}; "
+                    "resume with the original voxel features, or retrain in another folder",
                 )
 
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
@@ -161,7 +163,7 @@ class Checkpoint:
         if missing := [layer for layer in layers if layer not in places]:
             raise InputError(
                 "checkpoint.layer_missing",
-                f"{self.folder}: holds no layer {missing[0]!r}; the checkpoint is of another model",
+                f"{self.folder}: has no layer {missing[0]!r}; the checkpoint is of another model",
             )
         tensors: dict[str, Tensor] = {}
         for name in sorted({places[layer] for layer in layers} & self.manifest["files"].keys()):
@@ -189,7 +191,7 @@ class Checkpoint:
         if not path.is_file() or path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
             raise InputError(
                 "checkpoint.shard_differs",
-                f"{path}: the shard was changed (SHA-256 differs); remove {self.folder.name}",
+                f"{path}: the shard has changed (SHA-256 differs); remove {self.folder.name}",
             )
 
 
@@ -350,7 +352,7 @@ def _digest(value: object, what: str) -> str:
     digest = text(value, what)
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise InputError(
-            "manifest.digest_malformed", f"{what} = {digest[:70]!r}: expected a SHA-256 of 64 hexadecimal digits"
+            "manifest.digest_malformed", f"{what} is {digest[:70]!r}, expected a SHA-256 of 64 hexadecimal digits"
         )
     return digest
 
@@ -359,7 +361,7 @@ def _file_name(value: object, what: str) -> str:
     name = text(value, what)
     if Path(name).name != name or "\0" in name:
         raise InputError(
-            "manifest.name_malformed", f"{what} = {name[:70]!r}: expected the name of a file in the manifest's folder"
+            "manifest.name_malformed", f"{what} is {name[:70]!r}, expected the name of a file in the manifest's folder"
         )
     return name
 
@@ -374,7 +376,7 @@ def _files(value: object, what: str) -> Fields:
 def _loss_scale(value: object, what: str) -> Fields:
     found = fields({"factor": number, "good_steps": integer, "interval": integer})(value, what)
     if unknown := found.keys() - {"factor", "good_steps", "interval"}:
-        raise InputError("manifest.key_unknown", f"{what}: unknown {sorted(unknown)[0]!r}")
+        raise InputError("manifest.key_unknown", f"{what}: has the unknown {sorted(unknown)[0]!r}; remove it")
     return found
 
 
@@ -420,7 +422,7 @@ def read_manifest(folder: Path) -> Fields:
         found = read_fields(path, fields({}), what="checkpoint's manifest")
         if found.get("format") != _FORMAT:
             raise InputError(
-                "checkpoint.foreign", f"{folder}: not a checkpoint of sparsepipe ({path.name} has another format)"
+                "checkpoint.foreign", f"{folder}: not a checkpoint of sparsepipe ({path.name} has an unknown format)"
             )
         found = _FACTS(dict(found), str(path))
         for name in _NEEDED:
@@ -428,7 +430,7 @@ def read_manifest(folder: Path) -> Fields:
     except DamagedRecord as error:
         raise error.within(after=f"; {aside}") from None
     if _SEAL in found and found[_SEAL] != _seal({key: value for key, value in found.items() if key != _SEAL}):
-        raise InputError("checkpoint.manifest_differs", f"{path}: the manifest was changed (SHA-256 differs); {aside}")
+        raise InputError("checkpoint.manifest_differs", f"{path}: the manifest has changed (SHA-256 differs); {aside}")
     return found
 
 

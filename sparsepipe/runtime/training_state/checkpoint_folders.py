@@ -17,12 +17,12 @@ GONE = "-gone"  # ends the name of one whose files are being removed: nobody rea
 
 
 def folder_of(run_dir: Path, minibatches: int) -> Path:
-    """Where the checkpoint after so many minibatches stands once it is whole."""
+    """Return the folder of the complete checkpoint after some minibatches."""
     return run_dir / FOLDER / f"{_NAME}{minibatches:08d}"
 
 
 def partial_folder(run_dir: Path, minibatches: int) -> Path:
-    """Where the shards of a checkpoint are gathered before it is whole."""
+    """Return the folder of a checkpoint's shards until it is complete."""
     return run_dir / FOLDER / f".{_NAME}{minibatches:08d}"
 
 

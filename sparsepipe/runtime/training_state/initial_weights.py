@@ -133,7 +133,7 @@ class Match:
         if not source:
             raise InputError(
                 "initial.nothing_matches",
-                f"{where}: none of its {number_of(len(file), 'tensor')} ({_some(file)}) is one of the network's "
+                f"{where}: none of its {number_of(len(file), 'tensor')} ({_some(file)}) matches one of the network's "
                 f"({_some(network.shapes)}); give weights of this network",
                 setting="initial",
             )
@@ -147,8 +147,8 @@ class Match:
             others = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
             raise InputError(
                 "initial.shapes_differ",
-                f"{where}: {source[name]} has shape {there}, in the network {here}{others}; "
-                "{allow_shape} starts these as the seed draws them",
+                f"{where}: {source[name]} has shape {there}, but the network expects {here}{others}; {{allow_shape}} "
+                "initializes these tensors from the seed",
                 setting=dict.fromkeys(("allow_shape", "initial")),
             )
         taken = {name: there for name, there in source.items() if name not in shapes}
@@ -213,13 +213,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
         held = checkpoint.load(path) if (path / MANIFEST).exists() else checkpoint.latest(path)
         if held is None:
             raise InputError(
-                "initial.no_checkpoint", f"{path}: neither a checkpoint nor a run that has one", setting="initial"
+                "initial.no_checkpoint",
+                f"{path}: is neither a checkpoint nor a run with a checkpoint; give one of these",
+                setting="initial",
             )
         return exported_state(held)
     if not path.exists():
-        raise InputError(
-            "initial.no_file", f"{path}: no such file; give a file of weights, or a run", setting="initial"
-        )
+        raise InputError("initial.no_file", f"{path}: no such file; give a weights file, or a run", setting="initial")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -229,7 +229,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         why = complaint(error)
         raise InputError(
             "initial.needs_code",
-            f"{path}: holds more than tensors and plain values ({why}); save the state_dict alone",
+            f"{path}: contains more than tensors and plain values ({why}); save the state_dict alone",
             setting="initial",
         ) from None
     except MemoryError:
@@ -237,7 +237,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # of a damaged file torch raises anything, such as IndexError and struct.error
         raise InputError(
             "initial.unreadable",
-            f"{path}: not a file of weights ({complaint(error)})",
+            f"{path}: cannot be read as a weights file ({complaint(error)}); give a checkpoint or a saved state_dict",
             setting="initial",
         ) from None
     return _tensors(content, path)
@@ -266,7 +266,7 @@ def _tensors(content: object, path: Path) -> dict[str, Tensor]:
         content = inner
     raise InputError(
         "initial.no_tensors",
-        f"{path}: holds no tensors by name; save module.state_dict(), alone or as one of {', '.join(_NESTED)}",
+        f"{path}: contains no named tensors; save module.state_dict(), alone or as one of {', '.join(_NESTED)}",
         setting="initial",
     )
 

@@ -270,6 +270,7 @@ def _only(state: Mapping[str, Tensor], kinds: set[str], name: str) -> None:
     if other := {key.split(":", 1)[0] for key in state} - kinds:
         raise InputError(
             "checkpoint.other_optimizer",
-            f"the checkpoint holds {', '.join(sorted(other))} of another optimizer, this run's is {name}",
+            f"the checkpoint has {', '.join(sorted(other))} of another optimizer, but this run uses {name}; resume "
+            "with the original optimizer",
             name=name,
         )

@@ -144,8 +144,8 @@ class TorchOptimizer:
                 elif value is not None:
                     raise InputError(
                         "optimizer.state_unsupported",
-                        f"{{optimizer}} {self._name}: keeps a {type(value).__name__}, {key!r}, of each weight; "
-                        "checkpoints hold tensors and numbers",
+                        f"{{optimizer}} {self._name}: stores a {type(value).__name__} ({key!r}) for each weight, but "
+                        "checkpoints support only tensors and numbers",
                         setting="optimizer",
                     )
             if values:
@@ -171,7 +171,8 @@ class TorchOptimizer:
             else:
                 raise InputError(
                     "checkpoint.other_optimizer",
-                    f"the checkpoint holds {kind} of another optimizer, this run's is {self._name}",
+                    f"the checkpoint has {kind} of another optimizer, but this run uses {self._name}; resume with "
+                    "the original optimizer",
                     name=self._name,
                 )
 
@@ -184,7 +185,7 @@ class TorchOptimizer:
             what = f"{type(error).__name__}: {complaint(error, None)}"
             raise InputError(
                 "optimizer.raises",
-                f"{{optimizer}} {self._name} raises {what}; {{optimizer_args}} gives it arguments",
+                f"{{optimizer}} {self._name} raises {what}; set its arguments by {{optimizer_args}}",
                 setting=dict.fromkeys(("optimizer", "optimizer_args")),
             ) from error
 

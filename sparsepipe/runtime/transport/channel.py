@@ -61,7 +61,7 @@ class Inbox:
         if due != minibatch:
             raise PacketMismatch(
                 "packet.other_minibatch",
-                f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next",
+                f"{action} needs minibatch {minibatch}, but {due} from rank {peer} comes next",
                 action=action,
                 minibatch=minibatch,
                 due=due,
@@ -92,12 +92,12 @@ class Inbox:
                 for name, theirs, ours in zip(named, got, due, strict=True)
                 if theirs != ours
             )
-            raise PacketMismatch("packet.sides_differ", f"packet from rank {peer}: {sides}")
+            raise PacketMismatch("packet.sides_differ", f"the packet from rank {peer} does not match: {sides}")
         return packet
 
 
 class LocalQueue:
-    """What one stage of this rank leaves there for the next, in order: nothing is sent."""
+    """Queue from one stage of this rank to its next stage, in order; nothing is sent."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -115,7 +115,7 @@ class LocalQueue:
             there = "nothing" if found is None else f"minibatch {found.minibatch}"
             raise PacketMismatch(
                 "packet.other_minibatch",
-                f"{action} asks for minibatch {minibatch}, but {there} is in the queue",
+                f"{action} needs minibatch {minibatch}, but {there} is in the queue",
                 action=action,
                 minibatch=minibatch,
             )

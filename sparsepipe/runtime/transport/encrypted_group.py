@@ -188,7 +188,9 @@ class EncryptedGroup(dist.ProcessGroup):
         """Return the next piece of what a rank sends."""
         packet = decode(*self._transport.receive(peer, _TAG, deadline=_LONG, message="a sum"))
         if packet.minibatch != self._count:
-            raise PacketMismatch("group.work_differs", f"work {packet.minibatch} of a group where {self._count} is due")
+            raise PacketMismatch(
+                "group.work_differs", f"received work item {packet.minibatch} of a group, expected item {self._count}"
+            )
         return packet.slots[0].rows
 
 

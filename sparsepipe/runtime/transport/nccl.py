@@ -25,7 +25,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class NcclLink:
-    """What carries the payloads of one cut in one direction from device to device: a group that carries nothing else.
+    """Channel for the payloads of one cut in one direction from device to device: a group that carries nothing else.
 
     NCCL knows no tags, and two ranks that each send before they receive would wait for each other on one communicator.
     """

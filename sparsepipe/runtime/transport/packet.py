@@ -66,7 +66,7 @@ class Slot:
 
     @property
     def sections(self) -> tuple[Tensor, ...]:
-        """What of it goes into the payload, in order."""
+        """Parts of the payload, in order."""
         every = (self.rows.detach(), self.scales, self.upper, self.present)
         return tuple(section for section in every if section is not None)
 
@@ -83,7 +83,7 @@ NO_GRADIENT = Slot(torch.empty(0, dtype=torch.bool))
 
 @dataclass(frozen=True, eq=False)
 class Packet:
-    """What crosses one boundary for one minibatch in one direction. `boundary` tells lists of tensors apart."""
+    """Data that crosses one boundary for one minibatch in one direction. `boundary` tells lists of tensors apart."""
 
     direction: int
     minibatch: int
@@ -161,12 +161,12 @@ def payload_bytes(header: Tensor) -> int:
     facts = header.numpy()
     if facts[1] != _MAGIC:
         raise PacketMismatch(
-            "packet.header_malformed", f"{int(facts[1]):#x} where a packet's header starts, expected {_MAGIC:#x}"
+            "packet.header_malformed", f"a packet's header starts with {int(facts[1]):#x}, expected {_MAGIC:#x}"
         )
     count = int(facts[0])
     if not 0 < count < _FACTS or not 0 <= int(facts[count]) <= _MOST_BYTES:
         told = f"{int(facts[count])} bytes" if 0 < count < _FACTS else f"{count} facts"
-        raise PacketMismatch("packet.header_malformed", f"a packet's header says {told}, more than possible")
+        raise PacketMismatch("packet.header_malformed", f"a packet's header declares {told}, which is out of range")
     return int(facts[count])
 
 

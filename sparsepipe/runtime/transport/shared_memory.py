@@ -195,7 +195,7 @@ class BufferLease:
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Where the receiver finds the payload: file descriptor and capacity. None if nothing was lent."""
+        """Location of the payload for the receiver: file descriptor and capacity. None if nothing was lent."""
         return (self._buffer.fd, self._buffer.capacity) if self._buffer else None
 
     @property
@@ -205,7 +205,7 @@ class BufferLease:
 
 
 class SharedMemory:
-    """What this process shares with `peers` (rank → process id), and they with it; `pipes` bring the headers."""
+    """Memory shared with `peers` (rank → process id) in both directions; `pipes` bring the headers."""
 
     def __init__(self, peers: Mapping[int, int], pipes: Pipes | None = None) -> None:
         self.peers = dict(peers)
@@ -228,7 +228,7 @@ class SharedMemory:
             memory = self._theirs[peer, fd] = self._mapped(peer, fd, _HEAD + capacity)
         if size > capacity:
             raise PacketMismatch(
-                "shared_memory.size_differs", f"rank {peer} says {size} bytes are in its buffer of {capacity}"
+                "shared_memory.size_differs", f"rank {peer} reports {size} bytes in its buffer of {capacity}"
             )
         counts = np.frombuffer(memory, dtype=np.int64, count=2)
         counts[_TAKEN] += 1
@@ -243,7 +243,7 @@ class SharedMemory:
             if not 0 < length <= os.fstat(own).st_size:
                 raise PacketMismatch(
                     "shared_memory.size_differs",
-                    f"rank {peer} says its buffer has {length} bytes, it has {os.fstat(own).st_size}",
+                    f"rank {peer} reports a buffer of {length} bytes, but it has {os.fstat(own).st_size}",
                 )
             return _map(own, length)
         finally:

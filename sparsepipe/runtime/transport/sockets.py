@@ -137,13 +137,15 @@ class _Incoming:
                 fill(self._connection, memoryview(frame))
                 of_header, length = read_lengths(frame, most_head=HEADER_BYTES)
                 if of_header != HEADER_BYTES:
-                    raise PacketMismatch("packet.header_malformed", f"a header of {of_header} bytes")
+                    raise PacketMismatch(
+                        "packet.header_malformed", f"received a header of {of_header} bytes, which is out of range"
+                    )
                 header = torch.frombuffer(frame, dtype=torch.int64, offset=LENGTHS_BYTES)
                 told = payload_bytes(header)
                 if length != (0 if self._headers_alone else told):
                     alone = ", expected alone" if self._headers_alone else ""
                     raise PacketMismatch(
-                        "packet.frame_malformed", f"a frame of {length} bytes with the header {told}{alone}"
+                        "packet.frame_malformed", f"received a frame of {length} bytes with the header {told}{alone}"
                     )
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
                 fill(self._connection, payload.numpy().data)

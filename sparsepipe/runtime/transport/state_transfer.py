@@ -25,7 +25,7 @@ _ALIGNED = 64  # bytes: where a tensor begins, so that it can be seen as numbers
 
 @dataclass(eq=False)
 class StateTransfer:
-    """What leaves this rank and what comes to it. Every rank makes one, at the same time."""
+    """State that leaves this rank and state that it receives. Every rank makes one, at the same time."""
 
     process: Process
     outgoing: dict[int, Tensor] = field(default_factory=dict)  # by rank
@@ -49,7 +49,8 @@ class StateTransfer:
         if (needed := sum(sizes)) > (left := available_bytes()):
             raise InputError(
                 "memory.no_room_for_state",
-                f"{needed / 1e6:.0f} MB would move to rank {self.process.rank}, {left / 1e6:.0f} are free",
+                f"{needed / 1e6:.0f} MB of state would move to rank {self.process.rank}, but only {left / 1e6:.0f} "
+                "MB are free",
             )
         self.incoming = {peer: torch.empty(size, dtype=torch.uint8) for peer, size in enumerate(sizes) if size}
 

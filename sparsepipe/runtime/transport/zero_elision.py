@@ -46,7 +46,7 @@ def with_zeros(values: Tensor, present: Tensor, shape: Sequence[int]) -> Tensor:
     places = _places(unpacked(present, rows.numel()))
     if values.shape != places.shape:
         raise PacketMismatch(
-            "packet.value_count", f"values {list(values.shape)} arrived for {len(places)} elements that are not zero"
+            "packet.value_count", f"{list(values.shape)} values arrived for {len(places)} nonzero elements"
         )
     rows.view(-1).scatter_(0, places, values)
     return rows

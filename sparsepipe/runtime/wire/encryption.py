@@ -57,7 +57,7 @@ class Encryption:
         except OSError as error:  # ssl.SSLError is one
             raise InputError(
                 "encryption.no_certificate",
-                f"{self.path}: no usable certificate ({error}); launch the run again",
+                f"{self.path}: cannot be used as a certificate ({error}); launch the run again",
             ) from None
         return context
 
@@ -71,7 +71,7 @@ def check_openssl() -> None:
     """Raise InputError if this machine cannot make a certificate."""
     if shutil.which(_COMMAND[0]) is None:
         raise InputError(
-            "encryption.no_openssl", "encrypt needs the program openssl, which is not on PATH; install OpenSSL"
+            "encryption.no_openssl", "encrypt needs the program openssl, which was not found on PATH; install OpenSSL"
         )
 
 

@@ -43,7 +43,7 @@ _READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's 
 
 
 class Caller(NamedTuple):
-    """Who has proved to have the secret."""
+    """A caller that has proved to have the secret."""
 
     connection: socket.socket
     who: tuple[int, int, int]
@@ -242,7 +242,7 @@ class Listener:
 
 
 class _Silent:
-    """What is known of an unauthenticated connection."""
+    """State of an unauthenticated connection."""
 
     def __init__(self) -> None:
         self.since, self.opening, self.heard = time.monotonic(), opening(), bytearray()

@@ -32,7 +32,7 @@ _FIELDS: Mapping[str, Check] = {
 
 @dataclass(frozen=True)
 class ListenerAddress:
-    """What the file says."""
+    """Content of the address file."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class ListenerAddress:
         try:
             return cls(told["host"], told["port"], bytes.fromhex(told["secret"]), told["pipelines"])
         except ValueError:
-            raise InputError("address.secret_damaged", f"{path}: its secret is damaged") from None
+            raise InputError("address.secret_damaged", f"{path}: the secret is damaged; start the job again") from None
 
     def write(self, path: Path, *, make_folder: bool = False) -> None:
         """Write it. Without `make_folder` its folder must be there."""
@@ -100,7 +100,7 @@ def receive(
         raise PacketMismatch("message.malformed", str(error)) from None
     wanted = payload_bytes(head)
     if of_payload != wanted:
-        raise PacketMismatch("message.size_differs", f"a message with {of_payload} bytes, expected {wanted}")
+        raise PacketMismatch("message.size_differs", f"a message has {of_payload} bytes, expected {wanted}")
     payload = np.empty(of_payload, dtype=np.uint8)
     fill(connection, payload.data, deadline=deadline, look=look)
     return head, payload

@@ -24,7 +24,7 @@ _KEEP_ALIVE = {  # by their names on Linux; other systems have some of them, and
 
 
 class Handler(Protocol):
-    """What a switchboard calls when a caller connects, says something, or disconnects."""
+    """Callbacks of a switchboard: a caller connects, sends a message, or disconnects."""
 
     def connected(self, peer: "Peer") -> None:
         """Take up a caller. Raises InputError for one that no one knows: its connection is closed."""

@@ -42,7 +42,7 @@ _DIRECTIONS = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD}  # of the packets tha
 
 
 class Boundary(NamedTuple):
-    """What crosses a cut of a plan in one direction. Cut k lies between the stages k - 1 and k."""
+    """Tensors that cross a cut of a plan in one direction. Cut k lies between the stages k - 1 and k."""
 
     direction: int
     cut: int
@@ -65,7 +65,7 @@ def boundaries(program: Program) -> Iterator[Boundary]:
 
 @dataclass(frozen=True, eq=False)
 class Connections:
-    """What carries tensors between this rank and the others under one plan."""
+    """Channels for tensors between this rank and the others under one plan."""
 
     process: Process
     program: Program
@@ -144,7 +144,7 @@ class Connections:
 
     @property
     def transports(self) -> list[Transport]:
-        """What carries packets to and from the other ranks: the first that reaches a rank carries those with it."""
+        """Transports to and from other ranks; the first that reaches a rank is used for it."""
         found: list[Transport] = [SharedMemoryTransport(self.shared_memory)] if self.shared_memory else []
         if self.sockets and self.links:
             found.append(NcclTransport({tag_of(*way): link for way, link in self.links.items()}, self.sockets))
@@ -184,7 +184,7 @@ class Connections:
                 dist.destroy_process_group(group)
 
     def _compression(self, direction: int, cut: int) -> str:
-        """How packets are made smaller if nothing is asked for: see transport/compression.py."""
+        """Return the default compression of packets: see transport/compression.py."""
         through_socket = self.sockets is not None and self.sockets.carries(tag_of(direction, cut))
         return "lossless" if through_socket and self.process.device.type == "cpu" else "none"
 
@@ -245,7 +245,7 @@ def check_ranks(plan: Plan, world_size: int, *, num_processes: int | None = None
     if not set(ranks) <= set(range(world_size)) or world_size != (num_processes or world_size):
         raise InputError(
             "plan.ranks_not_of_job",
-            f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}",
+            f"the plan needs ranks {ranks}, but this job has {world_size} (0 to {world_size - 1}); start a larger job",
             ranks=ranks,
             world_size=world_size,
         )

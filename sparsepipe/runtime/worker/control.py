@@ -31,7 +31,7 @@ _SOON = 0.01  # while it is asked for something: when all are ready, the old pla
 
 @dataclass(frozen=True)
 class Horizon:
-    """How far ahead of rank 0 a plan's ranks can be, and where a program may end early."""
+    """Largest lead of a plan's ranks over rank 0, and positions at which a program may end early."""
 
     ahead: int  # minibatches that another rank can have begun beyond those that rank 0 has
     whole: int  # minibatches after a multiple of which every update is complete, and the replicas' turns begin anew

@@ -78,8 +78,8 @@ class BestEpoch:
             known = ", ".join(name for name in scores if name not in ("samples", "counted"))
             raise InputError(
                 "setting.best_unknown",
-                f"{{best}} is {self.metric!r}, but the validation reports {known}; name one of them, or add it by "
-                "{metrics}",
+                f"{{best}} is {self.metric!r}, but the validation reports only {known}; choose one of them, or add "
+                f"it by {{metrics}}",
                 setting=dict.fromkeys(("best", "metrics")),
             )
         value = scores[self.metric]
@@ -147,8 +147,8 @@ def call_on_epoch(reference: str, end: EpochEnd, recorder: Recorder) -> None:
     except CODE_FAILURES as error:  # whatever the user's function raises: it is told in a line
         raise InputError(
             "callback.raises",
-            f"on_epoch {reference} raises {type(error).__name__} ({complaint(error, None)}) after epoch "
-            f"{end.epoch}; expected None, or a dict of numbers",
+            f"on_epoch {reference} raises {type(error).__name__} ({complaint(error, None)}) after epoch {end.epoch}; "
+            "the function must return None or a dict of numbers",
             kind=type(error).__name__,
         ) from error
     if numbers:

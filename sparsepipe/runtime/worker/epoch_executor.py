@@ -152,7 +152,7 @@ class EpochExecutor:
         if outcome.loss is not None and not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {self.feed.number(m)} (epoch {self.epoch}) is {outcome.loss} in stage "
-                f"{self.replica.stage}; lower the learning rate, the last checkpoint is kept"
+                f"{self.replica.stage}; lower the learning rate; the last checkpoint is kept"
             )
         flight.outputs = () if outcome.loss is None else Output.of(loss)  # nothing counted: no gradient, so no step
         flight.targets = targets if flight.received is not None else None
@@ -301,7 +301,7 @@ def _round_of(program: Program, stage: int, m: int) -> range:
 
 @dataclass(frozen=True)
 class EpochSoFar:
-    """What the minibatches of an epoch add up to that are trained: under plans before, and before the run resumed."""
+    """Sums over the trained minibatches of an epoch: under plans before, and before the run resumed."""
 
     minibatches: int = 0
     loss: float = 0.0  # means times what they are over

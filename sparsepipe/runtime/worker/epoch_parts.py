@@ -50,7 +50,7 @@ class Units:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How many minibatches an epoch has, and the whole run."""
+    """Number of minibatches of an epoch and of the whole run."""
 
     epoch_minibatches: int
     total_minibatches: int

@@ -234,7 +234,7 @@ def _padded(part: np.ndarray, shape: np.ndarray) -> np.ndarray:
 
 
 class Clock:
-    """When each minibatch began in the first stage and was done in the last: float64 [minibatches, 2]."""
+    """Start of each minibatch in the first stage and end in the last: float64 [minibatches, 2]."""
 
     def __init__(self, count: int) -> None:
         self.table = torch.zeros(count, 2, dtype=torch.float64)

@@ -130,8 +130,8 @@ def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
     if identity.store is not None and not is_loopback(identity.store[0]):
         raise InputError(
             "encryption.store_in_clear",
-            f"encryption is requested, but the ranks of this job use torch's unencrypted store at {identity.store[0]}, "
-            "in clear; launch it over ssh, or leave encryption out",
+            "encryption is requested, but the ranks of this job use torch's unencrypted store at "
+            f"{identity.store[0]}; launch the job over ssh, or disable encryption",
         )
     return None
 

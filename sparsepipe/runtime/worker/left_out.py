@@ -63,7 +63,7 @@ def meet(context: WorkerContext, values: Tensor, *, look: Callable[[], None]) ->
 
 
 class Probe:
-    """How slow this rank is: now and then it is timed over a fixed piece of work, as it has no other.
+    """Slowdown of an unused rank, timed now and then on a fixed piece of work.
 
     A row of the run's metrics reports each time; whoever follows the run holds it against the first ones
     (monitoring/drift.py), and so finds out when the rank is itself again. The work has some arithmetic and some traffic

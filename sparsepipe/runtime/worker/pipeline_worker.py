@@ -96,7 +96,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a pipeline has taken, in units that are as long as its plan of the time has them."""
+    """Work units assigned to a pipeline, each as long as its plan at that time defines."""
 
     units: int = 0  # under plans before
     minibatches: int = 0  # of those
@@ -400,7 +400,7 @@ class PipelineWorker(Worker):
             self.coordinator.tell("summary", {**own, "stages": self._among_all(own["stages"])})
 
     def _record_of_all(self) -> str:
-        """What the folder of the whole run is called, if this pipeline's has another name, there."""
+        """Return the path of the whole run's folder, if it differs from this pipeline's."""
         record = self.process.record
         return str(Path(record).parent.parent if record else self.member.run_of_all)
 
@@ -417,7 +417,7 @@ class PipelineWorker(Worker):
         return int(self.process.sum(done, what="closing an epoch"))
 
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What this pipeline measured of a task, from its row, and of the run up to it, for the record of all."""
+        """Return this pipeline's measurements of a task and of the run so far, for the record of all pipelines."""
         run = measured(self.context, self.epochs.rows, of_plan=self.epochs.of_plan(len(self.plan.stages)))
         told = {key: row[key] for key in ("trained", "sent_bytes", "load")}
         stages, run_stages = self._among_all(row["stages"]), self._among_all(run["stages"])

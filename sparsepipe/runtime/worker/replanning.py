@@ -76,7 +76,7 @@ class Follower(Protocol):
 
 
 class State(Enum):
-    """How a replan stands, as rank 0 sees it."""
+    """State of a replan, as rank 0 sees it."""
 
     PREPARING = "preparing"
     READY = "ready"  # on all ranks
@@ -169,7 +169,7 @@ class Replanning:
             self._say(f"cost-{row['minibatch']}", json.dumps(row))
 
     def told_costs(self) -> list[dict[str, Any]]:
-        """What moves cost of which the rows of metrics may be on other hosts, as far as anybody knows."""
+        """Return known costs of moves, including those in metrics on other hosts."""
         if not self._process.hosts:
             return []
         assert self._store is not None
@@ -403,7 +403,7 @@ def _open(run_dir: Path, process: Process, store: Any, *, name: str) -> Ballot:
 
 @dataclass(frozen=True)
 class Pause:
-    """What a change of the plan cost: the gap between two updates that it made, part by part.
+    """Cost of a plan change: the gap between two updates that it made, part by part.
 
     last minibatch under the old plan  ─ drain ─ transfer ─ reconnect ─ fill ─►  first update under the new one
 

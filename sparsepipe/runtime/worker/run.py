@@ -147,8 +147,8 @@ def _check_data(process: Process, workload: Workload) -> None:
     if found[process.rank] != found[0]:
         raise InputError(
             "pipelines.data_differ",
-            f"the data on this host ({workload.num_samples} training samples) differ from those of rank 0's host; "
-            "copy the same data to both, or name a manifest, which checks them",
+            f"the data on this host ({workload.num_samples} training samples) differ from those on the host of rank "
+            "0; copy the same data to both, or name a manifest, which verifies them",
         )
     if (found != found[0]).any():
         process.barrier("start")  # a rank that has other data tells

@@ -30,7 +30,7 @@ class RunCheckpoints:
 
     @property
     def keep(self) -> int:
-        """How many are kept: the one before an unproven one, too."""
+        """Number of checkpoints to keep, plus the one before an unproven checkpoint."""
         return self.config.keep_checkpoints + (self.unproven is not None)
 
     def begin(self, done: int) -> None:

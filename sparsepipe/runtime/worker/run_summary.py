@@ -62,7 +62,7 @@ def measured(
 
 
 def _replans(context: WorkerContext, run_dir: Path, others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What changes of the plan cost, in order, of all attempts of the run."""
+    """Return the costs of plan changes, in order, over all attempts of the run."""
     context.recorder.flush()
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path, "replan") if path.exists() else []

@@ -76,17 +76,17 @@ class StageReplica:
         self.position.replication.average_buffers(list(self.runner.buffers().values()), share)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What this stage keeps, as checkpoints name it."""
+        """Tensors of this stage, by their names in checkpoints."""
         state = self.weights.optimizer.state(self.weights.names)
         state |= self.moving_average.state() if self.moving_average else {}
         return checkpoint.as_tensor_map(self.weights.newest.tensors, state, self._beside_weights())
 
     def for_checkpoint(self) -> dict[str, Tensor]:
-        """What a checkpoint has of this stage: that, and what averages with other pipelines keep next to it."""
+        """Return this stage's part of a checkpoint: its tensors, and the averaging state."""
         return self.tensors() | (self.averager.state() if self.averager else {})
 
     def _beside_weights(self) -> dict[str, Tensor]:
-        """What the stage's layers have besides trained weights, by name: running statistics, frozen parameters."""
+        """Return the further tensors of the stage's layers, by name: running statistics, frozen parameters."""
         return {**self.runner.buffers(), **self.runner.constants()}
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ _MOST_IN_WORK = 4096  # minibatches of one rank: more than any plan has in fligh
 
 @dataclass(frozen=True)
 class Straggler:
-    """What the settings say of one rank, by its number over all pipelines."""
+    """Injected delays of one rank, by its number over all pipelines."""
 
     stragglers: Stragglers
     rank: int
@@ -26,7 +26,7 @@ class Straggler:
 
     @classmethod
     def of(cls, config: RunConfig, identity: Identity) -> "Straggler | None":
-        """What the settings of a run say of a process's rank; None if nothing is asked for."""
+        """Return the injected delays of a process's rank; None if there are none."""
         if not config.stragglers:
             return None
         rank = identity.ranks[identity.rank] if identity.ranks else identity.rank

@@ -108,12 +108,12 @@ class Worker:
 
     @property
     def workload(self) -> Workload:
-        """What it trains on."""
+        """Workload of this worker."""
         return self.context.workload
 
     @property
     def recorder(self) -> Recorder:
-        """What records its spans and metrics."""
+        """Recorder of spans and metrics."""
         return self.context.recorder
 
     # --- the run -----------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class Worker:
         self.checkpoints.discard_unproven()
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
-        raise error(f"{what}; lower the learning rate, the last checkpoint is kept")
+        raise error(f"{what}; lower the learning rate; the last checkpoint is kept")
 
     # --- another plan ------------------------------------------------------------------------------------------------
 
@@ -468,7 +468,7 @@ class Worker:
         self.recorder.span("checkpoint", f"{self.recorder.stage}C{done}", start, self.recorder.now())
 
     def _facts(self) -> dict[str, Any]:
-        """What the manifest says of the run."""
+        """Return the run's facts for the manifest."""
         config = self.config
         return {
             "keep": self.checkpoints.keep,
@@ -484,7 +484,7 @@ class Worker:
         }
 
     def _order(self) -> dict[str, Any]:
-        """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
+        """Return the settings that determine a minibatch's samples and classes, besides the epoch."""
         return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **self.config.sampling}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
@@ -515,7 +515,7 @@ class Worker:
         of_plan = self.epochs.of_plan(len(self.plan.stages))
         if not of_plan:
             path = self.run_dir / "metrics.jsonl"
-            raise InputError("run.no_epoch", f"{path}: has no epoch of this plan yet")
+            raise InputError("run.no_epoch", f"{path}: has no finished epoch under this plan yet; try again later")
         epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
         summary = run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)

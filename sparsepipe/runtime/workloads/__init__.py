@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
 
 @dataclass(frozen=True)
 class WorkloadKind:
-    """How the plan of a run is checked before anything is launched, and how each of its workers opens the workload."""
+    """Functions of a workload: check a plan before launch, and open the workload in each worker."""
 
     check: Callable[[Plan, ResolvedRun, Profile | None, Cluster | None], None]
     open: Callable[[Path, RunConfig], "Workload"]

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Workload(Protocol):
-    """What a run trains on. Every rank opens it in the same way; samples are read by the first stage, labels by the
+    """A run's data and network. Every rank opens it in the same way; samples are read by the first stage, labels by the
     last.
 
     A minibatch is a tuple of sample indices. Its *size* is what its costs grow with, in `size_unit`: the stage's runner
@@ -43,17 +43,17 @@ class Workload(Protocol):
 
     @property
     def model(self) -> str:
-        """What the run's record calls the network."""
+        """Name of the network in the run's record."""
         ...
 
     @property
     def facts(self) -> WorkloadFacts:
-        """Which of the workloads it is."""
+        """Facts that identify the workload."""
         ...
 
     @property
     def engine_name(self) -> str:
-        """What the run's record calls that which runs the layers."""
+        """Name of the engine in the run's record."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Workload(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """What the size of a minibatch counts: one of SIZE_UNITS (util/text/sizes.py)."""
+        """Unit of a minibatch's size: one of SIZE_UNITS (util/text/sizes.py)."""
         ...
 
     @property
@@ -121,7 +121,7 @@ class Workload(Protocol):
 
     @property
     def loss(self) -> Loss:
-        """What judges the network's outputs."""
+        """Loss function of the network's outputs."""
         ...
 
     @property
@@ -159,7 +159,7 @@ class Workload(Protocol):
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """What `scores` has by name, the same on every rank; () where it has nothing."""
+        """Names of `scores`, equal on every rank; () if there are none."""
         ...
 
     def scores(self, found: Checkpoint) -> dict[str, float | None]:

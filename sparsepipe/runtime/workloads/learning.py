@@ -84,7 +84,7 @@ class Learning:
         """Return a split that reads each minibatch once, where more than one thread asks for it, or processes read."""
         processes = self.reading_processes
         if processes and isinstance(dataset, OwnExamples) and dataset.in_order:
-            tell(f"{self.config.data}: an iterable data set is read by one process, as each would read all of it")
+            tell(f"{self.config.data}: an iterable data set is read by one process only")
             processes = 1
         return ReadOnce(dataset, processes) if processes or not dataset.targets_are_labels else dataset
 
@@ -267,16 +267,16 @@ class Learning:
             if config.balance or config.is_composed:
                 raise InputError(
                     "setting.sampler_and_order",
-                    f"{name} says which samples an epoch visits, and in what order: leave out the balance, order or "
-                    "budget of minibatches, or the data set's sampler",
+                    f"{name} determines the samples of an epoch and their order; omit balance, order and budgets, or "
+                    "omit the data set's sampler",
                 )
             drawn = repeated(lambda: checked_indices(samples.drawn(epoch) or (), len(samples), name), name)
         minibatches = dealt(drawn, batch_size=config.batch_size, last=config.last_minibatch)
         if epoch and len(minibatches) != len(self.order(0)):
             raise InputError(
                 "sampler.epochs_differ",
-                f"{name}: gives {number_of(len(minibatches), 'minibatch')} in epoch {epoch}, {len(self.order(0))} in "
-                "epoch 0; expected as many in every epoch",
+                f"{name}: returns {number_of(len(minibatches), 'minibatch')} in epoch {epoch}, but "
+                f"{len(self.order(0))} in epoch 0; return the same number in every epoch",
             )
         return minibatches
 
@@ -286,8 +286,8 @@ class Learning:
         if config.balance or config.is_composed or config.sampler is not None:
             raise InputError(
                 "own_data.in_order",
-                f"{config.data}: an iterable data set is read in its own order; leave out the sampler, balance, order "
-                "or budget of minibatches, or give the data set __getitem__ and __len__",
+                f"{config.data}: an iterable data set has a fixed order; omit sampler, balance, order and budgets, "
+                "or add __getitem__ and __len__ to the data set",
             )
         options: dict[str, Any] = {"batch_size": config.batch_size, "last": config.last_minibatch}
         return data.minibatches(self.num_samples, **options, shuffle=False)
@@ -330,8 +330,8 @@ class Learning:
         if not found.dim() or len(found) != len(numbers):
             raise InputError(
                 "model.row_count",
-                f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row "
-                "for each",
+                f"the network returns {described(found)} for {number_of(len(numbers), 'sample')}; expected one row "
+                "per sample",
             )
         found = found.movedim(1, -1) if isinstance(self.loss, PixelCrossEntropy) else found
         others = {name: each.cpu() for name, each in further_outputs(output, count=len(numbers)).items()}
@@ -367,8 +367,8 @@ def _samples_of_points(rows: Tensor, ends: Tensor, numbers: Tensor) -> Tensor:
     if len(rows) not in (len(counts), int(ends[-1])) or len(counts) != len(numbers):
         raise InputError(
             "model.row_count",
-            f"the network gives {described(rows)} for {number_of(len(numbers), 'sample')} of {int(ends[-1])} points: "
-            "expected a row for each sample or each point",
+            f"the network returns {described(rows)} for {number_of(len(numbers), 'sample')} of {int(ends[-1])} "
+            "points; expected a row per sample or per point",
         )
     return numbers if len(rows) == len(counts) else numbers.repeat_interleave(counts)
 

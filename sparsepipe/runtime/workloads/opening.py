@@ -67,7 +67,9 @@ def _table_task(run: ResolvedRun, training: Dataset, validation: Dataset | None)
     config = run.config
     if not _has_clouds(training):
         raise InputError(
-            "model.of_clouds", f"model {config.model} takes point clouds, but {config.data} contains other data"
+            "model.of_clouds",
+            f"model {config.model} needs point clouds, but {config.data} contains other data; choose another "
+            "model or data set",
         )
     facts = training.facts
     net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))
@@ -123,12 +125,12 @@ def _module_task(
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(
             "model.of_other_data",
-            f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}; `sparsepipe models` says "
-            "what each network takes",
+            f"model {config.model} consists of {chosen.name} modules, but {config.data} has {has}; `sparsepipe "
+            "models` lists the data of each network",
         )
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
     if isinstance(batch, data.PointBatch) and (changed := chosen.correct(module)):  # type: ignore[attr-defined]
-        tell(f"{name}: {', '.join(changed)} pools in the mode that keeps samples apart, unlike the library's default")
+        tell(f"{name}: {', '.join(changed)} pools each sample separately, unlike the library's default")
     another = chosen.tensor(training.batch(other_samples(training)))
     options: dict[str, Any] = {"say": tell, "num_classes": num_classes, "another": another, "phases": phases}
     net = trace(module, chosen.tensor(batch), name=name, **options)
@@ -144,6 +146,6 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
     name = next(engines_of, _OF_PLAIN_MODULES)
     if asked not in (AUTO, name):
         raise InputError(
-            "engine.of_modules", f"engine {asked!r} asked, but {model} is made of {name} modules: leave out the engine"
+            "engine.of_modules", f"engine {asked!r} requested, but {model} consists of {name} modules; omit the engine"
         )
     return name

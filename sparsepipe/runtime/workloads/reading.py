@@ -123,7 +123,7 @@ def _unpack(packed: "Future[bytes]", minibatch: "Future[Any]") -> None:
     try:
         minibatch.set_result(pickle.loads(packed.result()))
     except BrokenProcessPool:
-        text = "a process that reads minibatches ended by itself, as one out of memory does; use fewer {num_workers}"
+        text = "a data worker process ended unexpectedly, perhaps because memory ran out; use fewer {num_workers}"
         minibatch.set_exception(InputError("data.reader_died", text, setting="num_workers"))
     except BaseException as error:
         minibatch.set_exception(error)

@@ -284,7 +284,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """How long a stage takes for a minibatch, by the place of its size; `backward_weight`: that part of backward."""
+    """Time of a stage for a minibatch, by the index of its size; `backward_weight`: that part of backward."""
 
     forward: Array
     backward: Array
@@ -296,7 +296,7 @@ class StageSeconds:
 
 
 class StagePackets:
-    """What a stage sends: so many bytes, of no meaning, over the cluster's link to the stage that needs them."""
+    """Packets of a stage: meaningless bytes of the profiled size, over the link to the stage that needs them."""
 
     def __init__(
         self,

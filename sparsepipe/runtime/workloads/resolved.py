@@ -63,7 +63,10 @@ class RunData:
         """The split that is validated on, for runs that validate."""
         opened = self._open_split(self.config.validation_split)
         if opened.classes != self.training.classes:
-            raise InputError("dataset.splits_differ", f"{self.config.data}: the splits have different classes")
+            raise InputError(
+                "dataset.splits_differ",
+                f"{self.config.data}: the splits have different classes; correct the class lists",
+            )
         return opened
 
     def check_clouds(self, splits: Iterable[str], *, engine: str, steps: tuple[int, ...] | None) -> None:
@@ -90,15 +93,15 @@ class RunData:
             if of_clouds := [name for name in ("crop", "views") if name in config.chosen]:
                 raise InputError(
                     "setting.of_clouds",
-                    f"{{{of_clouds[0]}}} given, but {config.data} has no files of point clouds: a data function gives "
-                    "crops and copies itself",
+                    f"{{{of_clouds[0]}}} applies only to point cloud files, which {config.data} does not contain; "
+                    "omit it, and crop or copy in the data function",
                     setting=of_clouds[0],
                 )
             from ...data.examples import open_examples  # here: it brings torch
 
             options = json_object(config.data_args, "data_args")
             if taken := sorted(options.keys() & set(_OF_RUNS)):
-                text = f"{{data_args}} has {taken[0]!r}, which a run sets itself; rename it"
+                text = f"{{data_args}} has {taken[0]!r}, which the run sets itself; rename this argument"
                 raise InputError("setting.data_args_reserved", text, setting="data_args")
             opened = open_examples(
                 config.data,
@@ -113,7 +116,8 @@ class RunData:
             if config.collate is not None:
                 raise InputError(
                     "dataset.no_collate",
-                    f"{{collate}} given, but {config.data} has files of clouds; it is for items of a data function",
+                    f"{{collate}} given, but {config.data} contains point cloud files; use collate only with a data "
+                    "function",
                     setting="collate",
                 )
             from ...data.dataset import VoxelDataset  # here: it brings torch
@@ -158,7 +162,7 @@ class ResolvedRun:
 
     @property
     def workload(self) -> WorkloadFacts:
-        """What workers do: they train, or sleep through a profile."""
+        """Work of the workers: training, or sleeping for profiled times."""
         return self.config.workload
 
     @cached_property
@@ -193,7 +197,7 @@ class ResolvedRun:
 
     @property
     def size_unit(self) -> str:
-        """What the size of a minibatch counts: one of SIZE_UNITS (util/text/sizes.py)."""
+        """Unit of a minibatch's size: one of SIZE_UNITS (util/text/sizes.py)."""
         return self.data.training.size_unit
 
     def check_clouds(self, splits: Iterable[str], *, engine: str) -> None:

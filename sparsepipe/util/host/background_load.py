@@ -64,7 +64,7 @@ class BackgroundLoad:
         )
         found = [text.format(share) for text, share, most in told if share is not None and share > most]
         if (threads := self.threads_per_processor) and self.crowded:
-            found.append(f"its own processes had {as_given(threads)} threads for each processor")
+            found.append(f"its processes had {as_given(threads)} threads per processor")
         return tuple(found)
 
 

@@ -24,7 +24,7 @@ def lock_file(descriptor: int, how: int, *, path: Path, remedy: str) -> bool:
             return False
         raise InputError(
             "lock.unsupported",
-            f"{path}: cannot be locked ({error.strerror}): its file system does not support locks; {remedy}, or mount "
-            "it with locks (NFS: -o local_lock=flock; Lustre: -o flock)",
+            f"{path}: cannot be locked ({error.strerror}): the file system does not support locks; {remedy}, or "
+            "mount it with locks (NFS: -o local_lock=flock; Lustre: -o flock)",
         ) from None
     return True

@@ -47,7 +47,9 @@ def check_current_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise InputError("current_folder.removed", "the current folder was deleted; change to another one") from None
+        raise InputError(
+            "current_folder.removed", "the current folder was deleted; change to an existing folder"
+        ) from None
 
 
 def python_path() -> str:

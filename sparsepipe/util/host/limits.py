@@ -79,19 +79,21 @@ def _number_in(text: str) -> int | None:
 
 def _sentence(number: int, where: Path | None) -> str:
     if number == errno.ENOSPC:
-        return f"No space left on device: the disk of {where or 'its files'} is full; make room on it"
+        return f"No space left on device: the disk of {where or 'its files'} is full; free some space on it"
     if number == errno.EDQUOT:
-        return f"Disk quota exceeded: your share of the disk of {where or 'its files'} is used up; make room on it"
+        return (
+            f"Disk quota exceeded: your share of the disk of {where or 'its files'} is used up; free some space on it"
+        )
     if number == errno.EFBIG:
         name = "a file" if where is None else f"a file in {where}" if where.is_dir() else f"{where}"
-        return f"File too large: {name} would be larger than files may get here{_limit('RLIMIT_FSIZE', '-f', 'bytes')}"
+        return f"File too large: {name} would exceed the file size limit{_limit('RLIMIT_FSIZE', '-f', 'bytes')}"
     if number == errno.EMFILE:
         return f"Too many open files: no more can be opened{_limit('RLIMIT_NOFILE', '-n', 'files')}"
     if number == errno.EAGAIN:
         limits = _memory() or _limit("RLIMIT_NPROC", "-u", "processes")
-        what = "no thread or process could be started, for want of memory or of processes"
+        what = "no thread or process could be started: too little memory or too many processes"
         return f"Resource temporarily unavailable: {what}{limits}"
-    return f"Cannot allocate memory: there is not enough of it{_memory()}"
+    return f"Cannot allocate memory: not enough is available{_memory()}"
 
 
 def _memory() -> str:

@@ -20,9 +20,9 @@ class MemoryKills:
     def since(self, before: "MemoryKills") -> str | None:
         """Return a clause on kills since `before`; None if there were none, or none are counted."""
         if _more(self.group, before.group):
-            return "by the kernel, for want of memory: oom_kill of its control group rose"
+            return "by the kernel, because memory ran out (oom_kill of its control group rose)"
         if _more(self.machine, before.machine):
-            return "perhaps by the kernel, for want of memory: oom_kill of this machine rose meanwhile"
+            return "perhaps by the kernel, because memory ran out (oom_kill of this machine rose)"
         return None
 
 

@@ -18,15 +18,14 @@ _OPTIONS = (
     "ClearAllForwardings=yes",
 )
 _CAUSES = {  # what ssh says → what it means, and what to do
-    "Permission denied": "it accepts no key of yours; add one to its authorized_keys (ssh-copy-id {0})",
-    "Host key verification failed": "its key is not the one that known_hosts has, or is not known; check it by hand: "
-    "ssh {0}",
-    "Could not resolve hostname": "there is no host of that name; correct the cluster file, or name it in ssh_config",
-    "Connection refused": 'no sshd listens there; start it, or name its port in the cluster file, as ssh = "host:2222"',
-    "not responding": "it answers no more; is it up, and reachable from here?",
-    "timed out": "it does not answer; is it up, and reachable from here?",
-    "No route to host": "it cannot be reached; is it up, and on a network of this machine?",
-    "Network is unreachable": "no network of this machine leads there",
+    "Permission denied": "the host accepts none of your keys; add one to its authorized_keys (ssh-copy-id {0})",
+    "Host key verification failed": "its key is unknown or differs from known_hosts; check it by hand: ssh {0}",
+    "Could not resolve hostname": "unknown host name; correct the cluster file, or add the host to ssh_config",
+    "Connection refused": 'no sshd listens there; start it, or set its port in the cluster file: ssh = "host:2222"',
+    "not responding": "it stopped answering; check that it is running and reachable",
+    "timed out": "it does not answer; check that it is running and reachable",
+    "No route to host": "it cannot be reached; check that it is running and on a network of this machine",
+    "Network is unreachable": "no network of this machine leads to it",
 }
 _LONGEST = 300  # characters of what ssh says that are passed on
 _MOST_PORT = 65_535
@@ -38,7 +37,7 @@ _FORM = re.compile(  # brackets around digits, commas and dashes alone are a ran
 
 
 class Destination(NamedTuple):
-    """Where `ssh` goes: a user's name ("": the default), a host without brackets, and a port (None: the default)."""
+    """Destination of `ssh`: user name ("": the default), a host without brackets, and a port (None: the default)."""
 
     user: str
     host: str
@@ -119,7 +118,7 @@ def command_failure(code: int, interpreter: str, said: str) -> str | None:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     why = f" ({lines[-1][:_LONGEST]})" if lines else ""
     if code == _NOT_FOUND:
-        return f"no Python at {interpreter}{why}; name its interpreter in the cluster file"
+        return f"no Python at {interpreter} on that host{why}; name its interpreter in the cluster file"
     if code == _NOT_RUN:
-        return f"{interpreter} cannot be run there{why}; name a Python in the cluster file"
+        return f"{interpreter} cannot be run on that host{why}; name a Python in the cluster file"
     return None

@@ -19,13 +19,13 @@ def number(value: object, what: str) -> float:
     """Return `value` as a float, 0 or more and finite. Raises InputError that names `what`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST:
         return float(value)
-    raise InputError("number.malformed", f"{what} = {shown(value)}: expected a finite number, 0 or more")
+    raise InputError("number.malformed", f"{what} is {shown(value)}, expected a finite number, 0 or more")
 
 
 def integer(value: object, what: str, *, least: int = 0, most: int = 10**9) -> int:
     """Return `value` if it is a whole number from `least` to `most`. Raises InputError that names `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError("number.not_whole", f"{what} = {shown(value)}: expected a whole number, {least} to {most}")
+        raise InputError("number.not_whole", f"{what} is {shown(value)}, expected a whole number, {least} to {most}")
     return value
 
 
@@ -51,7 +51,7 @@ def json_object(given: str | None, what: str, *, example: str = '{"width": 64}')
         found = json.loads(given) if given else {}
     except (ValueError, RecursionError) as error:
         raise InputError(
-            "json.malformed", f"{what} {shown(given)}: no JSON ({error}); expected such as '{example}'"
+            "json.malformed", f"{what} {shown(given)}: not JSON ({error}), expected an object such as '{example}'"
         ) from None
     if not isinstance(found, dict):
         raise InputError("json.not_an_object", f"{what} {shown(given)}: expected a JSON object, such as '{example}'")
@@ -61,14 +61,14 @@ def json_object(given: str | None, what: str, *, example: str = '{"width": 64}')
 def text(value: object, what: str) -> str:
     """Return `value` if it is a string. Raises InputError that names `what`."""
     if not isinstance(value, str):
-        raise InputError("value.not_text", f"{what} = {shown(value)}: expected a string")
+        raise InputError("value.not_text", f"{what} is {shown(value)}, expected a string")
     return value
 
 
 def texts(value: object, what: str) -> tuple[str, ...]:
     """Return the strings of a list. Raises InputError that names `what`."""
     if not isinstance(value, list):
-        raise InputError("value.not_texts", f"{what} = {shown(value)}: expected a list of strings")
+        raise InputError("value.not_texts", f"{what} is {shown(value)}, expected a list of strings")
     return tuple(text(item, what) for item in value)
 
 
@@ -118,7 +118,9 @@ class Fields(dict[str, Any]):
         self.what = what
 
     def __missing__(self, key: str) -> Any:
-        raise DamagedRecord("record.key_missing", f"{self.what}: has no {key!r}; it is damaged, or of another version")
+        raise DamagedRecord(
+            "record.key_missing", f"{self.what}: has no {key!r}; it is damaged, or another version wrote it"
+        )
 
 
 def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Callable[[object, str], Fields]:
@@ -126,7 +128,7 @@ def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Callab
 
     def check(value: object, what: str) -> Fields:
         if not isinstance(value, dict):
-            raise InputError("value.not_an_object", f"{what} = {shown(value)}: expected an object")
+            raise InputError("value.not_an_object", f"{what} is {shown(value)}, expected an object")
         checked = dict(value)
         for key, item in value.items():
             if one := known.get(key, others):
@@ -141,7 +143,7 @@ def each(check: Check) -> Check:
 
     def checked(value: object, what: str) -> list[Any]:
         if not isinstance(value, list):
-            raise InputError("value.not_a_list", f"{what} = {shown(value)}: expected a list")
+            raise InputError("value.not_a_list", f"{what} is {shown(value)}, expected a list")
         return [check(item, f"{what}[{place}]") for place, item in enumerate(value)]
 
     return checked
@@ -157,7 +159,7 @@ def one_of(*names: str) -> Check:
 
     def checked(value: object, what: str) -> str:
         if not isinstance(value, str) or value not in names:
-            raise InputError("value.not_a_choice", f"{what} = {shown(value)}: expected one of {', '.join(names)}")
+            raise InputError("value.not_a_choice", f"{what} is {shown(value)}, expected one of {', '.join(names)}")
         return value
 
     return checked
@@ -167,7 +169,7 @@ def real(value: object, what: str) -> float:
     """Return `value` if it is a finite number, of either sign. Raises InputError that names `what`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST:
         return value
-    raise InputError("number.malformed", f"{what} = {shown(value)}: expected a finite number")
+    raise InputError("number.malformed", f"{what} is {shown(value)}, expected a finite number")
 
 
 def measured(value: object, what: str) -> float:
@@ -180,7 +182,7 @@ def measured(value: object, what: str) -> float:
 def flag(value: object, what: str) -> bool:
     """Return `value` if it is true or false. Raises InputError that names `what`."""
     if not isinstance(value, bool):
-        raise InputError("value.not_a_boolean", f"{what} = {shown(value)}: expected true or false")
+        raise InputError("value.not_a_boolean", f"{what} is {shown(value)}, expected true or false")
     return value
 
 

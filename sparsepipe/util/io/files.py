@@ -136,7 +136,7 @@ def _checked(descriptor: int, path: Path | str, *, own: bool) -> int:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, expected a regular file", str(path))
         if own and status.st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "it is another user's", str(path))
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
     except OSError:
         os.close(descriptor)
         raise
@@ -182,7 +182,7 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
             f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}), expected a {what}",
         ) from None
     except RecursionError:
-        raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}") from None
+        raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}; create the file again") from None
     except ValueError as error:  # a whole number of thousands of digits
         raise InputError("json.malformed", f"{path}: not JSON ({error}), expected a {what}") from None
 
@@ -208,7 +208,7 @@ def read_numbered_rows(
                 if len(line) == _MOST_LINE_BYTES:
                     raise InputError(
                         "json.row_too_long",
-                        f"{path}:{number}: too long for a row of JSON; remove the line",
+                        f"{path}:{number}: the line is too long; remove it",
                         number=number,
                     )
                 if line.endswith(b"\n") and not line.isspace() and (wanted is None or wanted(line)):
@@ -236,17 +236,15 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except RecursionError:
-        raise InputError(
-            "json.too_deep", f"{path}:{number}: nested too deeply for a row of JSON; remove the line"
-        ) from None
+        raise InputError("json.too_deep", f"{path}:{number}: the line is nested too deeply; remove it") from None
     except ValueError as error:
         raise InputError(
-            "json.row_malformed", f"{path}:{number}: not a row of JSON ({error}); remove the line", number=number
+            "json.row_malformed", f"{path}:{number}: not valid JSON ({error}); remove the line", number=number
         ) from None
     if not isinstance(row, dict):
         raise InputError(
             "json.row_malformed",
-            f"{path}:{number}: not a row of JSON (expected an object); remove the line",
+            f"{path}:{number}: not a JSON object; remove the line",
             number=number,
         )
     return row

@@ -91,8 +91,8 @@ def reference_to(function: Callable[..., object], *, setting: str) -> str:
     if not file.endswith(".py") or not name.isidentifier() or not Path(file).is_file():
         raise InputError(
             "function.of_no_file",
-            f"{{{setting}}} is {name or function!r}, which other processes cannot import: write it at the top level of "
-            "a file (in a notebook by %%writefile), and import it from there",
+            f"{{{setting}}} is {name or function!r}, which other processes cannot import; define it at the top level "
+            "of a file (in a notebook by %%writefile), then import it",
             setting=setting,
         )
     return f"{Path(file).resolve()}:{name}"
@@ -110,11 +110,13 @@ class UserFunction:
         """Read "home:name". Raises InputError for another form, and for a file that does not exist."""
         home, _, name = reference.rpartition(":")
         if not is_function(reference):
-            raise InputError("function.malformed", f"{reference!r} is not the name of a function, expected {_EXAMPLE}")
+            raise InputError(
+                "function.malformed", f"{reference!r} is not a function name, expected one such as {_EXAMPLE}"
+            )
         home = str(expanded(home)) if home.endswith(".py") else module_now(home)
         if home.endswith(".py") and not Path(home).is_file():
             raise InputError(
-                "function.no_file", f"{reference}: no file {home}; give the path of the file that has {name}()"
+                "function.no_file", f"{reference}: no such file {home}; give the path of the file that defines {name}()"
             )
         return cls(home, name)
 
@@ -167,7 +169,7 @@ class UserFunction:
             if len(files) > _MOST_FILES:
                 raise InputError(
                     "function.too_many_files",
-                    f"{self}: imports more than {_MOST_FILES:,} files of {root}; install these as a package",
+                    f"{self}: imports more than {_MOST_FILES:,} files of {root}; install them as a package",
                     root=str(root),
                 )
         return files
@@ -193,16 +195,16 @@ class UserFunction:
             if not path.resolve().is_relative_to(root):
                 raise InputError(
                     "function.outside",
-                    f"{self}: {path} is a link to {path.resolve()}, outside {root}, and is not copied to hosts; copy "
-                    "it to that folder",
+                    f"{self}: {path} is a link to {path.resolve()} outside {root}, so it cannot be sent to hosts; "
+                    "copy the file into that folder",
                     path=str(path),
                 )
         size = sum(path.stat().st_size for path in files.values())
         if size > _MOST_BYTES:
             raise InputError(
                 "function.too_large",
-                f"{self}: its {len(files)} files have {size / 1e6:.1f} MB, the maximum is "
-                f"{_MOST_BYTES / 1e6:.0f} MB of code; read large values from the data set instead",
+                f"{self}: its {len(files)} files have {size / 1e6:.1f} MB, more than the limit of "
+                f"{_MOST_BYTES / 1e6:.0f} MB; store large values in the data set instead",
                 size=size,
             )
         return files
@@ -220,7 +222,7 @@ class UserFunction:
             what = " ".join(str(error).split())
             raise InputError(
                 "function.module_raises",
-                f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}",
+                f"{self}: {file} raises {type(error).__name__} during import ({what}){self.neighbour(error)}",
             ) from error
         repair_spconv()
         found: object = getattr(module, self.name, None)

@@ -106,10 +106,10 @@ def _read(path: Path) -> Any:
             if missing := [name for name in COLUMNS if name not in names]:
                 raise InputError(
                     "operations.column_missing",
-                    f"{path}: no column {', '.join(missing)}; expected operations of a job: {', '.join(COLUMNS)}",
+                    f"{path}: has no column {', '.join(missing)}; expected the columns {', '.join(COLUMNS)}",
                 )
             if not 0 < num_rows <= _MOST_ROWS:
-                raise InputError("operations.row_count", f"{path}: {num_rows} rows, expected 1 to {_MOST_ROWS}")
+                raise InputError("operations.row_count", f"{path}: has {num_rows} rows, expected 1 to {_MOST_ROWS}")
             for name in COLUMNS:
                 kind = file.schema_arrow.field(name).type
                 is_number = any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean))
@@ -178,17 +178,21 @@ def _checked(table: Any, path: Path) -> Any:
     compute = checked["optype"].isin(list(COMPUTE))
     if not compute.any():
         raise InputError(
-            "operations.no_compute", f"{path}: no operation {' or '.join(COMPUTE)}; expected those of a training job"
+            "operations.no_compute",
+            f"{path}: has no operation {' or '.join(COMPUTE)}; expected the operations of a training job",
         )
     if (checked.loc[compute, "mb_id"] < 0).any():
-        raise InputError("operations.no_microbatch", f"{path}: a {' or '.join(COMPUTE)} without its microbatch (mb_id)")
+        raise InputError(
+            "operations.no_microbatch", f"{path}: an operation {' or '.join(COMPUTE)} has no microbatch (mb_id)"
+        )
     places = checked[["rank", "dp_rank", "stage"]].drop_duplicates()
     if places["rank"].duplicated().any() or places.duplicated(["dp_rank", "stage"]).any():
         raise InputError(
-            "operations.rank_twice", f"{path}: a rank has two positions, expected one dp_rank and stage per rank"
+            "operations.rank_twice",
+            f"{path}: a rank has two positions, expected one pair of dp_rank and stage per rank",
         )
     if int(checked["mb_id"].max() + 1) * int(checked["dp_rank"].max() + 1) > _MOST_ROWS:
-        raise InputError("operations.number_too_large", f"{path}: microbatch or dp_rank numbers out of range")
+        raise InputError("operations.number_too_large", f"{path}: microbatch or dp_rank numbers are out of range")
     return checked
 
 
@@ -226,7 +230,8 @@ def _rows(table: object, num_microbatches: int, num_replicas: int, path: Path) -
             yield Row(rank, kind_of, start, end, "load", stage, last, -1)
         else:
             raise InputError(
-                "operations.type_malformed", f"{path}: optype {shown(kind_of)}, expected a word such as forward-compute"
+                "operations.type_malformed",
+                f"{path}: optype {shown(kind_of)} is not valid, expected a word such as forward-compute",
             )
 
 

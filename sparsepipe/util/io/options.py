@@ -36,7 +36,8 @@ def split_options(given: str, what: str, *, first: Mapping[str, str] | None = No
             option, separator, value = unnamed, "=", part
         if not separator or not option.strip() or not value.strip():
             raise InputError(
-                "option.malformed", f"{what} {shown(given)}: {shown(part)} is no option; expected NAME:option=value,…"
+                "option.malformed",
+                f"{what} {shown(given)}: {shown(part)} is not an option; expected NAME:option=value,…",
             )
         if option.strip() in options:
             raise InputError("option.twice", f"{what} {shown(given)}: {option.strip()} is given twice")
@@ -66,14 +67,14 @@ def with_options(cls: type[_Options], options: Mapping[str, Any], what: str) -> 
     unknown = [key for key in options if key not in known]
     if unknown:
         expected = f"expected one of {', '.join(known)}" if known else "it has none"
-        raise InputError("option.unknown", f"{what}: no option {shown(unknown[0])}; {expected}")
+        raise InputError("option.unknown", f"{what}: unknown option {shown(unknown[0])}; {expected}")
     missing = [
         name
         for name, field in known.items()
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING and name not in options
     ]
     if missing:
-        raise InputError("option.missing", f"{what}: {missing[0]} is not given; expected {', '.join(missing)}")
+        raise InputError("option.missing", f"{what}: {missing[0]} is missing; expected {', '.join(missing)}")
     hints = get_type_hints(cls)
     given = {known[option].name: value for option, value in options.items()}
     return cls(**{name: _as_field(value, hints[name]) for name, value in given.items()})

@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a number measures. `units`: what may stand behind it → how many of the base unit that is."""
+    """Physical quantity of a number. `units`: suffix → multiple of the base unit."""
 
     name: str
     unit: str  # the base unit: "B/s"
@@ -43,18 +43,18 @@ class Quantity:
         if found is None:
             raise InputError(
                 "quantity.malformed",
-                f"{shown(text)} is no {self.name}: expected a number with its unit, such as {self.example}",
+                f"{shown(text)} is not a {self.name}, expected a number with its unit, such as {self.example}",
             )
         unit = " ".join(found[2].split())
         if unit in self.doubtful:
             raise InputError(
                 "quantity.undecided",
-                f"{shown(text)} does not say which {self.name} is meant: write {self.doubtful[unit]}",
+                f"{shown(text)} is ambiguous as a {self.name}; write {self.doubtful[unit]}",
             )
         if unit not in self.units:
             raise InputError(
                 "quantity.unit_unknown",
-                f"{shown(text)}: {shown(unit)} is no unit of a {self.name}, expected such as {self.example}",
+                f"{shown(text)}: {shown(unit)} is not a unit of {self.name}, expected a value such as {self.example}",
             )
         value = Fraction(found[1]) * self.units[unit]
         if not (self.zero and value == 0) and not 1 / MOST <= value <= MOST:

@@ -21,7 +21,7 @@ MANY = 10**15  # of anything that is counted: no run gets there, and floats stil
 
 
 class Kind(Protocol):
-    """What a setting may be, which `str` says in words. `code`: that of an error where it is something else."""
+    """Allowed values of a setting, described by `str`. `code`: error code for other values."""
 
     code: ClassVar[str]
 
@@ -280,7 +280,7 @@ class Settings:
         names = {item.name for item in fields(cls)}
         if unknown := sorted(set(settings) - names):
             raise InputError(
-                "setting.unknown", f"unknown setting {shown(unknown[0])} of a run: {expected(unknown[0], names)}"
+                "setting.unknown", f"unknown run setting {shown(unknown[0])}; {expected(unknown[0], names)}"
             )
         return dict(settings)
 

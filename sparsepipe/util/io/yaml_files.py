@@ -22,7 +22,7 @@ class _Loader(_BASE):  # type: ignore[misc,valid-type]
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"key {shown(key.value)} is there twice", key.start_mark
+                        None, None, f"key {shown(key.value)} occurs twice", key.start_mark
                     )
                 seen.add((key.tag, key.value))
         return dict(super().construct_mapping(node, deep=deep))
@@ -39,10 +39,10 @@ def read_yaml(path: Path, *, what: str) -> Any:
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None)
         raise InputError(
-            "yaml.malformed", f"{path}{line}: not YAML ({complaint(ValueError(problem) if problem else error)})"
+            "yaml.malformed", f"{path}{line}: not valid YAML ({complaint(ValueError(problem) if problem else error)})"
         ) from None
     except (ValueError, TypeError, OverflowError, AttributeError, LookupError) as error:  # a number or date of none
-        raise InputError("yaml.malformed", f"{path}: not YAML that can be read ({complaint(error)})") from None
+        raise InputError("yaml.malformed", f"{path}: cannot be read as YAML ({complaint(error)})") from None
 
 
 def _check_structure(path: Path, text: str) -> None:
@@ -52,11 +52,14 @@ def _check_structure(path: Path, text: str) -> None:
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
             raise InputError(
-                "yaml.alias", f"{path}:{line}: an alias (*{shown(event.anchor)[1:-1]}), expected none; write it out"
+                "yaml.alias",
+                f"{path}:{line}: the alias *{shown(event.anchor)[1:-1]} is not supported; write its value out",
             )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > _MOST_DEPTH:
-            raise InputError("yaml.too_deep", f"{path}:{line}: nested more than {_MOST_DEPTH} deep; use less nesting")
+            raise InputError(
+                "yaml.too_deep", f"{path}:{line}: nested more than {_MOST_DEPTH} levels deep; use less nesting"
+            )

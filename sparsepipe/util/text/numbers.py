@@ -98,7 +98,7 @@ def pace_text(row: Mapping[str, Any]) -> str:
 
 
 def validation_text(row: Mapping[str, Any]) -> str:
-    """What an epoch's row or a summary says of its validation: "validation accuracy 93.1%", or that nothing was
+    """Return the text on the validation in a row or summary: "validation accuracy 93.1%", or that nothing was
     labelled; of several pipelines also whose weights it is of. Empty without a validation, or if it has no accuracy.
     """
     scores: Mapping[str, Any] = row.get("validation") or {}
@@ -130,7 +130,7 @@ def time_unit(most: float) -> tuple[str, float]:
 
 
 def gap_text(gap: float) -> str:
-    """How far a plan is from its bound, "3.4%": "0%" says that no plan is better, "<0.1%" that it is not proven."""
+    """Return a plan's optimality gap as text, "3.4%": "0%" is provably optimal, "<0.1%" is not proven."""
     if gap < _NO_GAP:
         return "0%"
     return f"{gap:.1%}" if gap >= 0.0005 else "<0.1%"

@@ -43,7 +43,7 @@ class Certainty:
         return f"extrapolated {factor} ×: {share}" if self.extrapolated else share
 
     def to_json(self) -> dict[str, float]:
-        """What a plan's file and answers have of it."""
+        """Return the JSON values for plan files and results."""
         return {"extrapolation": self.factor, "uncertainty": self.share}
 
     @staticmethod

@@ -80,7 +80,7 @@ class CostSample:
             number(value, name)
 
     def squeezed(self, ratio: float) -> "CostSample":
-        """The same where features cross every boundary in 1/ratio of the bytes, between hosts too."""
+        """Return a copy whose features cross every stage boundary in 1/ratio of the bytes."""
         return replace(self, output_bytes=self.output_bytes / ratio, coded_output_bytes=0.0, coded_gradient_bytes=0.0)
 
 
@@ -105,7 +105,7 @@ def checked_size(size: float) -> float:
     """Return a minibatch's size. Raises InputError for one that is no number of 0 or more."""
     given_number(size, "a minibatch's size of")
     if not 0 <= size <= MOST:
-        raise InputError("number.below_least", f"a minibatch's size of {size} given, expected 0 or more")
+        raise InputError("number.below_least", f"a minibatch size of {size} given, expected 0 or more")
     return float(size)
 
 
@@ -139,7 +139,7 @@ class LayerCost:
         counts = [sample.size for sample in self.samples]
         if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
             raise InputError(
-                "cost.sizes_malformed", f"cost samples at sizes {counts}: expected one or more, in increasing order"
+                "cost.sizes_malformed", f"cost samples are at sizes {counts}, expected one or more increasing sizes"
             )
 
     def at(self, size: float) -> CostSample:
@@ -147,12 +147,12 @@ class LayerCost:
         return self._laws.samples(checked_size(size))[0]
 
     def changed(self, change: Callable[[CostSample], CostSample]) -> "LayerCost":
-        """The cost whose samples are what `change` makes of each of these, at the same sizes."""
+        """Return a copy whose cost samples are `change(sample)`, at the same sizes."""
         return replace(self, samples=tuple(map(change, self.samples)))
 
     @cached_property
     def stretched(self) -> tuple[CostSample, ...]:
-        """The costs at growing sizes of minibatches: what was measured, stretched."""
+        """Return the costs at increasing minibatch sizes, extrapolated beyond the measured ones."""
         if self.stretch == 1:
             return self.samples
         return tuple(replace(sample, size=sample.size * self.stretch) for sample in self.samples)

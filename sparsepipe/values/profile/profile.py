@@ -114,7 +114,7 @@ class Profile(Printed):
         if unknown_readers := set(self.sample_readers) - {layer.id for layer in self.graph.layers}:
             raise InputError(
                 "profile.reader_unknown",
-                f"sample_readers has {shown(min(unknown_readers))}: expected layers of the graph",
+                f"sample_readers names {shown(min(unknown_readers))}, expected layers of the graph",
             )
         if self.size_unit not in SIZE_UNITS:
             raise InputError(
@@ -125,7 +125,7 @@ class Profile(Printed):
             if unknown := named.keys() - self.costs.keys():
                 raise InputError(
                     "profile.device_type_unknown",
-                    f"{what} of {min(unknown)!r}: expected device types of the profile, {', '.join(self.costs)}",
+                    f"{what} names {min(unknown)!r}, expected device types of the profile: {', '.join(self.costs)}",
                 )
         for name, rate in self.update_rates.items():
             number(rate, f"update_rates of {name!r}")
@@ -133,20 +133,21 @@ class Profile(Printed):
             if len(costs) != len(self.graph.layers):
                 raise InputError(
                     "profile.cost_count",
-                    f"profile of {name!r} has {len(costs)} costs for {number_of(len(self.graph.layers), 'layer')}: "
-                    "expected one each",
+                    f"the profile of {name!r} has {len(costs)} costs for "
+                    f"{number_of(len(self.graph.layers), 'layer')}; expected one per layer",
                 )
         if not self.costs:
-            raise InputError("profile.empty", "a profile without a device type: expected costs for at least one")
+            raise InputError("profile.empty", "the profile has no device type, expected costs for at least one")
         if any(not 0 <= size < math.inf for size in self.sizes):
             raise InputError(
-                "profile.sizes_malformed", "sizes of a profile's minibatches: expected finite numbers, 0 or more"
+                "profile.sizes_malformed",
+                "the profile's minibatch sizes are malformed: expected finite numbers of 0 or more",
             )
         rows = self.voxels_by_stride
         if len(set(map(len, rows))) > 1 or any(not 1 <= count < math.inf for row in rows for count in row):
             raise InputError(
                 "profile.strides_malformed",
-                "voxels_by_stride: expected as many finite numbers, 1 or more, of each minibatch",
+                "voxels_by_stride is malformed: expected equally many finite numbers of at least 1 per minibatch",
             )
 
     @property
@@ -155,11 +156,11 @@ class Profile(Printed):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say why a measured profile is doubtful; none for an imported one."""
+        """Reasons why a measured profile is unreliable, as sentences. Empty for an imported profile."""
         return self.warnings_of(self.device_types)
 
     def warnings_of(self, device_types: Iterable[str]) -> tuple[str, ...]:
-        """The `warnings` of what was measured for some types of devices."""
+        """Return the `warnings` about some device types."""
         types = tuple(device_types)
         return remembered(self.kept, "warnings", types, lambda: self._warnings_of(types))
 
@@ -194,15 +195,15 @@ class Profile(Printed):
         return tuple(warnings)
 
     def measured_parts(self, device_types: Iterable[str]) -> list[dict[str, Any]]:
-        """The parts of the origin that say how some of `device_types` were measured."""
+        """Return the parts of the origin about the measurement of some `device_types`."""
         asked, parts = set(device_types), self._joined()
         measured = [part for part in parts if part.get("source") == "measured"]
         return [part for part in measured if len(parts) == 1 or asked & set(part["device_types"])]
 
     def measured_sizes(self, device_type: str) -> tuple[float, float]:
-        """The smallest and the largest minibatch that was measured on one device type; beyond, costs are extrapolated.
+        """Smallest and largest measured minibatch size on one device type. Costs beyond are extrapolated.
 
-        (0, 0) for costs that hold at every size.
+        Returns (0, 0) if costs do not depend on the size.
         """
         costs = self._of(device_type)
 
@@ -259,7 +260,7 @@ class Profile(Printed):
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
+        """Return a short hash of the graph, costs, minibatch sizes and origin."""
         cached = self.graph.kept
         graph = remembered(cached, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
         # With the values, so that no others have their ids.
@@ -296,18 +297,18 @@ class Profile(Printed):
 
     @property
     def sized(self) -> bool:
-        """Return whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
+        """Return whether costs depend on the minibatch size: sizes are given, or costs were measured at several."""
         return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a minibatch; None if its origin does not say, as of most that others published."""
+        """Samples per minibatch. None if the origin does not contain it, as in most published profiles."""
         given_size = self.origin.get("batch_size")
         return given_size if isinstance(given_size, int) and given_size > 0 else None
 
     @property
     def typical_sizes(self) -> tuple[float, ...]:
-        """The sizes of typical minibatches: one mean where none were given."""
+        """Sizes of typical minibatches. Contains only the mean if none were given."""
         return self.sizes or (self.size(),)
 
     def size(self, quantile: float | None = None) -> float:
@@ -378,9 +379,9 @@ class Profile(Printed):
         return remembered(self.graph.kept, "laws", key, fitted)[1]
 
     def samples_measured(self, device_type: str) -> dict[float, float]:
-        """Size of a measured minibatch → samples that it had, as a share of a batch's; empty if no one wrote that.
+        """Number of samples in each measured minibatch size, as a fraction of the batch size. Empty if unknown.
 
-        Of sizes that a number of samples does not tell, such as voxels, no one asks.
+        Not defined for sizes that do not follow from the number of samples, such as voxels.
         """
         if self.size_unit != "tokens" or self.batch_size is None:
             return {}
@@ -398,13 +399,13 @@ class Profile(Printed):
         return self._rows[device_type]
 
     def range_of_laws(self, device_type: str) -> tuple[float, float]:
-        """The sizes between which all layers were measured on one device type; (0, inf) for costs without a size."""
+        """Range of sizes in which all layers were measured on one device type. (0, inf) for costs without a size."""
         return self._laws.measured(self._layers(device_type))
 
     def certainty(self, sizes: float | Sequence[float] | None = None, types: Iterable[str] | None = None) -> Certainty:
-        """Bound the error of the seconds predicted for minibatches of `sizes`, the worst of them and of device types.
+        """Bound the error of the predicted seconds for minibatches of `sizes`, over all these sizes and device types.
 
-        Of the mean size and of all types where none are given.
+        Default: the mean size, and all device types.
         """
         given = [self.size()] if sizes is None else sizes if isinstance(sizes, Iterable) else [sizes]
         extremes = {min(map(checked_size, given), default=0.0), max(map(checked_size, given), default=0.0)}
@@ -426,15 +427,15 @@ class Profile(Printed):
         return found
 
     def costs_at(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
-        """Costs of all layers on one device type at each of `sizes`: field of a cost sample → [layers, sizes]."""
+        """Return the costs of all layers on one device type at `sizes`: cost field → array [layers, sizes]."""
         layers, counts = self._layers(device_type), np.asarray(sizes, dtype=float)
         of_all_types = remembered(self.kept, "costs at", counts.tobytes(), lambda: self._laws.at(counts))
         return {name: values[layers] for name, values in of_all_types.items()}
 
     def costs_of_large(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
-        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are.
+        """Return costs as `costs_at` does, but with stored activations of minibatches that are large at all strides.
 
-        Fields of such minibatches' outputs are there besides: "large_output_bytes" and "large_coordinate_bytes".
+        Additional fields: "large_output_bytes" and "large_coordinate_bytes", the outputs of such minibatches.
         """
         costs, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
         costs |= {f"large_{name}": costs[name] for name in ("output_bytes", "coordinate_bytes")}
@@ -447,9 +448,9 @@ class Profile(Printed):
         return costs
 
     def averaged(self, sizes: Sequence[float]) -> "Profile":
-        """The profile by which every minibatch costs what those of `sizes` cost on average, whatever its size.
+        """Return a profile in which every minibatch has the average cost of `sizes`, whatever its size.
 
-        What sizes that vary cost is the time under this profile less: `profile.averaged(sizes)`.
+        The cost of varying sizes is the time under this profile minus the time under `profile.averaged(sizes)`.
         """
         counts = np.asarray(sizes, dtype=float)
         costs = {}
@@ -474,7 +475,7 @@ class Profile(Printed):
         )[2]
 
     def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
-        """Forward and backward seconds of `layers` together."""
+        """Return the forward and backward seconds of all `layers`."""
         costs = [self.cost(layer, device_type, size) for layer in layers]
         return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
 
@@ -482,9 +483,8 @@ class Profile(Printed):
         if device_type not in self.costs:
             raise InputError(
                 "profile.no_device_type",
-                f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}: "
-                f"profile the model on it, or give a profile its name (--profile {device_type}=FILE, in Python "
-                "renamed)",
+                f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}; profile "
+                f"the model on such a device, or rename a profile (--profile {device_type}=FILE, in Python `renamed`)",
                 device_type=device_type,
             )
         return self.costs[device_type]
@@ -495,17 +495,20 @@ class Profile(Printed):
         The origin says what both have in common, and under "joined" where each device type's numbers come from.
         """
         if differences := graph_differences(self.graph, other.graph):
-            raise InputError("profile.graphs_differ", f"profiles of different graphs cannot be joined: {differences}")
+            raise InputError(
+                "profile.graphs_differ",
+                f"profiles of different graphs cannot be joined: {differences}; profile the same network",
+            )
         if both := set(self.costs) & set(other.costs):
             raise InputError(
                 "profile.device_type_twice",
-                f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)",
+                f"device type {min(both)!r} is in both profiles; rename one of them (TYPE=FILE)",
             )
         units = {one.size_unit for one in (self, other) if one.sized} or {self.size_unit}
         if len(units) > 1:
             raise InputError(
                 "profile.size_units_differ",
-                f"profiles over {' and over '.join(sorted(units))} cannot be joined: expected one unit of size",
+                f"profiles with sizes in {' and over '.join(sorted(units))} cannot be joined; profile in the same unit",
             )
         common = {key: value for key, value in self.origin.items() if other.origin.get(key) == value}
         joined = [part for profile in (self, other) for part in profile._joined()]
@@ -525,7 +528,7 @@ class Profile(Printed):
         return self.origin.get("joined") or [{"device_types": list(self.costs), **self.origin}]
 
     def renamed(self, device_type: str) -> "Profile":
-        """The same costs under another device type name. Raises InputError unless there is exactly one type."""
+        """Return a copy with another device type name. Raises InputError unless there is exactly one type."""
         if len(self.costs) != 1:
             raise InputError(
                 "profile.several_device_types",
@@ -538,7 +541,7 @@ class Profile(Printed):
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The fields of a cost in a file: those that no one measured are left out, as in files from before."""
+        """Return the fields of a cost in a file. Fields without measurements are omitted."""
         return self._of_samples("columns", self._columns_told)
 
     def _columns_told(self) -> tuple[str, ...]:
@@ -552,7 +555,7 @@ class Profile(Printed):
         return tuple(name for name in COST_FIELDS if name not in absent)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the profile's file holds."""
+        """Return the content of the profile's file."""
         besides = self._besides()
         head = {"format": besides.pop("format"), **self._graph(), **_sizes_written(self)}
         return {**head, "costs": self._costs(), **besides}
@@ -582,24 +585,25 @@ class Profile(Printed):
         }
 
     def save(self, path: Path | str) -> Path:
-        """Write JSON or, as `load` reads it, under any name that does not end in .json a graph.txt; atomically.
+        """Write the profile atomically: as JSON if the name ends in .json, otherwise as a graph.txt.
 
-        A graph.txt keeps the mean minibatch's costs of one device type, without its name. Raises InputError for more.
+        A graph.txt holds the mean minibatch's costs of one device type, unnamed. Raises InputError for several.
         """
         if not _is_graph_text(path):
             return write_json(path, self.to_json())
         if len(self.costs) != 1:
             raise InputError(
                 "profile.several_device_types",
-                f"{path}: a graph.txt holds one device type, this profile has {', '.join(self.costs)}: name it .json",
+                f"{path}: a graph.txt file holds only one device type, but this profile has {', '.join(self.costs)}; "
+                "give the file the suffix .json",
             )
         return self.to_graph_text().save(path)
 
     @classmethod
     def load(cls, path: Path | str, *, device_type: str | None = None) -> "Profile":
-        """Read a profile JSON or a graph.txt; `device_type` renames (a graph.txt names none: "device").
+        """Read a profile JSON or a graph.txt. `device_type` renames its type (default for a graph.txt: "device").
 
-        Raises InputError naming the file and what is wrong.
+        Raises InputError that names the file and the fault.
         """
         if _is_graph_text(path):
             return cls.from_graph_text(GraphText.load(path), device_type=device_type or "device")
@@ -619,7 +623,7 @@ class Profile(Printed):
 
     @classmethod
     def from_graph_text(cls, text: GraphText, *, device_type: str = "device") -> "Profile":
-        """Costs of a graph.txt: milliseconds become seconds, an activation list is summed (and kept in `origin`)."""
+        """Convert a graph.txt: milliseconds to seconds; lists of activations to sums (and a copy in `origin`)."""
         node_of = {node.id: node for node in text.nodes}
         nodes = [node_of[layer.id] for layer in text.graph.layers]
         costs = tuple(
@@ -636,7 +640,7 @@ class Profile(Printed):
         return cls(text.graph, {device_type: costs}, (), origin)
 
     def to_graph_text(self, device_type: str | None = None, size: float | None = None) -> GraphText:
-        """Costs of one device type for one size of minibatch as a graph.txt."""
+        """Return the costs of one device type at one minibatch size as a graph.txt."""
         name = device_type or next(iter(self.costs))
         lists, stages = self.origin.get("activation_lists", {}), self.origin.get("stage_ids", {})
         nodes = {}
@@ -722,7 +726,7 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
         costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
     counts = tuple(number(count, sizes) for count in document[sizes])
     if not isinstance(document["origin"], Mapping):
-        raise InputError("profile.origin_malformed", "origin is not an object: expected the source of the numbers")
+        raise InputError("profile.origin_malformed", "origin is not an object, expected the source of the numbers")
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
     overheads = {
         name: _overhead(overhead_document, name)

@@ -182,7 +182,7 @@ class SizeLaws:
 
 
 def _of_whole_batches(x: Array, values: Array, spreads: Array, samples: Array) -> Array:
-    """What minibatches as large as those measured take if a whole batch of samples, shorter or longer, is in them.
+    """Return the cost of minibatches of the measured sizes that contain a whole batch of samples.
 
     Attention compares a sample's positions with each other: x² shared among the samples.
     """
@@ -195,7 +195,7 @@ def _of_whole_batches(x: Array, values: Array, spreads: Array, samples: Array) -
 
 
 def _wild(x: Array, values: Array, spreads: Array, power: float) -> NDArray[np.bool_]:
-    """Which points contradict most others, by more than _WILD and their spreads: [rows, S].
+    """Return the points that contradict most others, by more than _WILD and their spreads: [rows, S].
 
     Of two points no one knows which; nor of as many that contradict each other as agree.
     """

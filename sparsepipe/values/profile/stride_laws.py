@@ -78,7 +78,7 @@ class StrideLaws:
         if len(counts) != typical.shape[1]:
             raise InputError(
                 "profile.strides_malformed",
-                f"voxels_by_stride has {typical.shape[1]} of {len(counts)} strides that the layers have",
+                f"voxels_by_stride has {typical.shape[1]} strides, but the layers have {len(counts)}",
             )
         if len(counts) == 1:
             return None
@@ -192,5 +192,5 @@ def _pairs_of_voxels(counts: Array, pairs: Array, level: int) -> tuple[float, fl
 
 
 def _crowding(fine: Array, coarse: Array) -> Array:
-    """How many voxels are in one coarse voxel, as a logarithm."""
+    """Return the logarithm of the number of voxels in one coarse voxel."""
     return np.log(np.maximum(fine / coarse, 1.0))

@@ -28,7 +28,7 @@ def rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
     """Return a rule by its name, with its options. Raises InputError in one line that says what there is."""
     if not isinstance(name, str) or name not in RULES:
         raise InputError(
-            "replication.unknown", f"replication {shown(name)}: no such rule; expected one of {', '.join(RULES)}"
+            "replication.unknown", f"unknown replication {shown(name)}, expected one of {', '.join(RULES)}"
         )
     return with_options(RULES[name], options or {}, f"replication {name}")
 
@@ -71,7 +71,7 @@ def rule_from_json(document: object, what: str = "replication") -> Rule:
     """Return the rule of a plan or record; options that it lacks are by default. Raises InputError in one line."""
     if not isinstance(document, Mapping) or not isinstance(document.get("options", {}), Mapping):
         raise InputError(
-            "replication.malformed", f'{what} = {shown(document)}: expected {{"rule": NAME, "options": {{…}}}}'
+            "replication.malformed", f'{what} is {shown(document)}, expected {{"rule": NAME, "options": {{…}}}}'
         )
     return rule(document.get("rule", None), document.get("options", {}))
 

@@ -64,7 +64,7 @@ class _Pairs(Gathering):
 
 @dataclass(frozen=True)
 class Wsp:
-    """What a wave of `every` updates changed is added to a parameter server's weights, which are taken back.
+    """Add the weight changes of `every` updates to a parameter server's weights, and load those.
 
     Source: Park et al., "HetPipe", USENIX ATC 2020: waves, their aggregated updates, the parameter server, and clocks
     that are bound to each other (wave synchronous parallel). A pipeline's clock is the number of its waves; it takes
@@ -94,7 +94,7 @@ class Wsp:
         integer(self.every, f"{self.name}: every", least=1)
         integer(self.bound, f"{self.name}: bound")
         if self.scale is not None and not 0 < number(self.scale, f"{self.name}: scale") <= 1:
-            raise InputError("replication.scale", f"{self.name}: scale = {self.scale}: expected a number above 0 to 1")
+            raise InputError("replication.scale", f"{self.name}: scale is {self.scale}, expected above 0 and at most 1")
         flag(self.overlap, f"{self.name}: overlap")
 
     def groups(self, num_pipelines: int, *, seed: int = 0) -> Groups:

@@ -55,13 +55,13 @@ class Gathering(ABC):
         if pipeline not in self.live:
             raise InputError(
                 "replication.not_a_member",
-                f"pipeline {pipeline} contributes, but it does not exist or has left",
+                f"pipeline {pipeline} sent a contribution, but it does not exist or has left",
                 pipeline=pipeline,
             )
         if pipeline in self.waiting:
             raise InputError(
                 "replication.contributes_twice",
-                f"pipeline {pipeline} contributes again before its last contribution was merged",
+                f"pipeline {pipeline} sent another contribution before its last one was merged",
                 pipeline=pipeline,
             )
         self.waiting[pipeline] = Contribution(self._contributions[pipeline], now, samples)
@@ -87,7 +87,7 @@ class Gathering(ABC):
         if not 0 <= pipeline < self._num_pipelines:
             raise InputError(
                 "replication.pipeline_unknown",
-                f"pipeline {pipeline} joins, and there are 0 to {self._num_pipelines - 1}",
+                f"pipeline {pipeline} tries to join, but only pipelines 0 to {self._num_pipelines - 1} exist",
                 pipeline=pipeline,
             )
         merges = self.leave(pipeline, now=now)
@@ -142,6 +142,6 @@ def several(num_pipelines: int, rule: str) -> int:
     if num_pipelines < 2:
         raise InputError(
             "replication.one_pipeline",
-            f"replication {rule} of {num_pipelines} pipeline: expected at least 2; leave the rule out",
+            f"replication {rule} requires at least 2 pipelines, but the plan has {num_pipelines}; omit replication",
         )
     return num_pipelines

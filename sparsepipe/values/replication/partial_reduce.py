@@ -60,25 +60,26 @@ class PartialReduce:
         if self.grow < 1 or self.shrink > 1:
             raise InputError(
                 "replication.growth",
-                f"{self.name}: grow = {self.grow:g}, shrink = {self.shrink:g}: expected >= 1 and <= 1",
+                f"{self.name}: grow is {self.grow:g} and shrink is {self.shrink:g}, expected grow of at least 1 and "
+                "shrink of at most 1",
             )
         if self.wait is None:
             if self.least_wait is not None or self.most_wait is not None:
                 raise InputError(
                     "replication.limits_without_wait",
-                    f"{self.name}: least_wait and most_wait are limits of wait; give wait too",
+                    f"{self.name}: least_wait and most_wait limit wait, but wait is missing; add it",
                 )
             return
         if self.patience is not None:
             raise InputError(
                 "replication.patience_and_wait",
-                f"{self.name}: patience and wait both limit the wait of a group; give only one of them",
+                f"{self.name}: patience and wait both limit how long a group waits; give only one of them",
             )
         least, most = self.limits(self.wait)
         if not least <= self.wait <= most:
             raise InputError(
                 "replication.wait",
-                f"{self.name}: wait = {self.wait:g}: expected {least:g} to {most:g} s, as its limits are",
+                f"{self.name}: wait is {self.wait:g}, but its limits are {least:g} and {most:g} s; set it within them",
             )
 
     @property
@@ -98,7 +99,7 @@ class PartialReduce:
 
 
 class _ReadyGroups(Gathering):
-    """Those that are ready, each pipeline's budget, and what the groups since the last connection have connected."""
+    """Ready pipelines, each pipeline's budget, and what the groups since the last connection have connected."""
 
     def __init__(self, num_pipelines: int, rule: PartialReduce) -> None:
         super().__init__(num_pipelines)
@@ -213,7 +214,7 @@ class Quorum:
         if quorum > num_pipelines:
             raise InputError(
                 "replication.quorum",
-                f"{self.name}: quorum = {quorum} of {num_pipelines} pipelines; expected at most as many",
+                f"{self.name}: quorum is {quorum}, but there are {num_pipelines} pipelines; lower it",
                 quorum=quorum,
                 num_pipelines=num_pipelines,
             )
@@ -221,7 +222,7 @@ class Quorum:
 
 
 class _Window(Gathering):
-    """Those that wait, and when the window closes that the quorum has opened."""
+    """Waiting pipelines, and the end of the grace window that the quorum has opened."""
 
     def __init__(self, num_pipelines: int, *, quorum: int, grace: float, adaptive: bool) -> None:
         super().__init__(num_pipelines)
@@ -253,7 +254,7 @@ class _Window(Gathering):
         return not any(self._expected(pipeline) <= self._closes for pipeline in missing)
 
     def _expected(self, pipeline: int) -> float:
-        """When a pipeline comes next, in seconds; at once if it has come too seldom to tell."""
+        """Return the expected seconds until a pipeline is ready; 0 if it was ready too seldom to predict."""
         return self._last.get(pipeline, 0.0) + self._between[pipeline] if pipeline in self._between else float("-inf")
 
     def close(self) -> Merge:

@@ -100,10 +100,10 @@ class DiLoCo:
         number(self.outer_rate, f"{self.name}: outer_rate")
         if number(self.momentum, f"{self.name}: momentum") >= 1:
             raise InputError(
-                "replication.momentum", f"{self.name}: momentum = {self.momentum}: expected a number from 0 to below 1"
+                "replication.momentum", f"{self.name}: momentum is {self.momentum}, expected at least 0 and below 1"
             )
         if self.bits not in (8, 32) or isinstance(self.bits, float):
-            raise InputError("replication.bits", f"{self.name}: bits = {shown(self.bits)}: expected 8 or 32")
+            raise InputError("replication.bits", f"{self.name}: bits is {shown(self.bits)}, expected 8 or 32")
         for option in ("nesterov", "error_feedback", "overlap"):
             flag(getattr(self, option), f"{self.name}: {option}")
 

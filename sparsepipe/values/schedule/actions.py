@@ -70,7 +70,7 @@ class Action(NamedTuple):
         if not match:
             raise InputError(
                 "schedule.action_malformed",
-                f"{text!r} is not an action: expected stage, F, B, I, W or U, minibatch, such as 1F3",
+                f"{text!r} is not an action, expected a stage, one of F, B, I, W and U, and a minibatch, such as 1F3",
             )
         return cls(int(match[1]), Op(match[2]), int(match[3]))
 

@@ -39,7 +39,7 @@ def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:
     """Raise InputError naming the action at which each of the `stuck` ranks waits for ever."""
     if stuck:
         where = ", ".join(f"rank {rank} waits at {action}" for rank, action in sorted(stuck.items()))
-        raise InputError("schedule.deadlock", f"schedule {program.plan.schedule!r} of this plan deadlocks: {where}")
+        raise InputError("schedule.deadlock", f"schedule {program.plan.schedule!r} deadlocks for this plan: {where}")
 
 
 def _all_there(action: Action, program: Program, done: set[Action], place: Mapping[int, int]) -> bool:
@@ -83,8 +83,8 @@ def check_rule(plan: Plan) -> None:
         if lengths != [whole]:
             raise InputError(
                 "schedule.units_differ",
-                f"replication {rule.name} averages gradients before every step, but stages of "
-                f"pipeline {k} make one after {', '.join(map(str, lengths))} minibatches, all of them after {whole}: "
-                "choose a rule that averages weights, such as partial-reduce, or replicas and steps that fit",
+                f"replication {rule.name} averages gradients before every step, but stages of pipeline {k} step "
+                f"every {', '.join(map(str, lengths))} minibatches and all stages only every {whole}; choose a "
+                "scheme that averages weights, such as partial-reduce",
                 name=rule.name,
             )

@@ -15,7 +15,7 @@ BACKWARD_PER_FORWARD = 2.0  # times a forward: a matrix product has two gradient
 
 
 class Rank(Protocol):
-    """What the scheduler asks of a rank: the actions it could run next, by preference, and their seconds."""
+    """Interface of a rank for the scheduler: the actions it could run next, by preference, and their seconds."""
 
     def candidates(self) -> Iterable[Part]:
         """The parts it may run now as far as it is concerned, the most wanted first."""

@@ -37,7 +37,7 @@ def order_of(plan: Plan) -> Order:
     """
     rules, count = plan.rules, plan.stages_per_rank
     if reason := rules.check_stages_per_rank(count):
-        raise InputError("schedule.microbatch_count", f"schedule {plan.schedule!r} {reason}, this plan {count}")
+        raise InputError("schedule.microbatch_count", f"schedule {plan.schedule!r} {reason}, but this plan has {count}")
     name = rules.interleaved_order if count > 1 and rules.interleaved_order else rules.order
     order: Order = import_module(f".{name}", __package__).order
     return order
@@ -80,15 +80,16 @@ def _bounded(plan: Plan, num_minibatches: int) -> "Program":
     if num_minibatches * len(plan.stages) > _MOST_FORWARDS:
         raise InputError(
             "schedule.too_many_minibatches",
-            f"{number_of(len(plan.stages), 'stage')} repeat themselves after {num_minibatches} minibatches, expected "
-            f"{_MOST_FORWARDS // len(plan.stages)} at most: lower microbatches, accumulation, warm-up or shares",
+            f"{number_of(len(plan.stages), 'stage')} repeat their schedule only after {num_minibatches} minibatches, "
+            f"expected at most {_MOST_FORWARDS // len(plan.stages)}; lower microbatches, accumulation, warm-up or "
+            "shares",
         )
     return Program(plan, num_minibatches)
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What `compile` returns. Lists are made when first asked for, and kept as long as the program."""
+    """Result of `compile`. Lists are made when first asked for, and kept as long as the program."""
 
     plan: Plan
     num_minibatches: int

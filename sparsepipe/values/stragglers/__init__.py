@@ -152,7 +152,7 @@ def _parsed(part: str) -> Straggler:
     if name not in KINDS:
         raise InputError(
             "straggler.unknown",
-            f"straggler {shown(name)}: no such kind; expected one of {', '.join(KINDS)}, or seed=NUMBER",
+            f"unknown straggler {shown(name)}, expected one of {', '.join(KINDS)}, or seed=NUMBER",
         )
     words = {key: value if key in ("file", "workers") else typed(value) for key, value in options.items()}
     return with_options(KINDS[name], words, f"straggler {name}")

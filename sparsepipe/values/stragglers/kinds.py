@@ -51,7 +51,9 @@ class Jitter:
 
     def __post_init__(self) -> None:
         if number(self.p, "straggler jitter: p") > 1:
-            raise InputError("straggler.chance", f"straggler jitter: p = {self.p:g}: expected a probability, 0 to 1")
+            raise InputError(
+                "straggler.chance", f"straggler jitter: p is {self.p:g}, expected a probability from 0 to 1"
+            )
         number(self.seconds, "straggler jitter: seconds")
         if self.rank is not None:
             integer(self.rank, "straggler jitter: rank")
@@ -89,7 +91,7 @@ class Slow:
         if number(self.factor, "straggler slow: factor") < 1:
             raise InputError(
                 "straggler.factor",
-                f"straggler slow: factor = {self.factor:g}: expected a slowdown factor of 1 or more",
+                f"straggler slow: factor is {self.factor:g}, expected a slowdown factor of at least 1",
             )
         integer(self.from_, "straggler slow: from")
         if self.to is not None:

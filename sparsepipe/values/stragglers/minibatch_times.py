@@ -20,7 +20,7 @@ _TIMES = ("batch_time_norm", "batch_time")  # what the column of times is called
 
 
 class Readings(NamedTuple):
-    """What one worker reported: `times[k]` is what a minibatch took from `steps[k]` on."""
+    """Readings of one worker: `times[k]` is what a minibatch took from `steps[k]` on."""
 
     steps: tuple[int, ...]
     times: tuple[float, ...]
@@ -67,8 +67,8 @@ class MinibatchTimes:
         if not set(chosen) <= set(known):
             raise InputError(
                 "straggler.workers_malformed",
-                f"straggler trace: workers {shown(self.workers)}: expected numbers such as "
-                f"{known[0]}+{known[-1]}, of the file's {number_of(len(known), 'worker')} {known[0]} to {known[-1]}",
+                f"straggler trace: workers {shown(self.workers)} given, expected numbers such as "
+                f"{known[0]}+{known[-1]}, from the file's {number_of(len(known), 'worker')} {known[0]} to {known[-1]}",
             )
         return chosen
 
@@ -97,8 +97,8 @@ class MinibatchTimes:
         if num_ranks > len(self._chosen):
             raise InputError(
                 "straggler.too_few_workers",
-                f"straggler trace: {self.file} has times for {number_of(len(self._chosen), 'rank')} and there are "
-                f"{num_ranks}; name a worker for each rank, repeated if needed: "
+                f"straggler trace: {self.file} has times for {number_of(len(self._chosen), 'rank')}, but there are "
+                f"{num_ranks} ranks; name a worker for each rank, repeated if needed: "
                 f"workers={'+'.join(map(str, self._chosen[:2]))}+…",
                 num_ranks=num_ranks,
             )
@@ -123,7 +123,9 @@ def read_minibatch_times(path: Path | str) -> Mapping[int, Readings]:
                 )
             times_by_worker[worker][step] = _positive(row[column], f"{where}: {column}")
     except csv.Error as error:
-        raise InputError("minibatch_times.malformed", f"{path}, line {table.line_num}: no table ({error})") from None
+        raise InputError(
+            "minibatch_times.malformed", f"{path}, line {table.line_num}: not a table row ({error})"
+        ) from None
     if not times_by_worker:
         raise InputError(
             "minibatch_times.empty", f"{path}: has no minibatch times; expected rows of worker, time and {column}"
@@ -139,7 +141,7 @@ def _column(header: object, path: Path) -> str:
     if not times or not {"worker", "time"} <= set(names):
         raise InputError(
             "minibatch_times.columns_unknown",
-            f"{path}: the columns are {shown(names)}; expected worker, time and {_TIMES[0]}",
+            f"{path}: has columns {shown(names)}; expected worker, time and {_TIMES[0]}",
         )
     return times[0]
 
@@ -175,6 +177,6 @@ def _refuse_gaps(readings: Mapping[int, Readings], path: Path) -> None:
             if after - before > most:
                 raise InputError(
                     "minibatch_times.gap",
-                    f"{path}: worker {worker} has a gap, nothing from {before} to {after}, where others have a reading "
-                    f"every {_usual(readings)}; add the missing rows, or remove that worker's rows",
+                    f"{path}: worker {worker} has no reading from {before} to {after}, while others have one every "
+                    f"{_usual(readings)}; add the missing rows, or remove this worker's rows",
                 )

@@ -45,7 +45,7 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
     if not epochs:
         raise InputError(
             "run.no_epoch",
-            f"{record.folder}: has no finished epoch ({record.status['state']}); train it longer, or leave it out",
+            f"{record.folder}: has no finished epoch ({record.status['state']}); train longer, or omit this run",
         )
     rows = []
     for row in epochs:
@@ -81,7 +81,7 @@ def accuracy(
     """
     if names and len(names) != len(records):
         raise InputError(
-            "plot.name_count", f"{len(names)} names for {number_of(len(records), 'run')}: expected one for each"
+            "plot.name_count", f"{len(names)} names for {number_of(len(records), 'run')}: expected one each"
         )
     called = dict(zip(map(id, records), names, strict=True)) if names else {}
     among = among or records

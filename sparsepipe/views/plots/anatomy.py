@@ -38,7 +38,7 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
     for name, trace in traces.items():
         length, ranks, kinds = trace.makespan, trace.ranks, trace.work
         if not length:
-            raise InputError("trace.empty", f"trace {name!r} is empty: run or simulate some minibatches", name=name)
+            raise InputError("trace.empty", f"trace {name!r} is empty; run or simulate some minibatches", name=name)
         work = [_covered(trace, rank, kinds) for rank in ranks]
         mean = sum(work) / len(ranks)
         sending = sum(_covered(trace, rank, (*kinds, *_SENDING)) for rank in ranks) / len(ranks) - mean

@@ -87,7 +87,7 @@ class _Drawer:
         while not heard.endswith(b"\n"):
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, last - time.monotonic()))
             if not ready:
-                raise NoPicture("chromium.timeout", f"did not answer within {seconds:g} s")
+                raise NoPicture("chromium.timeout", f"Chromium did not answer within {seconds:g} s")
             part = os.read(self.process.stdout.fileno(), 65536)
             if not part:
                 raise _Died("it ended")
@@ -147,7 +147,7 @@ def drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
     if path is None:
         raise NoPicture(
             "chromium.not_installed",
-            "no Chromium; install it (Debian: apt install chromium) or name it in BROWSER_PATH",
+            "Chromium not found; install it (Debian: apt install chromium), or set BROWSER_PATH",
         )
     with _state.lock:
         if path in _state.refused:

@@ -35,10 +35,10 @@ def _row(record: RunRecord) -> dict[str, Any]:
     if not epochs or not epochs[-1]["validation"]:
         raise InputError(
             "run.no_validation",
-            f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out",
+            f"{record.folder}: has no validated epoch ({record.status['state']}); omit this run",
         )
     if (accuracy := epochs[-1]["validation"].get("accuracy")) is None:
-        raise InputError("run.no_accuracy", f"{record.folder}: its validation has no accuracy; leave it out")
+        raise InputError("run.no_accuracy", f"{record.folder}: its validation reports no accuracy; omit this run")
     minibatches = max(epochs[-1]["minibatches"], 1) / len(epochs)
     return {
         "compression": record.config["compression"] or DEFAULT,

@@ -36,12 +36,12 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
         first, last = missing[0]
         raise InputError(
             "run.trace_left_out",
-            f"{record.folder}: the trace of minibatches {first} to {last} was not stored, and with it epoch {epoch} or "
-            f"a part of it; choose another epoch, or store more of long traces ({MEGABYTES})",
+            f"{record.folder}: the trace lacks minibatches {first} to {last} and so at least part of epoch {epoch}; "
+            f"choose another epoch, or raise the trace size limit ({MEGABYTES})",
         )
     spans = [s for s in whole.spans if s.minibatch in steps and s.kind not in _BETWEEN_EPOCHS]
     if not spans:
-        raise InputError("run.epoch_unknown", f"{record.folder}: has no trace of epoch {epoch}")
+        raise InputError("run.epoch_unknown", f"{record.folder}: has no trace of epoch {epoch}; choose another epoch")
     facts = {key: value for key, value in whole.facts.items() if key != "left_out"}  # of this epoch nothing is
     facts |= {"paces": paces} if (paces := _paces(record, epoch)) else {}
     return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, facts)
@@ -69,5 +69,7 @@ def working_epoch(record: RunRecord, epoch: int) -> Trace:
     whole = epoch_trace(record, epoch)
     work = [span for span in whole.spans if span.kind in (*WORK, "average")]
     if not work:
-        raise InputError("run.epoch_empty", f"{record.folder}: no work in the trace of epoch {epoch}")
+        raise InputError(
+            "run.epoch_empty", f"{record.folder}: the trace of epoch {epoch} contains no work; choose another epoch"
+        )
     return whole.between(min(span.start for span in work), max(span.end for span in work))

@@ -110,7 +110,7 @@ def export(
             for path in paths[2:] if stale else ():
                 path.unlink(missing_ok=True)  # it would show numbers that are not those of the table beside it
             raise NoPicture(
-                error.code, f"{stem}: only the table and its origin were written: {error}", **error.fields
+                error.code, f"{stem}: only the table and its provenance were written: {error}", **error.fields
             ) from None
         pictures["pdf"] = with_facts(without_repeats(pictures["pdf"]), _of_pdf(facts))
         pictures["svg"] = _for_dark_pages_too(pictures["svg"])
@@ -175,7 +175,7 @@ class _KeptPicture(MimetypeRenderer):
             return kept
         except NoPicture as error:
             if str(error) not in self.said:
-                print(f"no pictures are kept: {error}", flush=True)
+                print(f"no pictures were exported: {error}", flush=True)
             self.said.add(str(error))
             return {}
 
@@ -229,7 +229,7 @@ def _source(origin: object) -> Any:
         return {"file": str(origin)}
     raise InputError(
         "provenance.malformed",
-        f"origin {shown(origin)} of a figure: expected a Provenance, a mapping, an Origin, a run's record or a file",
+        f"origin {shown(origin)} of a figure: expected a Provenance, a mapping, an Origin, a run record or a file",
     )
 
 

@@ -93,7 +93,7 @@ def _panel(part: pd.DataFrame) -> list[go.Scatter]:
     ends = _ends(values)
     line = {"color": GREY, "width": 1, "dash": "dot"}
     found = [go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip")]
-    for column, marker, words in (("others", _OTHERS, "their own simulator"), ("predicted", _ours(part), "ours")):
+    for column, marker, words in (("others", _OTHERS, "their simulator"), ("predicted", _ours(part), "ours")):
         known = part[part[column].notna()]
         off = [
             f"{name}: {value / measured - 1:+.1%}"
@@ -153,6 +153,6 @@ def _legend(figure: go.Figure, *, others: bool, doubts: bool) -> None:
         words = "predicted here, from an inconsistent record"
         entries[words] = _DOUBTED
     if others:
-        entries["by their own simulator"] = _OTHERS
+        entries["predicted by their simulator"] = _OTHERS
     for name, marker in entries.items():
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker), row=1, col=1)

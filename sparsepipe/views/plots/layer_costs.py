@@ -125,7 +125,7 @@ def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.Da
     if unknown := [id for id in layers if id not in index]:
         raise InputError(
             "profile.layer_unknown",
-            f"layer {unknown[0]!r} is unknown: expected one of the profile's, such as {min(index)!r}",
+            f"unknown layer {unknown[0]!r}, expected a layer of the profile, such as {min(index)!r}",
         )
     profile = replace(profile, voxels_by_stride=())  # the law of the points drawn, not of typical minibatches
     costliest = sorted(index, key=lambda id: -sum(profile.time([index[id]], profile.device_types[0])))
@@ -247,7 +247,7 @@ def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
             if not profile.batch_size:
                 raise InputError(
                     "profile.no_batch_size",
-                    f"{network} at voxel size {voxel_size}: its profile contains no batch size",
+                    f"the profile of {network} at voxel size {voxel_size} has no batch size; profile the network again",
                 )
             kind, batch_size = profile.device_types[0], profile.batch_size
             layers = range(len(profile.graph.layers))

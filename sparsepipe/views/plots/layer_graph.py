@@ -196,7 +196,7 @@ def layer_graph(
 
 
 def layer_name(layer: Layer) -> str:
-    """What a box says: the layer's name; of one that is only numbered its kind, too: "Conv2d 12" for "node12"."""
+    """Return the text of a box: the layer's name; for a numbered layer its kind, too: "Conv2d 12" for "node12"."""
     number, kind = _NUMBERED.fullmatch(layer.id), _KIND.match(layer.description)
     return f"{kind[0]} {number[1]}" if number and kind else layer.id
 
@@ -302,7 +302,7 @@ def _cuts(
 
 
 def _marked(route: Sequence[Point]) -> tuple[Point, float]:
-    """Where an edge is marked as cut, and by how many degrees a mark that stands upright is turned to lie across it.
+    """Return the position of an edge's cut mark, and the mark's rotation in degrees.
 
     It is in the middle of the first part that runs straight for long enough, or else of the longest part.
     """
@@ -341,7 +341,7 @@ def _cut_words(
 
 
 def _lines(placed: Layout) -> list[Box]:
-    """What upright and level parts of edges take, as wide as an arrow's head."""
+    """Return the areas of vertical and horizontal parts of edges, as wide as an arrowhead."""
     parts = [part for route in placed.routes for part in pairwise(route)]
     boxes = [((a[0] + b[0]) / 2, (a[1] + b[1]) / 2, abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in parts]
     return [

@@ -203,7 +203,7 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
     Raises InputError without any.
     """
     if not candidates:
-        raise InputError("plot.nothing", "no candidates to draw: give those of a sweep")
+        raise InputError("plot.nothing", "no candidates to draw; give the candidates of a sweep")
     columns = ("variant", "planner", "schedule", "compression", "samples_per_second", "memory_bytes", "fits")
     rows = [{name: getattr(one, name) for name in columns} | {"best": one in best} for one in candidates]
     table = pd.DataFrame(rows).sort_values("samples_per_second", ascending=False, ignore_index=True)
@@ -300,7 +300,7 @@ def tasks_table(runs: Runs) -> pd.DataFrame:
     run that did not finish.
     """
     if not any(runs.values()):
-        raise InputError("plot.nothing", "no runs to draw: expected some of at least one task")
+        raise InputError("plot.nothing", "no runs to draw; give runs of at least one task")
     parts = []
     for task, records in runs.items():
         names = [record.name for record in records]

@@ -78,7 +78,7 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
     rows = [row for row in record.metrics("step") if row.get("loss") is not None]
     if not rows:
         raise InputError(
-            "run.no_loss", f"{record.folder}: no minibatch has a loss ({record.status['state']}); leave it out"
+            "run.no_loss", f"{record.folder}: no minibatch has a loss ({record.status['state']}); omit this run"
         )
     columns = ("minibatch", "seconds", "loss", "samples")
     return [{"pipeline": row.get("pipeline", 0), **{key: row[key] for key in columns}} for row in rows]

@@ -75,7 +75,9 @@ class Outcome:
         rule = record.plan.replication
         if rule is None or not summaries or "replication" not in summaries[-1]:
             raise InputError(
-                "run.not_finished", f"{record.folder}: no finished run of several pipelines ({record.status['state']})"
+                "run.not_finished",
+                f"{record.folder}: is not a finished run of several pipelines ({record.status['state']}); choose "
+                "another run",
             )
         found = cls.of(
             summaries[-1]["replication"],
@@ -117,7 +119,7 @@ def outcomes_table(outcomes: Iterable[Outcome]) -> pd.DataFrame:
         for one in outcomes
     ]
     if not rows:
-        raise InputError("plot.nothing", "no outcomes to draw: expected at least one rule")
+        raise InputError("plot.nothing", "no outcomes to draw; give at least one synchronization scheme")
     return pd.DataFrame(rows)
 
 

@@ -52,9 +52,9 @@ class Paper:
     def __post_init__(self) -> None:
         if not 2 <= self.inches <= 20:
             told = ", ".join(f"{name} {' or '.join(map(str, widths))}" for name, widths in COLUMN_WIDTHS.items())
-            raise InputError("paper.width", f"a figure {self.inches:g} inches wide: expected 2 to 20 ({told})")
+            raise InputError("paper.width", f"figure width {self.inches:g} inches: expected 2 to 20 ({told})")
         if self.height is not None and not 1 <= self.height <= 20:
-            raise InputError("paper.height", f"a figure {self.height:g} inches high: expected 1 to 20")
+            raise InputError("paper.height", f"figure height {self.height:g} inches: expected 1 to 20")
 
     @classmethod
     def asked(cls) -> "Paper":

@@ -44,7 +44,7 @@ def stages_table(*plans: Plan) -> pd.DataFrame:
         if plan.estimate is None:
             raise InputError(
                 "plan.no_estimate",
-                f"plan {name!r} contains no estimate: use a planner, or draw the simulated trace instead",
+                f"plan {name!r} has no estimate; use a planner, or draw the simulated trace instead",
             )
         for k, stage, estimate in zip(count(), plan.stages, plan.estimate.stages, strict=False):
             rows.append(
@@ -116,7 +116,7 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
 
 
 def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatter]:
-    """What a stage does in addition to computing: it averages afterwards, and sends meanwhile."""
+    """Return the averaging time after a stage's computation and the transfers during it."""
     averaging, sending = table[table.averaging_seconds > 0], table[table.transfer_seconds > 0]
     if len(averaging):  # on top of the computation: a bar is as high as the time that its stage takes
         yield go.Bar(
@@ -356,7 +356,7 @@ def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         for value, count in counts.items()
     ]
     if not rows:
-        raise InputError("plot.nothing", "no averages to draw: expected a synchronization scheme that averages")
+        raise InputError("plot.nothing", "no averages to draw; use a run whose synchronization scheme averages")
     return pd.DataFrame(rows)
 
 

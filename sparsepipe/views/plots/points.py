@@ -37,7 +37,7 @@ def points_table(points: Iterable[Point]) -> pd.DataFrame:
     """One row for each point, with the units of throughput that any of them has. Raises InputError without any."""
     table = pd.DataFrame([asdict(point) for point in points])
     if table.empty:
-        raise InputError("plot.nothing", "no points to draw: expected at least one strategy on one cluster")
+        raise InputError("plot.nothing", "no points to draw; give at least one strategy on one cluster")
     unknown = [name for name in ("samples_per_second", "minibatches_per_second") if table[name].isna().all()]
     return table.drop(columns=unknown)
 

@@ -234,7 +234,7 @@ def lost_seconds_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         if cause in one.lost_seconds
     ]
     if not rows:
-        raise InputError("plot.nothing", "no lost seconds to draw: expected outcomes with lost seconds")
+        raise InputError("plot.nothing", "no lost seconds to draw; give outcomes with lost seconds")
     return pd.DataFrame(rows)
 
 

@@ -30,7 +30,7 @@ _PANEL = 210  # pixels
 def clouds_table(panels: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row for each point of each panel: x, y, z as given, and where it stands in the picture (right, up, depth)."""
     if not panels:
-        raise InputError("plot.nothing", "no cloud to draw: expected at least one")
+        raise InputError("plot.nothing", "no clouds to draw; give at least one")
     return pd.concat(
         [_projected(name, np.asarray(points, dtype=float)) for name, points in panels.items()], ignore_index=True
     )
@@ -115,7 +115,7 @@ def clouds(
 def voxel_counts_table(counts: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row for each sample at each voxel size."""
     if not counts:
-        raise InputError("plot.nothing", "no voxel counts to draw: expected at least one voxel size")
+        raise InputError("plot.nothing", "no voxel counts to draw; give at least one voxel size")
     parts = [pd.DataFrame({"voxel_size": name, "voxels": np.asarray(values)}) for name, values in counts.items()]
     return pd.concat(parts, ignore_index=True)
 
@@ -281,7 +281,8 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
     rule = record.plan.replication
     if rule is None or not applied:
         raise InputError(
-            "run.no_averages", f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out"
+            "run.no_averages",
+            f"{record.folder}: it averaged no gradients or weights ({record.status['state']}); omit this run",
         )
     alike = rule.arithmetic is Arithmetic.MEAN_GRADIENTS
     found: dict[int, list[dict[str, Any]]] = {}

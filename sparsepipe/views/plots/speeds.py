@@ -28,7 +28,7 @@ _READ = 9  # pixels of the smallest letters
 def compare_table(*plans: Plan) -> pd.DataFrame:
     """One row for each layer: its stage in each plan. Raises InputError for plans of different layers."""
     if not plans:
-        raise InputError("plot.nothing", "no plan to compare: expected at least one")
+        raise InputError("plot.nothing", "no plans to compare; give at least one")
     layers = plans[0].layers
     table = pd.DataFrame({"layer": layers})
     for name, plan in zip(plan_names(plans), plans, strict=True):
@@ -36,7 +36,7 @@ def compare_table(*plans: Plan) -> pd.DataFrame:
         if set(stage_of) != set(layers):
             raise InputError(
                 "plot.layers_differ",
-                f"plan {name!r} is for other layers than {plan_names(plans)[0]!r}: compare plans of one network",
+                f"plans {name!r} and {plan_names(plans)[0]!r} have different layers; compare plans of the same network",
             )
         table[name] = [stage_of[id] for id in layers]
     return table
@@ -167,7 +167,9 @@ def speedups_table(points: Sequence[Point]) -> pd.DataFrame:
     alone = (table.strategy == ONE) & (table.source == "simulated")
     one = dict(zip(table.cluster[alone], paces[alone], strict=True))
     if missing := sorted(set(table.cluster) - set(one)):
-        raise InputError("plot.no_single_device", f"{missing[0]}: no point for one device as the baseline; add one")
+        raise InputError(
+            "plot.no_single_device", f"{missing[0]}: has no point for a single device, the baseline; add one"
+        )
     table["speedup"] = [pace / one[cluster] for pace, cluster in zip(paces, table.cluster, strict=True)]
     return table
 
@@ -220,7 +222,7 @@ def _faster_than_optimal(table: pd.DataFrame) -> str:
         if OPTIMAL not in speeds or speeds.max() < _FASTER * speeds[OPTIMAL]:
             continue
         told.append(f"{speeds.idxmax()} is {speeds.max() / speeds[OPTIMAL]:.2f} × as fast as {OPTIMAL} for {network}")
-    return f"{OPTIMAL} is the best plan that its search found: {', '.join(told)}" if told else ""
+    return f"{OPTIMAL} is the best plan of its search, not proven optimal: {', '.join(told)}" if told else ""
 
 
 _WIDTH_SCALING, _AXES = 900, 640  # pixels: of the figure, and of both axes together, about
@@ -282,7 +284,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             name="provable upper bound for this profile",
             line={"color": INK, "width": 1.5, "dash": "dot"},
             marker={"symbol": "line-ew", "size": 18, "line": {"color": INK, "width": 2}},
-            hovertemplate="proven bound, %{x} devices: %{y:.0f} samples/s<extra></extra>",
+            hovertemplate="provable bound, %{x} devices: %{y:.0f} samples/s<extra></extra>",
         )
         figure.add_trace(most, row=1, col=1)
     own = table[table.panel == "this machine"]
@@ -314,7 +316,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
 
 
 def _of_here(points: Sequence[Point]) -> Html:
-    """What the bars are, and which of them are of several processes: a device here is a process."""
+    """Return the bars, and those of several processes; here a device is a process."""
     by_count: dict[int, dict[str, None]] = {}
     for point in points:
         by_count.setdefault(point.devices, {})[point.strategy] = None

@@ -266,7 +266,7 @@ def _in_lines(notes: Iterable[str], width: float) -> list[str]:
 
 
 def _meta(figure: go.Figure) -> dict[str, Any]:
-    """What a finished figure knows of itself: `notes` and `doubts` as they were given, `lines` of doubts as drawn."""
+    """Return the metadata of a finished figure: `notes` and `doubts` as they were given, `lines` of doubts as drawn."""
     return dict(figure.layout.meta) if isinstance(figure.layout.meta, dict) else {}
 
 

@@ -69,7 +69,8 @@ def _partial_row(record: RunRecord) -> dict[str, Any]:
     pace = _counted(record)
     if pace is None:
         raise InputError(
-            "run.too_short", f"{record.folder}: has fewer than two minibatches ({record.status['state']}); leave it out"
+            "run.too_short",
+            f"{record.folder}: has fewer than two minibatches ({record.status['state']}); omit this run",
         )
     return _told(record, pace) | {"state": record.status["state"]}
 
@@ -79,7 +80,8 @@ def _row(record: RunRecord) -> dict[str, Any]:
     if not summaries:
         raise InputError(
             "run.no_summary",
-            f"{record.folder}: has no summary ({record.status['state']}); let it end (train --resume), or leave it out",
+            f"{record.folder}: has no summary ({record.status['state']}); complete the run (train --resume), or omit "
+            "it",
         )
     return _told(record, summaries[-1][SAMPLES if record.knows_samples else MINIBATCHES])
 

@@ -42,7 +42,7 @@ def timeline_table(
         if not spans:
             raise InputError(
                 "trace.minibatches_unknown",
-                f"trace {name!r} has no work on minibatches {minibatches}: choose minibatches of the run",
+                f"trace {name!r} has no work on minibatches {minibatches}; choose minibatches of the run",
             )
         rows += [
             {
@@ -171,7 +171,7 @@ def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> st
     own = work[(work >= minibatches[0]) & (work < minibatches[1])]
     others = sorted({*work} - {*own})
     sides = [[m for m in others if m < own.min()], [m for m in others if m > own.max()]]
-    beside = f"parts of {_numbered(*filter(None, sides))} fall into the same time" if others else ""
+    beside = f"also parts of {_numbered(*filter(None, sides))} at the same time" if others else ""
     return "; ".join(filter(None, [f"from the first forward to the last backward of {_numbered([*own])}", beside]))
 
 

@@ -93,7 +93,7 @@ class StagesPerDevice:
         self.note.value = _SMALL.format(sentence(told)) if told else ""
 
     def _of_schedule(self, schedule: str) -> str:
-        """What a schedule has to say about the slider, and what that stands in the way of."""
+        """Return the schedule's effect on the slider, and the controls that it disables."""
         fewest, most = self._allowed
         asked = max(2, self.slider.value) if most == 1 else self.slider.value
         try:
@@ -249,7 +249,7 @@ class SizeControls:
 
     def __init__(self, profile: Profile) -> None:
         known = bool(profile.origin.get("sample_sizes"))
-        tip = "how sizes of samples vary" + ("" if known else ": the profile does not say, so they are drawn")
+        tip = "variation of sample sizes" + ("" if known else ": not in the profile, so sizes are drawn at random")
         self.distribution = dropdown("sizes", [*([AS_PROFILED] if known else []), LOGNORMAL], tip)
         tip = "coefficient of variation of lognormal sizes: their standard deviation over their mean"
         self.variation = number_slider("variation", 0.5, _VARIATIONS, tip)

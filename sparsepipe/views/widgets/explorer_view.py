@@ -100,7 +100,7 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     """[what, value, explanation] of each number of all pipelines together."""
     told, free = answer.forecast, answer.undisturbed
     rule, who = rule_text(told.rule), answer.stragglers.clause()
-    run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
+    run = f"{number_of(len(answer.sizes), 'minibatch')}, including filling and draining"
     how = f"simulated, by {rule}, while {who or 'there is no straggler'}: {run}"
     found = [["together", rate_text(told.sum_of_paces, told.counted), how]]
     if who:

@@ -67,7 +67,7 @@ class Exporter:
     def export(self) -> list[Path]:
         """Write every figure; returns the paths. Raises InputError if nothing can be written or drawn."""
         if self.blocked:  # a click in a cell is not held up by a disabled button
-            raise InputError("export.blocked", f"nothing exported: {self.blocked}")
+            raise InputError("export.blocked", f"nothing was exported: {self.blocked}")
         self.button.disabled, self.told.value = True, "Drawing…"
         written: list[Path] = []
         try:

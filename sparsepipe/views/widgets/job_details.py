@@ -33,7 +33,7 @@ from .promised import MadeFor, samples_per_second
 _ALARMS = 5  # the newest that are shown
 # No red is read on light pages and on dark ones alike: what became lasting has a bar beside it, and bold numbers.
 _ALARM, _USUAL = "border-left:4px solid #D55E00;padding-left:6px;font-weight:600", ""
-_SHOWN = Html("<div style='opacity:.75'>Times as long as its profile says, for minibatches of their sizes</div>{}{}")
+_SHOWN = Html("<div style='opacity:.75'>Slowdown vs profile, for minibatches of the same sizes</div>{}{}")
 _TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 _DRIFT_ROW = Html(
     "<tr><td style='padding-right:10px'>{}</td><td style='padding-right:10px;{}'>{:.2f} ×</td><td>{}</td></tr>"

@@ -91,7 +91,7 @@ class JobLine:
         told = ""
         if earlier:
             other = ", ".join(self.differences(earlier))
-            told = f": {earlier.name}, the newest run of this name, has another {other}; see the table of runs"
+            told = f": {earlier.name}, the newest run of this name, differs in its {other}; see the table of runs"
         self.state.value = f"not launched{told}"
         self.progress.max, self.progress.value, self.progress.description, self.progress.bar_style = 1, 0, "", ""
         self._offer(running=False)

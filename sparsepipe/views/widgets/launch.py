@@ -126,7 +126,7 @@ class LaunchBoard(Shown):
         if name not in self.plans:
             raise InputError(
                 "board.plan_unknown",
-                f"the board has no plan {shown(name)}: the board has {', '.join(self.plans) or 'none'}",
+                f"the board has no plan {shown(name)}; choose one of its plans: {', '.join(self.plans) or 'none'}",
             )
         return self.settings.scheduled(self.plans[name])
 
@@ -148,9 +148,7 @@ class LaunchBoard(Shown):
 
     def _check_idle(self, name: str) -> None:
         if name in self.jobs and self.jobs[name].running:
-            raise InputError(
-                "board.job_running", f"job {name} is already running: cancel it first, or wait for its end"
-            )
+            raise InputError("board.job_running", f"job {name} is already running; cancel it, or wait until it ends")
 
     def at_work(self) -> list[str]:
         """The runs of this board's folder that are at work now, on the cores of this machine."""
@@ -164,8 +162,8 @@ class LaunchBoard(Shown):
         cores = len(os.sched_getaffinity(0))
         verb = "is" if len(others) == 1 else "are"
         self.question.ask(
-            f"{', '.join(others)} {verb} at work on the same {number_of(cores, 'core')}: both would be "
-            f"slower, and the throughput of {name} could be compared with no other run.",
+            f"{', '.join(others)} {verb} running on the same {number_of(cores, 'core')}: both would be "
+            f"slower, and the throughput of {name} would not be comparable with other runs.",
             self.offered.lines[name].go,
         )
         return True
@@ -227,7 +225,7 @@ class LaunchBoard(Shown):
         if name in running or name is None and len(running) == 1:
             return name or running[0]
         if name is not None:
-            raise InputError("board.job_not_running", f"job {name} is not running: launch it first")
+            raise InputError("board.job_not_running", f"job {name} is not running; launch it first")
         told = (
             f"jobs {', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
         )
@@ -285,7 +283,7 @@ class OfferedPlans:
 
     @property
     def of_unknown_batches(self) -> MadeFor:
-        """What a plan was made for of which only profile and devices are known."""
+        """Return the settings of a plan of which only profile and devices are known."""
         return MadeFor(0, None, self.profile, self.cluster)
 
     def add(self, name: str, plan: Plan, made_for: MadeFor | None = None) -> JobLine:

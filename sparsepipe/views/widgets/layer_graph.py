@@ -23,8 +23,8 @@ _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that
 _HIGH = 560  # pixels of the figure then
 _MOST_FOUND = 200
 _HOW = (
-    "Click a layer for its numbers, or find it by name or kind. Drag to move; the buttons that appear above the graph, "
-    "under the pointer or with the focus, zoom."
+    "Click a layer for its numbers, or find it by name or kind. Drag to move. The buttons above the graph "
+    "zoom; they appear on hover or focus."
 )
 _HEAD = (
     "device type",

@@ -25,7 +25,7 @@ _RANK = Html(
     "<tr><td style='padding-right:10px'>rank {}, stage {}</td><td style='width:210px;white-space:nowrap'>{}</td>"
     "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
 )
-_LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>the plan leaves it out</td></tr>")
+_LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>unused by the plan</td></tr>")
 _NO_LOG = Html("<i>rank {} has no warnings or errors</i>")
 _RANKS = Html("<div style='opacity:.75'>The last {:.0f} seconds</div>{}")
 _TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
@@ -113,7 +113,7 @@ def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str
     """Return (what the job is at and for how long still, minibatches done, minibatches in all; 0: not known yet)."""
     start = next((row for row in reversed(rows) if row["event"] == "start"), None)
     if start is None:
-        return "setting up: processes start, meet, and read their data", 0, 0
+        return "setting up: processes start, connect and read their data", 0, 0
     total, per_epoch = start["minibatches"], start["epoch_minibatches"]
     done = max((row["minibatch"] + 1 for row in rows if row["event"] == "step"), default=0)
     if not done:

@@ -372,7 +372,7 @@ def _check(profile: Profile, cluster: Cluster) -> None:
             kind = expected.__name__
             raise InputError(
                 "explorer.value_kind",
-                f"{given!r} given, expected a {kind}: {kind}.load(path) reads one",
+                f"{given!r} given, expected a {kind}; {kind}.load(path) loads it from a file",
                 given=given,
                 kind=kind,
             )
@@ -380,7 +380,7 @@ def _check(profile: Profile, cluster: Cluster) -> None:
         if name not in profile.device_types:
             raise InputError(
                 "profile.no_device_type",
-                f"the cluster has devices of type {name!r}, the profile knows {', '.join(profile.device_types)}: "
-                f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})",
+                f"the cluster has devices of type {name!r}, but the profile has {', '.join(profile.device_types)}; "
+                f"profile the model on a {name}, or rename the profile by profile.renamed({name!r})",
                 name=name,
             )

@@ -104,7 +104,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
 
 
 def graph_text(profile: Profile) -> str:
-    """Where the layers of a graph with branches stand; nothing for a chain, which the strip of layers shows."""
+    """Return the drawing of a graph with branches; empty for a chain, which the strip of layers shows."""
     graph = profile.graph
     if graph.is_chain or len(graph.layers) - len(graph.input_layers) == 1:
         return "{}"

@@ -101,11 +101,13 @@ class PlanSaver:
 
     def _board(self) -> Board:
         if self.board is None:
-            raise InputError("explorer.no_board", "no launch board: give board=LaunchBoard({}, config, runs='runs')")
+            raise InputError(
+                "explorer.no_board", "the explorer has no launch board; pass board=LaunchBoard({}, config, runs='runs')"
+            )
         return self.board
 
     def _made_for(self, answer: Answer | PipelinesAnswer) -> MadeFor:
-        """What the estimate holds for: no run's minibatches where boundaries are taken as compressed."""
+        """Return the settings for which the estimate is valid; none if boundaries are assumed compressed."""
         settings = answer.settings
         size = settings.batch_size or self.profile.batch_size or 0
         batch_size = size if settings.compression == 1 else 0

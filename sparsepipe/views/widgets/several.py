@@ -50,8 +50,8 @@ class HeldUp:
             return pipelines[self.pipeline]
         raise InputError(
             "straggler.pipeline_unknown",
-            f"straggler slow: pipeline {self.pipeline} does not exist; expected 0 to {len(pipelines) - 1}: lower it, "
-            "or raise pipelines",
+            f"straggler slow: pipeline {self.pipeline} does not exist, expected 0 to {len(pipelines) - 1}; lower it, "
+            "or plan more pipelines",
         )
 
 

@@ -159,7 +159,7 @@ def sizes_scene(asked: AskedSizes, forecast: SizesForecast) -> dict[str, object]
             _over(epoch, epoch.seconds),
             f"{_over(epoch, epoch.seconds):.2f} × balanced",
             edge_of(RUN_COLORS[k % len(RUN_COLORS)]),
-            f"An epoch of {epoch.minibatches} minibatches takes {duration(epoch.seconds)}, as many equal ones "
+            f"An epoch of {epoch.minibatches} minibatches takes {duration(epoch.seconds)}, with equal sizes "
             f"{duration(epoch.balanced_seconds)}. Distance from random order: {epoch.distance:z.2f} (sorted: 1).",
         ]
         for k, epoch in enumerate(forecast.orders)
@@ -184,11 +184,11 @@ def sizes_text(asked: AskedSizes, forecast: SizesForecast) -> str:
     """Return what was simulated, and what it rests on."""
     plan, unit = asked.answer.plan, asked.answer.problem.profile.size_unit
     whence = "as in the profile's data" if asked.cv is None else "lognormal"
-    several = f", of a minibatch {forecast.cv / asked.batch_size**0.5:.2f}" if asked.batch_size > 1 else ""
+    several = f" (of minibatches {forecast.cv / asked.batch_size**0.5:.2f})" if asked.batch_size > 1 else ""
     minibatches = forecast.orders[0].minibatches
     return (
         f"A sample has {forecast.mean:,.0f} {unit} on average; coefficient of variation {forecast.cv:.2f}{several}, "
-        f"{whence}. Simulated in {duration(forecast.seconds)}: {machine_text(plan)}, "
+        f"{whence}. Simulated on {machine_text(plan)} within {duration(forecast.seconds)}, "
         f"{number_of(minibatches, 'minibatch')} of {number_of(asked.batch_size, 'sample', ',')} in each order, "
         f"seed {SEED}."
     )
@@ -233,7 +233,7 @@ def _count(plan: Plan, batch_size: int) -> int:
         raise InputError(
             "explorer.epoch_too_long",
             f"{number_of(count, 'minibatch')} of {number_of(batch_size, 'sample', ',')} are too many for the "
-            "explorer: save the plan and run sparsepipe simulate --order",
+            "explorer; save the plan, then run `sparsepipe simulate --order`",
         )
     return count
 

@@ -162,12 +162,12 @@ def one_more(
     sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
     k = sizes.index(max(sizes))
     if sizes[k] < 2:
-        raise InputError("explorer.too_many_stages", "every stage has one layer already: no stage can be added")
+        raise InputError("explorer.too_many_stages", "cannot add a stage: every stage has only one layer")
     spare = {name: number - sum(group.get(name, 0) for group in groups) for name, number in counts.items()}
     free = next((name for name, number in spare.items() if number > 0), None)
     if free is None:
         raise InputError(
-            "explorer.no_free_device", "every device has a stage: raise a device slider, or take one from a stage"
+            "explorer.no_free_device", "every device is in use; raise a device slider, or remove a device from a stage"
         )
     own = [dict(group) for group in groups]
     return [*ends[:k], bounds[k] + sizes[k] // 2, *ends[k:]], [*own[: k + 1], {free: 1}, *own[k + 1 :]]
@@ -176,5 +176,5 @@ def one_more(
 def one_less(ends: Sequence[int], groups: Sequence[Group]) -> tuple[list[int], list[dict[str, int]]]:
     """Return them with one stage less: the last joins its neighbour. Raises InputError if there is one stage."""
     if len(groups) < 2:
-        raise InputError("explorer.one_stage", "a plan has at least one stage")
+        raise InputError("explorer.one_stage", "the last stage cannot be removed; a plan needs at least one")
     return list(ends[:-1]), [dict(group) for group in groups[:-1]]

@@ -108,7 +108,7 @@ def why(plan: Plan, problem: Problem) -> str:
         sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
         whose = "stages'" if several else "stage's"
         text = f"The {sets.format(where)} transfers take {duration(seconds)} per minibatch, "
-        text += f"the {whose} own work {duration(own.busy_seconds)}."
+        text += f"the {whose} computation takes {duration(own.busy_seconds)}."
     else:
         text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
     waiting = max(0.0, 1 - seconds / period)

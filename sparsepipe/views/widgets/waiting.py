@@ -123,7 +123,7 @@ class WaitingExplorer(Shown):
         self.messages.hold(reason)
         self.exporter.block(_NOT_SIMULATED if reason else "")
         last = "" if self.compared is None else f": {self.compared.note}, by {self.compared.rule}"
-        self.waiting.mark(f"the last that could be simulated{last}" if reason else "")
+        self.waiting.mark(f"the last settings that could be simulated{last}" if reason else "")
 
     def _noted(self) -> str:
         picked = self.controls

@@ -72,12 +72,12 @@ class Compared:
             free = self.undisturbed
             lost = _as_shown(free) - _as_shown(pace)  # so that a reader who subtracts finds the same
             share = float(lost) / free
-            cost = f"{lost:,f} of them ({share:.0%})" if share >= _NOTHING else "next to nothing"
+            cost = f"{lost:,f} of them ({share:.0%})" if share >= _NOTHING else "almost nothing"
             told = Html("{}, {} without the straggler: the straggler costs {}.")
             text = told.format(text, as_measured(free), cost)
         else:
             text = Html("{}; no straggler.").format(text)
-        waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "next to nothing"
+        waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "almost nothing"
         said = Html("{} Synchronization stalls cost {} of the {} of standalone pipelines; {}.")
         whole = said.format(text, waiting, as_measured(own), _averages(self.forecast))
         return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)

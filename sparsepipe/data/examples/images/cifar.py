@@ -66,7 +66,9 @@ class CifarPictures:
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise InputError(
-                "cifar.files_missing", f"{self.root}: no {', '.join(missing)}, expected all files of split {self.split}"
+                "cifar.files_missing",
+                f"{self.root}: {', '.join(missing)} is missing, expected all files of split {self.split}; fetch "
+                "the data set again",
             )
         return paths
 
@@ -78,7 +80,8 @@ class CifarPictures:
         names = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
         if len(names) != count:
             raise InputError(
-                "cifar.class_count", f"{path}: {len(names)} names of classes, expected {count}; correct or remove it"
+                "cifar.class_count",
+                f"{path}: has {len(names)} class names, expected {count}; correct or remove the file",
             )
         return names
 
@@ -89,7 +92,8 @@ class CifarPictures:
             place = int(np.argmax(labels >= self.variant.num_classes))
             raise InputError(
                 "cifar.label_out_of_range",
-                f"{self.file(place)}: label {labels[place]}, expected 0 to {self.variant.num_classes - 1}; fetch again",
+                f"{self.file(place)}: label {labels[place]}, expected 0 to {self.variant.num_classes - 1}; fetch the "
+                "file again",
             )
         return tuple(labels.tolist())
 
@@ -102,7 +106,7 @@ class CifarPictures:
         num_bytes, width = check_regular(path, what="a file of CIFAR"), self.variant.label_bytes + _PIXELS
         if not num_bytes or num_bytes % width:
             raise InputError(
-                "cifar.size_odd", f"{path}: {num_bytes} bytes, expected a multiple of {width}; fetch the file again"
+                "cifar.size_odd", f"{path}: has {num_bytes} bytes, expected a multiple of {width}; fetch the file again"
             )
         return np.frombuffer(read_bytes(path, what="a file of CIFAR"), dtype=np.uint8).reshape(-1, width)
 

@@ -51,7 +51,7 @@ class ImageExamples:
         given_integer(self.image_size, "image_size", least=0)
         if self.image_size > _LARGEST_SIDE:
             raise InputError(
-                "images.size_too_large", f"image_size {self.image_size} given, expected {_LARGEST_SIDE} at most"
+                "images.size_too_large", f"image_size {self.image_size} given, expected at most {_LARGEST_SIDE}"
             )
         named_augmentation(self.augmentation)
         _ = self.labels
@@ -187,7 +187,7 @@ def named_augmentation(name: str | None) -> Change | None:
     if name not in AUGMENTATIONS:
         raise InputError(
             "augmentation.unknown",
-            f"augmentation {name!r} given, expected one of {', '.join(AUGMENTATIONS)} for images",
+            f"unknown augmentation {name!r} for images, expected one of {', '.join(AUGMENTATIONS)}",
         )
     return AUGMENTATIONS[name]
 

@@ -23,7 +23,7 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
     from PIL import Image  # here: a listing of data sets need not wait for it
 
     if not check_regular(path, what="a picture"):
-        raise InputError("picture.empty", f"{path}: is empty, expected a picture; fetch it again or remove it")
+        raise InputError("picture.empty", f"{path}: is empty, expected a picture; fetch the file again, or remove it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata; what is too large is refused below
@@ -43,7 +43,8 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decoder's
             raise unreadable(path, error, what="a picture") from None
         raise InputError(
-            "picture.unreadable", f"{path}: cannot be read as a picture ({complaint(error)}); remove or replace it"
+            "picture.unreadable",
+            f"{path}: cannot be read as a picture ({complaint(error)}); remove or replace the file",
         ) from None
 
 
@@ -92,5 +93,5 @@ def _check_size(path: Path, width: int, height: int) -> None:
 def _too_large(path: Path, size: str) -> InputError:
     return InputError(
         "picture.too_large",
-        f"{path}: a picture of {size} pixels, expected {_MOST_PIXELS} at most; remove it or make it smaller",
+        f"{path}: the picture has {size} pixels, expected at most {_MOST_PIXELS}; remove it, or reduce its size",
     )

@@ -45,11 +45,12 @@ class FolderPictures:
         if missing:
             raise InputError(
                 "images.class_folder_missing",
-                f"{self.folder}: no folder {missing[0]}, which is a class of the training split; add it",
+                f"{self.folder}: has no folder {missing[0]}, although the training split has this class; add the "
+                "folder",
             )
         if not found:
             raise InputError(
-                "images.none", f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its class folders; add some"
+                "images.none", f"{self.folder}: its class folders contain no pictures ({', '.join(SUFFIXES)}); add some"
             )
         return found
 
@@ -112,7 +113,7 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
         if twins := duplicate_names(sorted({*classes, *_classes(folder)})):
             raise InputError(
                 "images.classes_alike",
-                f"{folder}: classes {twins}; expected different names: rename one, or merge them",
+                f"{folder}: classes {twins}; rename one, or merge them",
             )
     if split == "train":
         return FolderPictures(there["train"], split, classes, cache)
@@ -125,12 +126,10 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
     if strange:
         raise InputError(
             "images.class_unknown",
-            f"{root}: {strange[0]} is no class of {there['train'].name}, expected the same classes in both",
+            f"{root}: class {strange[0]} does not occur in {there['train'].name}; give both splits the same classes",
             name=there["train"].name,
         )
-    raise InputError(
-        "images.no_test_folder", f"{root}: no folder test or val with classes' folders in it, expected one; add it"
-    )
+    raise InputError("images.no_test_folder", f"{root}: has no folder test or val with class folders; add one")
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

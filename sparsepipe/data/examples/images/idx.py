@@ -44,8 +44,8 @@ class IdxPictures:
         if len(labels) != len(self._images):
             raise InputError(
                 "idx.label_count",
-                f"{self.labels_file}: {len(labels)} labels for the {len(self._images)} images of "
-                f"{self.images_file.name}, expected one for each; fetch both again",
+                f"{self.labels_file}: has {len(labels)} labels for the {len(self._images)} images of "
+                f"{self.images_file.name}, expected one label per image; fetch both files again",
             )
         if not len(labels):
             raise InputError("idx.no_images", f"{self.images_file}: contains no images, expected at least one")
@@ -61,7 +61,8 @@ class IdxPictures:
         if 0 in images.shape[1:]:
             raise InputError(
                 "idx.image_size_zero",
-                f"{self.images_file}: images of {images.shape[1]} x {images.shape[2]} pixels, expected some",
+                f"{self.images_file}: its images have {images.shape[1]} x {images.shape[2]} pixels, expected at "
+                "least 1 x 1",
             )
         return images
 
@@ -93,7 +94,8 @@ def opened(root: Path, split: str) -> IdxPictures:
             state = number_of(len(paths), "file") if paths else "no file"
             example = f"{_SPLITS[split][0]}-{what}-idx{3 if what == 'images' else 1}-ubyte"
             raise InputError(
-                "idx.files_of_split", f"{root}: {state} of the {what} of split {split}, expected one, such as {example}"
+                "idx.files_of_split",
+                f"{root}: contains {state} of the {what} of split {split}, expected one, such as {example}",
             )
     return IdxPictures(there["images"][0], there["labels"][0], split)
 
@@ -105,12 +107,14 @@ def read_idx(path: Path, *, axes: int) -> np.ndarray:
     if len(data) < start or data[:2] != b"\0\0" or data[3] != axes:
         raise InputError("idx.malformed", f"{path}: not an idx file of {axes} axes; give an idx file of MNIST")
     if data[2] != _UNSIGNED_BYTES:
-        raise InputError("idx.dtype_unknown", f"{path}: holds numbers of type {data[2]}, expected unsigned bytes (8)")
+        raise InputError(
+            "idx.dtype_unknown", f"{path}: contains numbers of type {data[2]}, expected unsigned bytes (type 8)"
+        )
     shape = tuple(np.frombuffer(data[:start], dtype=">u4", offset=4).tolist())
     claimed, given = math.prod(shape), len(data) - start
     if given != claimed:
         remedy = "fetch the file again" if given < claimed else "repair its head"
         raise InputError(
-            "idx.size_differs", f"{path}: {given} bytes of content, expected {claimed} as in its header; {remedy}"
+            "idx.size_differs", f"{path}: has {given} bytes of content, but its header declares {claimed}; {remedy}"
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

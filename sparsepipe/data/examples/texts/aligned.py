@@ -59,8 +59,8 @@ class AlignedTexts:
         if len(sources) != len(targets):
             raise InputError(
                 "texts.line_count",
-                f"{self.target_file}: {len(targets)} lines for {len(sources)} of {self.source_file.name}, expected one "
-                "for each, its translation; align them again",
+                f"{self.target_file}: has {len(targets)} lines for {len(sources)} of {self.source_file.name}, "
+                "expected one translation per line; align the files again",
             )
         wanted = {"all": None, "held-out": True, "not-held-out": False}[self.rule]
         chosen = [
@@ -70,7 +70,7 @@ class AlignedTexts:
         ]
         if not chosen:
             raise InputError(
-                "texts.no_pairs", f"{self.source_file}: no pair of lines for split {self.split}, expected some"
+                "texts.no_pairs", f"{self.source_file}: has no pair of lines for split {self.split}; add some"
             )
         return [source for source, _ in chosen], [target for _, target in chosen]
 
@@ -92,18 +92,20 @@ def opened(root: Path, split: str, source: str | None, target: str | None) -> Al
     others = [language for language in languages if language != source]
     if source in languages and target is None and len(others) > 1:
         raise InputError(
-            "texts.language_undecided", f"{root}: texts in {', '.join(languages)}; name the target_language"
+            "texts.language_undecided",
+            f"{root}: contains texts in {', '.join(languages)}; set target_language to one of them",
         )
     target = target or others[0]
     for language in (source, target):
         if language not in languages:
             raise InputError(
                 "texts.language_unknown",
-                f"{root}: no training text in {language!r}, expected one of {', '.join(languages)}",
+                f"{root}: has no training text in {language!r}, expected one of {', '.join(languages)}",
             )
     if source == target:
         raise InputError(
-            "texts.languages_equal", f"{root}: {source} is source and target, expected two of {', '.join(languages)}"
+            "texts.languages_equal",
+            f"{root}: language {source} is both source and target, expected two of {', '.join(languages)}",
         )
     there = (texts.get(name, {}) for name in ("test", "validation"))
     testing = next((files for files in there if {source, target} <= files.keys()), None)
@@ -128,7 +130,7 @@ def read_lines(path: Path) -> list[str]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise InputError("texts.not_utf8", f"{path}: line {line} is no UTF-8; convert the file") from None
+        raise InputError("texts.not_utf8", f"{path}: line {line} is not valid UTF-8; convert the file") from None
     except OSError as error:
         raise InputError("file.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     lines = [line.strip() for line in text.split("\n")]

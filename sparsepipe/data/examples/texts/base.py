@@ -17,7 +17,10 @@ class TextExamples:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        raise InputError("texts.no_classes", f"{self.root}: its {self.pieces} have no class")
+        raise InputError(
+            "texts.no_classes",
+            f"{self.root}: its {self.pieces} have no classes; use a data set with a folder per class",
+        )
 
     @property
     def targets_are_labels(self) -> bool:

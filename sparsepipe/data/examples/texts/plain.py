@@ -41,7 +41,7 @@ class PlainTexts:
             whole = [document for place, document in enumerate(whole) if (place % EVERY == EVERY - 1) == self.part]
         if not whole:
             raise InputError(
-                "texts.no_documents", f"{self.files[0].parent}: no document for split {self.split}, expected some text"
+                "texts.no_documents", f"{self.files[0].parent}: has no document for split {self.split}; add one"
             )
         return [[sentence for line in document for sentence in sentences(line)] for document in whole]
 

@@ -47,7 +47,7 @@ def files_of(root: Path, split: str) -> tuple[tuple[Path, ...], bool | None]:
     if split == "test" and testing:
         return tuple(testing), None
     if not by_split["train"]:
-        raise InputError("shards.no_training", f"{root}: no shard for training, only for testing; add some")
+        raise InputError("shards.no_training", f"{root}: has test shards but no training shards; add some")
     return tuple(by_split["train"]), None if testing else split == "test"
 
 
@@ -71,11 +71,11 @@ def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
         missing = [name for name, link in links.items() if link is None]
         if missing:
             raise InputError(
-                "shards.array_missing", f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}"
+                "shards.array_missing", f"{path}: has no array {', '.join(missing)}, expected {', '.join(ARRAYS)}"
             )
         if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
             raise InputError(
-                "shards.array_is_link", f"{path}: one of its arrays is a link, expected arrays in the file itself"
+                "shards.array_is_link", f"{path}: one of its arrays is a link; store all arrays in the file itself"
             )
         arrays = {name: file[name] for name in ARRAYS}
         for name, array in arrays.items():
@@ -89,7 +89,7 @@ def _check(path: Path, name: str, array: object) -> None:
 
     if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
         raise InputError(
-            "shards.not_whole_numbers", f"{path}: {name} is no array of whole numbers; make the shard again"
+            "shards.not_whole_numbers", f"{path}: {name} is not an array of whole numbers; create the shard again"
         )
     check_storage(path, name, array)
 
@@ -97,16 +97,17 @@ def _check(path: Path, name: str, array: object) -> None:
 def _check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     words, masked = shapes["input_ids"], shapes["masked_lm_positions"]
     if len(words) != 2 or 0 in words or words[1] > _MOST_LENGTH:
-        raise InputError("shards.input_shape", f"{path}: input_ids is {list(words)}, expected [samples, words]")
+        raise InputError("shards.input_shape", f"{path}: input_ids has shape {list(words)}, expected [samples, words]")
     if len(masked) != 2 or masked[0] != words[0]:
         raise InputError(
             "shards.position_shape",
-            f"{path}: masked_lm_positions is {list(masked)}, expected [{words[0]}, masked words]",
+            f"{path}: masked_lm_positions has shape {list(masked)}, expected [{words[0]}, masked words]",
         )
     wanted: dict[str, set[tuple[int, ...]]] = {"input_mask": {words}, "segment_ids": {words}, "masked_lm_ids": {masked}}
     wanted["next_sentence_labels"] = {words[:1], (words[0], 1)}
     for name, allowed in wanted.items():
         if shapes[name] not in allowed:
             raise InputError(
-                "shards.array_shape", f"{path}: {name} is {list(shapes[name])}, expected {[*min(allowed, key=len)]}"
+                "shards.array_shape",
+                f"{path}: {name} has shape {list(shapes[name])}, expected {[*min(allowed, key=len)]}",
             )

@@ -47,7 +47,7 @@ class ShardExamples(TextExamples):
     def __post_init__(self) -> None:
         if not len(self):
             raise InputError(
-                "shards.no_samples", f"{self.root}: no sample for split {self.split} in its shards; add a test shard"
+                "shards.no_samples", f"{self.root}: its shards have no samples for split {self.split}; add a test shard"
             )
 
     @cached_property
@@ -77,7 +77,7 @@ class ShardExamples(TextExamples):
         if len(lengths) > 1:
             raise InputError(
                 "shards.lengths_differ",
-                f"{self.root}: shards of sequences of {sorted(lengths)} words, expected one length",
+                f"{self.root}: its shards have sequences of {sorted(lengths)} words, expected only one length",
             )
         return lengths.pop()
 
@@ -158,7 +158,7 @@ class ShardExamples(TextExamples):
         elif not bool(np.isin(types, (0, 1)).all()) or follows not in (0, 1):
             problem = "a segment or next-sentence label other than 0 and 1"
         if problem:
-            raise InputError("shards.sample_damaged", f"{path}: sample {row} has {problem}; make the shard again")
+            raise InputError("shards.sample_damaged", f"{path}: sample {row} has {problem}; create the shard again")
         return MaskedSample(words, types, told, follows)
 
     def _shard(self, path: Path) -> dict[str, np.ndarray]:

@@ -111,7 +111,7 @@ class TranslationExamples(TextExamples):
         if not len(chosen):
             raise InputError(
                 "texts.no_pairs",
-                f"{self._texts.source_file}: no pair within sequence_length {room + 1}; give a larger one",
+                f"{self._texts.source_file}: has no pair within sequence_length {room + 1}; raise it",
             )
         source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen.tolist()) for side in sides)
         return source, target

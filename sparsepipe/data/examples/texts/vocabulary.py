@@ -86,7 +86,7 @@ def opened_vocabulary(
         return _read(expanded(given), special, read())
     given_integer(size, "vocabulary_size", least=_LEAST)
     if size > _MOST:
-        raise InputError("vocabulary.too_large", f"vocabulary_size {size} given, expected {_MOST} at most")
+        raise InputError("vocabulary.too_large", f"vocabulary_size {size} given, expected at most {_MOST}")
     key = sample_key(cache, files, {"what": "vocabulary", "size": size, "special": special, **facts})
     if cache is None or key is None:
         return Vocabulary(_trained(read(), size, special), special)
@@ -158,21 +158,22 @@ def _read(path: Path, special: tuple[str, ...], lines: Sequence[str]) -> Vocabul
         raise
     except Exception as error:  # tokenizers raises Exception itself
         raise InputError(
-            "vocabulary.malformed", f"{path}: not a vocabulary of tokenizers ({complaint(error)}); train another"
+            "vocabulary.malformed",
+            f"{path}: not a vocabulary file of the tokenizers library ({complaint(error)}); train another vocabulary",
         ) from None
     lacking = [token for token in special if vocabulary.tokenizer.token_to_id(token) is None]
     if lacking or vocabulary.id(special[0]) != 0:
         what = f"has no {', '.join(lacking)}" if lacking else f"numbers {special[0]} {vocabulary.id(special[0])}"
         raise InputError(
             "vocabulary.special_tokens",
-            f"{path}: {what}, expected the special tokens {', '.join(special)} first; train another",
+            f"{path}: {what}, expected the special tokens {', '.join(special)} first; train another vocabulary",
         )
     ids = vocabulary.encoded(lines[:_LOOKED_AT]).ids
     unknown = float((ids == vocabulary.id(special[1])).mean()) if len(ids) else 0.0
     if unknown > _MOST_UNKNOWN:
         raise InputError(
             "vocabulary.of_other_text",
-            f"{path}: is a vocabulary for another text: {unknown:.0%} of the subwords here are not among its {size}; "
-            "omit it to train a vocabulary on this text",
+            f"{path}: belongs to another text: it lacks {unknown:.0%} of the subwords here (it has {size}); omit it "
+            "to train a vocabulary on this text",
         )
     return vocabulary

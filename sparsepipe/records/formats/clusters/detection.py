@@ -59,31 +59,32 @@ def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
     provider = document.get("provider")
     if not isinstance(provider, Mapping):
         raise InputError(
-            "hostfile.provider_malformed", f"provider = {shown(provider)}: expected type: local, head_ip and worker_ips"
+            "hostfile.provider_malformed",
+            f"provider is {shown(provider)}, expected type: local, head_ip and worker_ips",
         )
     if provider.get("type") != "local":
         raise InputError(
             "hostfile.provider_type",
-            f"provider type {shown(provider.get('type'))} starts machines itself: expected local, with head_ip and "
-            "worker_ips",
+            f"provider type {shown(provider.get('type'))} is not supported; use type local with head_ip and worker_ips",
         )
     if unknown := [key for key in provider if key not in _RAY_KEYS]:
         raise InputError(
-            "hostfile.provider_key", f"provider has {shown(unknown[0])}: expected {', '.join(sorted(_RAY_KEYS))}"
+            "hostfile.provider_key",
+            f"provider has the unknown key {shown(unknown[0])}, expected {', '.join(sorted(_RAY_KEYS))}",
         )
     workers = provider.get("worker_ips") or []
     if not isinstance(workers, list):
-        raise InputError("hostfile.workers_malformed", f"worker_ips = {shown(workers)}: expected a list of hosts")
+        raise InputError("hostfile.workers_malformed", f"worker_ips is {shown(workers)}, expected a list of hosts")
     names = [provider.get("head_ip"), *workers]
     if wrong := [name for name in names if not isinstance(name, str) or not name]:
         raise InputError(
             "hostfile.host_malformed",
-            f"host {shown(wrong[0])}: expected a name or an address for head_ip and each of worker_ips",
+            f"host {shown(wrong[0])}: expected head_ip and each entry of worker_ips to be a name or an address",
         )
     auth = document.get("auth") or {}
     user = auth.get("ssh_user") if isinstance(auth, Mapping) else None
     if user is not None and not isinstance(user, str):
-        raise InputError("hostfile.user_malformed", f"ssh_user = {shown(user)}: expected a name")
+        raise InputError("hostfile.user_malformed", f"ssh_user is {shown(user)}, expected a user name")
     count = _devices(document.get("available_node_types") or {})
     return tuple(Host(name, count, f"{user}@{name}" if user else "") for name in names)
 
@@ -92,7 +93,7 @@ def _devices(types: object) -> int:
     """The GPUs of a host, which are the same for all: the local provider knows one type of node."""
     if not isinstance(types, Mapping):
         raise InputError(
-            "hostfile.node_types_malformed", f"available_node_types = {shown(types)}: expected a table of types"
+            "hostfile.node_types_malformed", f"available_node_types is {shown(types)}, expected a table of node types"
         )
     counts = set()
     for name, kind in types.items():
@@ -100,13 +101,14 @@ def _devices(types: object) -> int:
         if not isinstance(resources, Mapping):
             raise InputError(
                 "hostfile.node_types_malformed",
-                f"available_node_types: {shown(name)} = {shown(kind)}: expected resources: {{GPU: N}}",
+                f"available_node_types: {shown(name)} is {shown(kind)}, expected resources: {{GPU: N}}",
             )
         counts.add(integer(resources.get("GPU", 1), f"{shown(name)}: GPU", least=1, most=MOST_DEVICES))
     if len(counts) > 1:
         raise InputError(
             "hostfile.heterogeneous_types",
-            f"node types of {', '.join(map(str, sorted(counts)))} GPUs: hosts of a local cluster must be identical",
+            f"node types have {', '.join(map(str, sorted(counts)))} GPUs, but a local cluster needs identical hosts; "
+            "use one node type",
         )
     return counts.pop() if counts else 1
 
@@ -201,7 +203,7 @@ def kind_of(path: Path | str) -> str:
             return "dnn-partitioning"
         raise InputError(
             "hostfile.json_unknown",
-            f"{path}: of JSON, only graphs of dnn-partitioning describe a cluster; expected one of them, or TOML",
+            f"{path}: this JSON file describes no cluster; give a dnn-partitioning graph or a TOML file",
         )
     if path.suffix in (".yml", ".yaml"):
         return _kind_of_yaml(path)
@@ -223,8 +225,8 @@ def _kind_of_yaml(path: Path) -> str:
     if len(matching_kinds) != 1:
         raise InputError(
             "hostfile.yaml_unknown",
-            f"{path}: expected nodes: as in SDPipe, machines: as in PipeDream and SparsePipe, or provider: as in Ray; "
-            "a hostfile has lines such as 'gpu1 slots=4'",
+            f"{path}: unknown YAML file, expected a key nodes (SDPipe), machines (PipeDream, SparsePipe) or provider "
+            "(Ray); a hostfile has lines such as 'gpu1 slots=4'",
         )
     return matching_kinds[0]
 
@@ -294,18 +296,18 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
                 if host.name in lines:
                     raise InputError(
                         "hostfile.host_twice",
-                        f"host {shown(host.name)} is listed twice, first in line {lines[host.name]}: list it once, "
+                        f"host {shown(host.name)} is listed twice, first in line {lines[host.name]}; list it once, "
                         "with slots=N for all its devices",
                     )
                 lines[host.name] = number
                 hosts.append(host)
             if len(hosts) > MOST_DEVICES:
-                raise InputError("hostfile.too_many_hosts", f"more than {MOST_DEVICES} hosts: correct the ranges")
+                raise InputError("hostfile.too_many_hosts", f"more than {MOST_DEVICES} hosts; correct the host ranges")
         except InputError as error:
             raise error.within(f"{path}:{number}: ") from None
     if not hosts:
         raise InputError(
-            "hostfile.no_hosts", f"{path}: contains no hosts: expected one line per host, such as 'gpu1 slots=4'"
+            "hostfile.no_hosts", f"{path}: lists no hosts, expected one line per host, such as 'gpu1 slots=4'"
         )
     return tuple(hosts)
 
@@ -317,7 +319,7 @@ def _hosts(words: list[str]) -> list[Host]:
         if not equals or key not in _KNOWN:
             raise InputError(
                 "hostfile.slots_malformed",
-                f"{shown(word)} after host {shown(words[0])}: expected slots=N, a host a line",
+                f"{shown(word)} follows host {shown(words[0])}, expected slots=N and one host per line",
             )
         count = _count(words[0], key, value)
         slots = count if key == _KNOWN[0] else slots
@@ -336,7 +338,9 @@ def _destinations(text: str) -> list[str]:
     if not (colon and number.isascii() and number.isdigit()):
         listed, number = text, ""
     if ":" in listed:
-        raise InputError("hostfile.host_malformed", f"host {shown(text)}: expected host:port or slots=N, a host a line")
+        raise InputError(
+            "hostfile.host_malformed", f"host {shown(text)}: expected host:port or slots=N, one host per line"
+        )
     return [f"{name}:{number}" if number else name for name in expand(listed)]
 
 
@@ -356,8 +360,8 @@ def _host(text: str, slots: int | None) -> Host:
         host = destination._replace(port=None)
         raise InputError(
             "hostfile.number_undecided",
-            f"host {shown(text)}: is {number} the number of devices or the ssh port? Write '{host} slots={number}' or "
-            f"'{destination} slots=1'",
+            f"host {shown(text)}: it is unclear if {number} is a device count or an ssh port; write '{host} "
+            f"slots={number}' or '{destination} slots=1'",
         )
     ssh = destination._replace(port=port)
     return Host(ssh.host, slots or 1, str(ssh) if ssh.user or ssh.port else "")
@@ -367,6 +371,6 @@ def _count(host: str, key: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 7 and 1 <= int(value) <= MOST_DEVICES):
         raise InputError(
             "hostfile.slots_malformed",
-            f"host {shown(host)} has {key} = {shown(value)}: expected a whole number, 1 or more",
+            f"host {shown(host)} has {key} = {shown(value)}, expected a whole number of at least 1",
         )
     return int(value)

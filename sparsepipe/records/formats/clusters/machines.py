@@ -33,11 +33,11 @@ def hosts_of_machines(path: Path, document: Mapping[str, Any]) -> tuple[Host, ..
 
 def _hosts(entries: object) -> tuple[Host, ...]:
     if not isinstance(entries, list) or not entries:
-        raise InputError("machines.malformed", f"machines = {shown(entries)}: expected a list of {_FORM}")
+        raise InputError("machines.malformed", f"machines is {shown(entries)}, expected a list of {_FORM}")
     if len(entries) > MOST_DEVICES:
         raise InputError(
             "hostfile.too_many_devices",
-            f"machines lists {number_of(len(entries), 'GPU')}, expected {MOST_DEVICES} at most",
+            f"machines lists {number_of(len(entries), 'GPU')}, expected at most {MOST_DEVICES}; list fewer GPUs",
         )
     devices_by_host: dict[str, list[int]] = {}
     last = None
@@ -46,13 +46,13 @@ def _hosts(entries: object) -> tuple[Host, ...]:
         if host in devices_by_host and host != last:
             raise InputError(
                 "machines.host_scattered",
-                f"machines[{index}]: host {shown(host)} comes again after {shown(last)}: list all GPUs of a host "
+                f"machines[{index}]: host {shown(host)} occurs again after {shown(last)}; list all GPUs of a host "
                 "together, because ranks are numbered by host",
             )
         if gpu in devices_by_host.setdefault(host, []):
             raise InputError(
                 "machines.device_twice",
-                f"machines[{index}]: {shown(entry)} is listed twice: each GPU is one rank; remove one entry",
+                f"machines[{index}]: {shown(entry)} is listed twice, but each GPU is one rank; remove one entry",
             )
         devices_by_host[host].append(gpu)
         last = host
@@ -62,5 +62,5 @@ def _hosts(entries: object) -> tuple[Host, ...]:
 def _entry(place: int, entry: object) -> tuple[str, int]:
     host, colon, gpu = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
     if not host or not colon or not (gpu.isascii() and gpu.isdigit() and len(gpu) < 6):
-        raise InputError("machines.malformed", f"machines[{place}] = {shown(entry)}: expected {_FORM}")
+        raise InputError("machines.malformed", f"machines[{place}] is {shown(entry)}, expected {_FORM}")
     return host, int(gpu)

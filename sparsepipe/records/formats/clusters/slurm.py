@@ -52,16 +52,17 @@ def cluster_of_hosts(hosts: Sequence[Host], unsaid: Unsaid) -> Cluster:
     Raises InputError for no hosts, two of one name, and more devices than a cluster may have.
     """
     if not hosts:
-        raise InputError("hostfile.no_hosts", "contains no hosts: expected at least one")
+        raise InputError("hostfile.no_hosts", "the file lists no hosts, expected at least one")
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
         raise InputError(
-            "hostfile.host_twice", f"host {shown(twice)} is listed twice: list it once, with all its devices"
+            "hostfile.host_twice", f"host {shown(twice)} is listed twice; list it once, with all its devices"
         )
     if (count := sum(host.num_devices for host in hosts)) > MOST_DEVICES:
         raise InputError(
-            "hostfile.too_many_devices", f"{shown(count)} devices, expected {MOST_DEVICES} at most: correct the counts"
+            "hostfile.too_many_devices",
+            f"{shown(count)} devices, expected at most {MOST_DEVICES}: correct the device counts",
         )
     kind = DeviceType(unsaid.device_type, unsaid.memory_bytes)
     made = (
@@ -94,7 +95,7 @@ def expand(text: str) -> tuple[str, ...]:
         names += _hosts(part)
         if len(names) > MOST_DEVICES:
             raise InputError(
-                "hostfile.too_many_hosts", f"{shown(text)} is more than {MOST_DEVICES} hosts: correct the range"
+                "hostfile.too_many_hosts", f"{shown(text)} gives more than {MOST_DEVICES} hosts; correct the host range"
             )
     return tuple(names)
 
@@ -110,8 +111,8 @@ def hosts_of_job(variables: Mapping[str, str]) -> tuple[Host, ...]:
         if names is None:
             raise InputError(
                 "slurm.not_a_job",
-                f"SLURM_JOB_NODELIST{suffix} is not set: this is not a Slurm job; run the command within sbatch or "
-                "salloc",
+                f"SLURM_JOB_NODELIST{suffix} is not set, so this is not a Slurm job; run the command within sbatch "
+                "or salloc",
             )
         counts = _read(variables, suffix, _TASK_COUNTS, partial(_counts, num_hosts=len(names)))
         counts = counts or [_read(variables, suffix, _COUNTS_OF_ALL, _count_of_all) or 1] * len(names)
@@ -132,8 +133,8 @@ def _suffixes(variables: Mapping[str, str]) -> list[str]:
         if count != str(len(numbers)) or numbers != set(range(len(numbers))):
             raise InputError(
                 "slurm.group_count",
-                f"{size} = {shown(count)}, and the job has SLURM_JOB_NODELIST{group}N for N = "
-                f"{sorted(numbers)[:8]}: expected one for each component, from 0; run the command in the batch script",
+                f"{size} is {shown(count)}, but the job has SLURM_JOB_NODELIST{group}N only for N = "
+                f"{sorted(numbers)[:8]}; run the command in the batch script",
             )
         if numbers:
             return [f"{group}{number}" for number in sorted(numbers)]
@@ -165,7 +166,7 @@ def _split(text: str) -> list[str]:
     if depth or not all(part.strip() for part in parts):
         raise InputError(
             "slurm.hosts_malformed",
-            f"{shown(text)} is not a list of hosts: expected a list such as gpu[01-03,07],login",
+            f"{shown(text)} is not a list of hosts, expected one such as gpu[01-03,07],login",
         )
     return [part.strip() for part in parts]
 
@@ -179,7 +180,7 @@ def _hosts(part: str) -> list[str]:
     if count > MOST_DEVICES:
         raise InputError(
             "hostfile.too_many_hosts",
-            f"{shown(part)} is {number_of(count, 'host')}, expected {MOST_DEVICES} at most: correct the range",
+            f"{shown(part)} is {number_of(count, 'host')}, expected at most {MOST_DEVICES}: correct the range",
         )
     return ["".join(chosen) for chosen in product(*choices)]
 
@@ -193,17 +194,18 @@ def _numbers(ranges: str, part: str) -> list[str]:
         if int(first) > int(last):
             raise InputError(
                 "slurm.range_malformed",
-                f"{shown(part)}: range {shown(range_text)}: expected such as 01-03, the smaller number first",
+                f"{shown(part)}: malformed range {shown(range_text)}, expected a range such as 01-03 with the "
+                "smaller number first",
             )
         if int(last) - int(first) >= MOST_DEVICES:
             raise InputError(
                 "hostfile.too_many_hosts",
-                f"{shown(part)}: range {shown(range_text)} is more than {MOST_DEVICES} hosts: correct it",
+                f"{shown(part)}: range {shown(range_text)} gives more than {MOST_DEVICES} hosts; correct it",
             )
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         if len(numbers) > MOST_DEVICES:
             raise InputError(
-                "hostfile.too_many_hosts", f"{shown(part)}: more than {MOST_DEVICES} hosts: correct its ranges"
+                "hostfile.too_many_hosts", f"{shown(part)}: more than {MOST_DEVICES} hosts; correct the host ranges"
             )
     return numbers
 
@@ -214,14 +216,14 @@ def _counts(text: str, num_hosts: int) -> list[int]:
     for count_text in text.split(","):
         match = _TASKS.fullmatch(count_text)
         if not match or int(match[1]) < 1 or int(match[2] or 1) > MOST_DEVICES:
-            raise InputError("slurm.counts_malformed", "expected such as 2(x3),1")
+            raise InputError("slurm.counts_malformed", "expected counts such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
         if len(counts) > num_hosts:
             break
     if len(counts) != num_hosts:
         raise InputError(
             "slurm.count_differs",
-            f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}",
+            f"is for {number_of(len(counts), 'host')}, but the host list has {num_hosts}",
             num_hosts=num_hosts,
         )
     return counts
@@ -231,5 +233,5 @@ def _count_of_all(text: str) -> int:
     """A count of every host: `4`, or of GPUs by their types, `a100:2,v100:1`."""
     counts = [count_text.rpartition(":")[2] for count_text in text.split(",")]
     if not all(count.isascii() and count.isdigit() and len(count) < 6 for count in counts):
-        raise InputError("slurm.devices_malformed", "expected such as 4 or a100:4")
+        raise InputError("slurm.devices_malformed", "expected a device count such as 4 or a100:4")
     return sum(map(int, counts))

@@ -11,7 +11,7 @@ _MOST_SHARES = 1000  # that are remembered
 
 
 class Layout:
-    """Where each of some named tensors lies in a vector of float32 on the CPU, in the order of their names."""
+    """Positions of named tensors in a float32 vector on the CPU, ordered by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.shapes = {name: tensors[name].shape for name in sorted(tensors)}

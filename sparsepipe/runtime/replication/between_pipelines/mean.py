@@ -27,7 +27,7 @@ from .reduction import Part, Reduction, Reductions, Share
 
 
 class Mean(NamedTuple):
-    """What a merge has come to."""
+    """Result of a merge."""
 
     values: Tensor  # float32 [elements of the rank]
     bytes: int  # sent and received by this rank
@@ -127,7 +127,7 @@ def _versions(facts: Mapping[str, Any]) -> dict[int, int]:
     try:
         return {int(member): int(version) for member, version in facts["versions"]}
     except (KeyError, TypeError, ValueError):
-        raise PacketMismatch("mean.no_versions", "a mean without its members' versions") from None
+        raise PacketMismatch("mean.no_versions", "a mean lacks the versions of its members") from None
 
 
 @dataclass(eq=False)

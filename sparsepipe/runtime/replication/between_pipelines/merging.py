@@ -10,7 +10,7 @@ from ....values.replication.base import Merge
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What a rank has put forward, on its way to a merge."""
+    """Contribution of a rank, on its way to a merge."""
 
     number: int  # among those of its pipeline
     update: int  # after which its pipeline contributed
@@ -20,7 +20,7 @@ class Contribution:
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """What a merge has come to for one rank."""
+    """Result of a merge for one rank."""
 
     correction: Tensor  # what to add to the newest weights and buffers
     result: Tensor | None = None  # what is to be where the snapshot was: to be taken as it is where nobody trained on
@@ -43,7 +43,7 @@ class Merging(Protocol):
         ...
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:
-        """What a merge has come to is in the weights now; None: it came to nothing."""
+        """Note that the result of a merge is now in the weights; None: it has no result."""
         ...
 
     def state(self) -> dict[str, Tensor]:

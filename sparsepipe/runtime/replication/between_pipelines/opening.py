@@ -31,7 +31,7 @@ _ASK_SECONDS = 0.5
 
 @dataclass(eq=False)
 class ExchangingGradients:
-    """What the first replica of a stage has to exchange with other pipelines, for all of the stage's replicas."""
+    """Gradient exchange with other pipelines by the first replica of a stage, for all its replicas."""
 
     gradients: MeanExchange
     last: MeanExchange  # of weights, where a run ends
@@ -159,7 +159,7 @@ class GradientAverager:
 
     @property
     def settled(self) -> Settled:
-        """Where the averages of this stage stand."""
+        """Averaging state of this stage."""
         return Settled(self._update, self._version, self._contributions.samples)
 
     def go_on(self, settled: Settled) -> None:
@@ -403,7 +403,7 @@ class StageAverager:
 
     @property
     def settled(self) -> Settled:
-        """Where the averages of this stage stand, once it is settled."""
+        """Averaging state of this stage, once it is settled."""
         return Settled(self._update, self._version, self._contributions.samples)
 
     def go_on(self, settled: Settled) -> None:

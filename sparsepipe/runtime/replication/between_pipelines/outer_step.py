@@ -180,7 +180,7 @@ def outer_state(
 
 @dataclass(eq=False)
 class Exchanging:
-    """What the first replica of a stage has to exchange with other pipelines, for all of the stage's replicas."""
+    """Exchange with other pipelines by the first replica of a stage, for all its replicas."""
 
     contributions: Contributions
     merging: Merging
@@ -220,7 +220,7 @@ class Waited:
 
 
 class Runner(Protocol):
-    """What is asked of the runner of a stage's layers."""
+    """Interface of the runner of a stage's layers."""
 
     @property
     def is_last(self) -> bool: ...
@@ -231,7 +231,7 @@ class Runner(Protocol):
 
 
 class Place(Protocol):
-    """What is asked of where a replica stands."""
+    """Interface of a replica's position."""
 
     @property
     def stage(self) -> int: ...

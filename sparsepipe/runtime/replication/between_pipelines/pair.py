@@ -30,7 +30,7 @@ class Served:
 
 
 class Offer:
-    """What a rank offers to those that draw it as a partner: a copy of its newest weights, and a lock of a moment.
+    """Offer of a rank to those that draw it as a partner: a copy of its newest weights, and a lock of a moment.
 
     The partner's half of what a pair changes is added to the copy at once, so that the next to come meets it, and to
     the weights themselves after their next update. It answers "pair".
@@ -87,9 +87,9 @@ def known(facts: Mapping[str, Any], layout: Layout) -> Sequence[str]:
     """Return the names of a request, all of which are in a layout. Raises PacketMismatch."""
     names = facts.get("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PacketMismatch("pair.no_names", "a request without names")
+        raise PacketMismatch("pair.no_names", "a pair request lacks the tensor names")
     if len(set(names)) < len(names) or not layout.places.keys() >= set(names):
-        raise PacketMismatch("pair.tensors_unknown", "a request for unknown tensors")
+        raise PacketMismatch("pair.tensors_unknown", "a pair request names unknown tensors")
     return names
 
 
@@ -159,4 +159,4 @@ def _merge(facts: Mapping[str, Any]) -> Merge:
             int(facts["partner"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise PacketMismatch("pair.no_merge", "a pair without its merge") from None
+        raise PacketMismatch("pair.no_merge", "a pair message lacks its merge number") from None

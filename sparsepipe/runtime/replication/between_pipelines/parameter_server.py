@@ -69,9 +69,11 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, int]:
     """Return the tensors of a request, with how many elements each has. Raises PacketMismatch."""
     sizes = facts.get("sizes")
     if not isinstance(sizes, dict) or not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
-        raise PacketMismatch("push.no_sizes", "a push without sizes")
+        raise PacketMismatch("push.no_sizes", "a push message lacks the sizes")
     if sum(sizes.values()) > _MOST_ELEMENTS:
-        raise PacketMismatch("push.size_out_of_range", f"a push of {sum(sizes.values())} elements")
+        raise PacketMismatch(
+            "push.size_out_of_range", f"a push message has {sum(sizes.values())} elements, which is out of range"
+        )
     return sizes
 
 

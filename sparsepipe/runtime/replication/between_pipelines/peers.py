@@ -29,7 +29,7 @@ class Link:
         try:
             told = receive(self._connection, lambda facts: 0, seconds=seconds_left(deadline)).facts.get("tensors")
             if not isinstance(told, dict) or not all(isinstance(size, int) for size in told.values()):
-                raise PacketMismatch("peer.no_tensors", "a rank without its list of tensors")
+                raise PacketMismatch("peer.no_tensors", "a rank's message lacks its list of tensors")
         except BaseException:
             self._connection.close()
             raise
@@ -74,7 +74,7 @@ class Route:
 
 @dataclass(eq=False)
 class Peers:
-    """Where the tensors of this rank are in the other pipelines, with a connection to each rank that has some."""
+    """Ranks of other pipelines that hold this rank's tensors, with a connection to each."""
 
     coordinator: Coordinator
     sizes: Mapping[str, int]  # of this rank's tensors

@@ -24,7 +24,7 @@ _REMEMBERED = 1000  # merges that are over
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one rank of a member contributes to another rank's share."""
+    """Contribution of one rank of a member to another rank's share."""
 
     pipeline: int
     names: tuple[str, ...]
@@ -206,13 +206,15 @@ class Reductions:
         """Return the tensors of a request, and which share of how many this rank reduces."""
         names, index, count = facts.get("names"), facts.get("index"), facts.get("count")
         if not all(isinstance(facts.get(key), int) for key in ("merge", "pipeline", "version")):
-            raise PacketMismatch("merge.no_numbers", "a part of a merge without numbers")
+            raise PacketMismatch("merge.no_numbers", "a merge message lacks the values")
         if not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
-            raise PacketMismatch("merge.share_unknown", f"a part of a merge for share {index!r} of {count!r}")
+            raise PacketMismatch(
+                "merge.share_unknown", f"a merge message names the unknown share {index!r} of {count!r}"
+            )
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise PacketMismatch("merge.no_names", "a part of a merge without names")
+            raise PacketMismatch("merge.no_names", "a merge message lacks the tensor names")
         if len(set(names)) < len(names) or not self._layout.places.keys() >= set(names):
-            raise PacketMismatch("merge.tensors_unknown", "a part of a merge with unknown tensors")
+            raise PacketMismatch("merge.tensors_unknown", "a merge message names unknown tensors")
         return tuple(names), (index, count)
 
 
@@ -241,7 +243,7 @@ def packed_bytes(facts: Mapping[str, Any]) -> int:
     """Return how long the payload is that these facts describe. Raises PacketMismatch if they describe none."""
     total = sum(math.prod(shape) * kind.itemsize for _, kind, shape in _described(facts))
     if total > _MOST_BYTES:
-        raise PacketMismatch("tensors.too_large", f"tensors of {total} bytes")
+        raise PacketMismatch("tensors.too_large", f"a message declares tensors of {total} bytes, which is too large")
     return total
 
 
@@ -259,9 +261,9 @@ def _described(facts: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[in
     try:
         told = [(str(name), _TYPES[kind], [int(size) for size in shape]) for name, kind, shape in facts["tensors"]]
     except (KeyError, TypeError, ValueError):
-        raise PacketMismatch("tensors.undescribed", "tensors that are not described") from None
+        raise PacketMismatch("tensors.undescribed", "a message does not describe its tensors") from None
     if any(size < 0 for _, _, shape in told for size in shape):
-        raise PacketMismatch("tensors.size_negative", "tensors with sizes below 0")
+        raise PacketMismatch("tensors.size_negative", "a message declares tensors with negative sizes")
     return told
 
 
@@ -284,7 +286,7 @@ class Contributions:
 
     @property
     def samples(self) -> int:
-        """What the pipeline trained on since its last contribution; 0 on ranks that do not decide on them."""
+        """Samples of the pipeline since its last contribution; 0 on ranks that do not decide on them."""
         return self._samples if self._leads else 0
 
     def go_on(self, samples: int) -> None:

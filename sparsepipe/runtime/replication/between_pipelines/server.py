@@ -110,7 +110,7 @@ class Server:
     def _payload_bytes(self, facts: Mapping[str, Any]) -> int:
         what = facts.get("what")
         if not isinstance(what, str) or what not in self._handlers:
-            raise PacketMismatch("message.kind_unknown", f"a request for {what!r}")
+            raise PacketMismatch("message.kind_unknown", f"a request has the unknown kind {what!r}")
         return self._handlers[what].payload_bytes(facts)
 
     @contextmanager

@@ -60,7 +60,7 @@ class StateDesk:
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
         if not isinstance(facts.get("update"), int):
-            raise PacketMismatch("state.no_update", "a request for a state without an update")
+            raise PacketMismatch("state.no_update", "a state request lacks its update number")
         return 0
 
     def answer(self, request: Message) -> tuple[Mapping[str, Any], Tensor]:
@@ -164,7 +164,7 @@ def _ask(link: Link, update: int, deadline: float) -> Message:
     link.ask({"what": "state", "update": update}, NO_PAYLOAD, deadline=deadline)
     answer = link.answer(0, deadline=deadline)
     if not isinstance(answer.facts.get("update"), int):
-        raise PacketMismatch("state.no_update", "a rank without its update number")
+        raise PacketMismatch("state.no_update", "a rank's message lacks its update number")
     return answer
 
 

@@ -18,7 +18,7 @@ _ASK_SECONDS = 0.5  # for which the coordinator is asked at once whether a merge
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What has become of a contribution."""
+    """Outcome of a contribution."""
 
     contribution: Contribution
     merge: Merge

@@ -55,7 +55,7 @@ class MachineWatch:
         """
         now, totals = time.monotonic(), self._totals()
         if not totals.get("ran") and self._before.get("ran"):
-            raise InputError("watch.process_gone", f"process {self.pid} has ended; name a running process")
+            raise InputError("watch.process_gone", f"process {self.pid} has ended; give the id of a running process")
         seconds = max(_LEAST_SECONDS, now - self._at)
         grown = {name: max(0.0, total - self._before.get(name, total)) for name, total in totals.items()}
         self._at, self._before = now, totals
