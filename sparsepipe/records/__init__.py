@@ -7,7 +7,7 @@ from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
 from .plans import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
-from .torch_jobs import is_from_torch, load_torch_trace
+from .torch_jobs import load_torch_trace
 
 __all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]
 
@@ -34,12 +34,9 @@ def load_trace(path: Path | str) -> Trace:
         guides/traces_and_what_if, `replay`, `what_if`
     """
     path = expanded(path)
-    if path.is_dir():
-        is_run = (path / "plan.json").exists() or not any(path.glob("*.json*"))
-        return RunRecord.load(path).trace() if is_run else load_torch_trace(path)
-    if not path.exists() and any(character in str(path) for character in "*?["):
-        return load_torch_trace(path)
-    return load_torch_trace(path) if path.is_file() and is_from_torch(path) else Trace.load(path)
+    if path.is_dir() and ((path / "plan.json").exists() or not any(path.glob("*.json*"))):
+        return RunRecord.load(path).trace()
+    return load_torch_trace(path)
 
 
 __getattr__, __dir__ = lazy_names(globals(), {}, folders=("formats", "provenance", "sinks"))

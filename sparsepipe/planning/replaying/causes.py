@@ -37,7 +37,8 @@ _COMMUNICATION = ("average", "send", "transfer")  # of which an even one takes t
 _TRANSFERS = ("send", "transfer")
 _EXPLAINS = 0.8  # of the loss, of what is called its cause
 _NOTHING = 1.03  # a slow-down below which there is nothing to look for
-_NAMED = 0.05  # of the step, which the cause of a torch job costs at least: below, such traces are not exact
+_NAMED = 0.1  # of the step, which the cause of a torch job costs at least
+_MOST_OF = 0.5, 2.0  # of a torch job's loss, what a cause accounts for, and how many times as much as any other
 _SLOW = 1.1  # times as long as others with the same layers, from which on a rank of several pipelines is named
 _KEPT = "minibatches stay where they were trained here: what pipelines gain that take them by pace is not told"
 _AT_ONCE = 16  # variants: so that they stay in the processor's cache
@@ -331,14 +332,39 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> tuple[Part | N
     parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
     for category in ("loader", "link", "rank", "stage", copies.word, "launch", "transfer", "size", "operation"):
         matching_parts = [part for part in parts if part.category == category]
-        if matching_parts and found.share(worst := max(matching_parts, key=found.share)) >= _EXPLAINS:
-            if known.step_ranges and found.cost_of(worst) < _NAMED:
-                continue
+        if not matching_parts:
+            continue
+        worst = max(matching_parts, key=found.share)
+        if _dominates(worst, parts, found) if known.step_ranges else found.share(worst) >= _EXPLAINS:
             if causes := _sentence(worst, found, known, copies):
                 return worst, causes
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
+    if known.step_ranges:  # of those that overlap, the largest
+        ranked = list({_family(part): part for part in sorted(parts, key=found.share)}.values())
+        ranked.sort(key=found.share, reverse=True)
     causes = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
-    return None, f"no single cause: of the time lost against an even step, {causes or 'no part accounts for any'}"
+    dear = f" costs {_NAMED:.0%} of a step" if known.step_ranges else ""
+    causes = causes or "no part accounts for any"
+    return None, f"no single cause{dear}: of the time lost against an even step, {causes}"
+
+
+def _dominates(part: Part, parts: Iterable[Part], found: WhatIf) -> bool:
+    """Return whether a part of a torch job is worth a name: some of its loss is transfers, which are never free."""
+    rivals = max((found.share(other) for other in parts if _family(other) != _family(part)), default=0.0)
+    same = (found.share(other) for other in parts if other.category == part.category and other != part)
+    least, times = _MOST_OF
+    share = found.share(part)
+    most = share >= _EXPLAINS or (share >= least and share >= times * max(rivals, *same, 0.0))
+    return most and found.cost_of(part) >= _NAMED
+
+
+def _family(part: Part) -> str:
+    """What overlaps: devices, loaders, communication, launches or sizes."""
+    if part.category in _OF_DEVICES:
+        return "device"
+    if part.category == "loader" or part == Part("operation", "load"):
+        return "loader"
+    return "communication" if part.category in ("link", "transfer", "operation") else part.category
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:

@@ -31,9 +31,10 @@ _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,12})")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|\bdata_?load(?:er|ing)?\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 _ACTION = re.compile(r"(Forward|Backward) (\d{1,6})$|PP:(\d{1,6})([FBIW])(\d{1,6})$")
-_DIRECT = {"send", "recv", "recvAnySource"}
+_DIRECT = {"send", "recv", "recvAnySource", "coalesced", "SendRecv"}  # NCCL joins what is sent and received at once
 _RESUMES = 0.002  # seconds in which a host's thread goes on after what it waited for
 _RECORDED = 0.003  # seconds by which the end of an exchange may be recorded after the rank goes on
+_TICK = 5e-6  # seconds by which the times of kernels are exact
 _MOST_STEPS = 100_000
 
 
@@ -79,6 +80,11 @@ class Exchange(NamedTuple):
     def direct(self) -> bool:
         """Return whether it is between two ranks."""
         return self.name in _DIRECT
+
+    @property
+    def receives(self) -> bool:
+        """Return whether something may come with it from another rank."""
+        return self.direct and self.name != "send"
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,6 +329,7 @@ def _waits(
     for it just before or goes on just after; on a device, if what follows is `launched` before that.
     """
     waits = [(call.end, call.end) for call, _ in calls]
+    late = _RECORDED if launched is None else _TICK
     done = float("-inf")
     for k in sorted(range(len(calls)), key=lambda k: calls[k][0].end):
         call, longest = calls[k][0], 0.0
@@ -330,7 +337,7 @@ def _waits(
         while place >= 0:
             before = float(ends[place - 1]) if place else float("-inf")
             after = float(begins[place]) if place < len(begins) else float("inf")
-            if after < call.end - _RECORDED:
+            if after < call.end - late:
                 break
             since, until = max(before, call.start, done), min(after, call.end)
             if launched is not None:
@@ -340,8 +347,6 @@ def _waits(
                 is_wait = call.name in _DIRECT or soon or call.start >= before - _RESUMES
             if is_wait and until - since > longest:
                 longest, waits[k] = until - since, (since, until)
-            if launched is not None:
-                break
             place -= 1
         done = max(done, waits[k][1]) if longest else done
     return waits

@@ -154,6 +154,7 @@ class _Window:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
         self._count = 0
         self.text, self.at, self.ended = "", 0, False
+        self.waited = 0  # characters read since a value was decoded
 
     def _too_large(self) -> InputError:
         return InputError(
@@ -168,7 +169,8 @@ class _Window:
         """Append the next part of the file. Raises InputError if too much text was left unread, or it is damaged."""
         if self.ended:
             return False
-        if len(self.text) - self.at > _MOST_EVENT_CHARACTERS:
+        self.waited += _CHUNK
+        if self.waited > _MOST_EVENT_CHARACTERS:
             raise InputError(
                 "trace.event_too_large",
                 f"{self.path}: no event ends within {_MOST_EVENT_CHARACTERS >> 20} MiB; "
@@ -208,14 +210,14 @@ class _Window:
 
 def _values(window: _Window, what: str) -> Any:
     """Decode the value on which the window stands, and pass it."""
-    scan = json.JSONDecoder().scan_once
+    scan = json.JSONDecoder().raw_decode
     while True:
         try:
             value, end = scan(window.text, window.at)
             if end < len(window.text) or window.ended:  # a number may go on in the next part
-                window.at = end
+                window.at, window.waited = end, 0
                 return value
-        except (ValueError, StopIteration):
+        except ValueError:
             if window.ended:
                 raise window.truncated(f"in {what}") from None
         window.read_more()
@@ -224,9 +226,9 @@ def _values(window: _Window, what: str) -> Any:
 def _listed(window: _Window) -> Iterator[Any]:
     """The members of the list on which the window stands."""
     window.at += 1
-    scan, skipped, count = json.JSONDecoder().scan_once, _SKIPPED.match, 0
+    scan, skipped, count = json.JSONDecoder().raw_decode, _SKIPPED.match, 0
     while True:
-        text, at = window.text, window.at
+        text, at, before = window.text, window.at, count
         try:
             while True:
                 match = skipped(text, at)
@@ -237,8 +239,9 @@ def _listed(window: _Window) -> Iterator[Any]:
                 event, at = scan(text, at)
                 count += 1
                 yield event
-        except (ValueError, StopIteration):
+        except ValueError:
             window.at = at
+            window.waited = 0 if count > before else window.waited
             if not window.read_more():
                 raise window.truncated(f"behind event {count:,}") from None
         if count > _MOST_EVENTS:
@@ -272,6 +275,12 @@ def _members(window: _Window) -> Iterator[tuple[str, Any]]:
             yield from (("", event) for event in _listed(window))
         else:
             yield name, _values(window, shown(name))
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is gzipped."""
+    with path.open("rb") as handle:
+        return handle.read(2) == b"\x1f\x8b"
 
 
 def is_from_torch(path: Path) -> bool:

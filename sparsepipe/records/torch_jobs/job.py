@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...util.text.counting import number_of
 from ...values.trace import Span, Trace
 from .activity import Activity, Exchange, Piece, activity_of
-from .events import is_from_torch, read_rank, unpacked
+from .events import is_from_torch, is_packed, read_rank, unpacked
 
 _MOST_FILES = 4096
 _PATTERN = re.compile(r"[*?\[]")
@@ -36,11 +36,11 @@ _MEETS = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barri
 def load_torch_trace(path: Path) -> Trace:
     """Read a trace of torch.profiler: a file, a folder with a file for each rank, or a pattern such as "rank*.json.gz".
 
-    A gzipped Chrome trace of this project is read, too. Raises InputError in one line for what is neither.
+    A file that is none of these is read as a trace of this project, gzipped or not. Raises InputError in one line.
     """
     files = _files(path)
     if len(files) == 1 and not is_from_torch(files[0]):
-        return Trace.from_chrome(unpacked(files[0]))
+        return Trace.from_chrome(unpacked(files[0])) if is_packed(files[0]) else Trace.load(files[0])
     return _joined(_of_ranks([activity_of(read_rank(file)) for file in files]))
 
 
@@ -289,7 +289,7 @@ def _sender(activity: Activity, kind: str) -> int:
     """The rank from which most of the work of `kind` receives; -1 unknown."""
     counts: defaultdict[int, int] = defaultdict(int)
     for exchange in activity.exchanges:
-        if exchange.name.startswith("recv") and exchange.peer >= 0:
+        if exchange.receives and exchange.peer >= 0:
             piece = _next(activity.pieces, exchange.end)
             if piece is not None and piece.kind == kind:
                 counts[exchange.peer] += 1
@@ -324,14 +324,14 @@ def _assumptions(ranks: Mapping[int, Activity]) -> list[str]:
 
 
 def _unknown(ranks: Mapping[int, Activity]) -> list[str]:
+    notes = []
+    if any(not exchange.direct for activity in ranks.values() for exchange in activity.exchanges):
+        notes.append("which link slows a collective, because all of its ranks are done at the same time")
     world = max(activity.world_size for activity in ranks.values())
-    if world <= len(ranks):
-        return []
-    missing = world - len(ranks)
-    return [
-        f"{number_of(missing, 'rank')} of {world} missing: time in collectives is transfer or waiting for a rank that "
-        "was not given; which of them, their traces would show"
-    ]
+    if world > len(ranks):
+        missing = number_of(world - len(ranks), "rank")
+        notes.append(f"{missing} of {world}: time in collectives is transfer, or waiting for a rank without a trace")
+    return notes
 
 
 class _Spans:
@@ -382,9 +382,9 @@ class _Spans:
             yield from self._of_piece(rank, piece, cuts)
         waits: dict[str, Span] = {}  # one for each forward or backward, whatever it receives
         for exchange in activity.exchanges:
-            if exchange.name.startswith("recv") and exchange.asked < exchange.end:
-                piece = _next(activity.pieces, exchange.end)
-                for span in self._waited(rank, exchange, piece) if piece is not None else ():
+            if exchange.receives and exchange.asked < exchange.end:
+                needed = _next(activity.pieces, exchange.end)
+                for span in self._waited(rank, exchange, needed) if needed is not None else ():
                     first = waits.setdefault(span.name, span)
                     waits[span.name] = span._replace(start=min(first.start, span.start), end=max(first.end, span.end))
         yield from waits.values()
