@@ -48,7 +48,7 @@ _MOST_PARTS = 256  # of a category: those with the most to explain
 class Part(NamedTuple):
     """Part that may be slow: a stage, replica, pipeline, rank, kind of operation; all launches, transfers, sizes.
 
-    Of a torch job, too: the loader of a rank, and the link between two ranks, such as "2 to 3".
+    Of a torch job, too: the loader of a rank, the link between two ranks, such as "2 to 3", and all communication.
     """
 
     category: str
@@ -231,6 +231,7 @@ def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[
                 yield Part(category, key), mask & computes if known.step_ranges and category in _OF_DEVICES else mask
     yield Part("transfer"), np.isin(kinds, _TRANSFERS)
     if known.step_ranges:
+        yield Part("communication"), np.isin(kinds, _COMMUNICATION)
         yield from _loaders_and_links(known, kinds)
 
 
@@ -330,7 +331,7 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> tuple[Part | N
     parts = [part for part in found.without if not (part.category == "operation" and part.key in computes)]
     counts = Counter(part.category for part in parts)  # the only rank, stage or replica is no slower than any other
     parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
-    for category in ("loader", "link", "rank", "stage", copies.word, "launch", "transfer", "size", "operation"):
+    for category in _order(copies):
         matching_parts = [part for part in parts if part.category == category]
         if not matching_parts:
             continue
@@ -346,6 +347,12 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> tuple[Part | N
     dear = f" costs {_NAMED:.0%} of a step" if known.step_ranges else ""
     causes = causes or "no part accounts for any"
     return None, f"no single cause{dear}: of the time lost against an even step, {causes}"
+
+
+def _order(copies: Copies) -> tuple[str, ...]:
+    """The categories of parts, the narrowest first."""
+    devices = ("rank", "stage", copies.word)
+    return ("loader", "link", *devices, "launch", "transfer", "size", "operation", "communication")
 
 
 def _dominates(part: Part, parts: Iterable[Part], found: WhatIf) -> bool:
@@ -364,7 +371,8 @@ def _family(part: Part) -> str:
         return "device"
     if part.category == "loader" or part == Part("operation", "load"):
         return "loader"
-    return "communication" if part.category in ("link", "transfer", "operation") else part.category
+    computes = part.category == "operation" and part.key in (*COMPUTE, "update")
+    return "communication" if part.category in ("link", "transfer", "operation") and not computes else part.category
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
@@ -416,8 +424,9 @@ def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
 
 def _name(part: Part) -> str:
     names = {"launch": "delays of launches", "transfer": "transfers", "size": "sizes of microbatches that vary"}
+    names["communication"] = "communication"
     if part.category == "operation":
-        return "data loaders of all ranks" if part.key == "load" else str(part.key)
+        return "data loaders of all ranks" if part.key == "load" else f"{part.key}"
     if part.category == "loader":
         return f"data loader of rank {part.key}"
     if part.category == "link":
