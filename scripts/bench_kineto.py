@@ -5,7 +5,7 @@
 
 Processes exchange real tensors over gloo. They compute by sleeping, so that a loaded machine changes little. A slow
 link limits the bandwidth of what one process reads from its sockets (a library before libc, made by the C compiler).
-The cost of a cause is the step's time with it, less that of the same job without it; the line gives both and the load.
+Each job trains some steps with the cause and then as many without it: what removing it saves is measured in one job.
 """
 
 import argparse
@@ -58,8 +58,8 @@ ssize_t recv(int fd, void *buffer, size_t count, int flags) {
 """
 
 
-def network(cause: str, rank: int, *, pipelined: bool) -> "nn.Module":
-    """Return a block, whose forward and backward take as long as the cause wants it on this rank."""
+def network(cause: str, rank: int, active: list[bool], *, pipelined: bool) -> "nn.Module":
+    """Return a block, whose forward and backward take as long as the cause, while active, wants it on this rank."""
     import torch
     from torch import nn
 
@@ -81,9 +81,12 @@ def network(cause: str, rank: int, *, pipelined: bool) -> "nn.Module":
             self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
 
         def forward(self, x):
-            size = SIZES[(self.calls + (0 if pipelined else 2 * rank)) % len(SIZES)] if cause == "size" else 1.0
+            size = slow = 1.0
+            if cause == "size" and active[0]:
+                size = SIZES[(self.calls + (0 if pipelined else 2 * rank)) % len(SIZES)]
+            if cause == "rank" and rank == 1 and active[0]:
+                slow = 2.0
             self.calls += 1
-            slow = 2.0 if cause == "rank" and rank == 1 else 1.0
             return Sleeping.apply(torch.relu(self.linear(x)), slow * size)
 
     return Block() if pipelined else nn.Sequential(*(Block() for _ in range(BLOCKS)))
@@ -135,22 +138,29 @@ def worker(kind: str, cause: str, rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=KINDS[kind])
     pipelined = kind in ("1f1b", "gpipe")
-    block = network(cause, rank, pipelined=pipelined)
+    active = [True]
+    block = network(cause, rank, active, pipelined=pipelined)
     module, train = pipeline(kind, block, rank) if pipelined else data_parallel(kind, block)
 
     class Samples(Dataset):
         def __len__(self):
-            return WARMUP + STEPS
+            return 2 * (WARMUP + STEPS)
 
         def __getitem__(self, index):
-            if cause == "loader" and rank == 0:
+            if cause == "loader" and rank == 0 and index < WARMUP + STEPS:
                 time.sleep(LOADER_SECONDS)
             return torch.full((ROWS * (MICROBATCHES if pipelined else 1), WIDTH), 0.01)
 
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    handler = tensorboard_trace_handler(str(folder / "traces"), worker_name=f"rank{rank}", use_gzip=True)
-    plan = schedule(wait=0, warmup=WARMUP, active=STEPS, repeat=1)
-    with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=handler) as profiler:
+
+    def write(profiler):
+        folder_now = folder / ("traces" if active[0] else "without")
+        tensorboard_trace_handler(str(folder_now), worker_name=f"rank{rank}", use_gzip=True)(profiler)
+        active[0] = False
+        os.environ.pop("SLOW_LINK_BYTES_PER_SECOND", None)
+
+    plan = schedule(wait=0, warmup=WARMUP, active=STEPS, repeat=2)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=write) as profiler:
         for batch in DataLoader(Samples(), batch_size=None):
             optimizer.zero_grad()
             train(batch)
@@ -202,13 +212,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         base = options.keep or Path(temporary)
         for kind in options.kinds:
-            usual = 0.0
             for cause in sorted(options.causes, key=CAUSES.index):
+                traces = run_job(kind, cause, base / f"{kind}-{cause}")
                 load = os.getloadavg()[0]
-                answer = sp.what_if(sp.load_trace(run_job(kind, cause, base / f"{kind}-{cause}")))
+                answer = sp.what_if(sp.load_trace(traces))
                 seconds = answer.measured_seconds
-                usual = seconds if cause == "none" else usual
-                measured = (seconds - usual) / seconds if usual else float("nan")
+                measured = 1 - sp.what_if(sp.load_trace(traces.with_name("without"))).measured_seconds / seconds
                 print(
                     f"{kind:6} {cause:7} load {load:4.1f}  step {seconds:.3f} s  cost measured {measured:6.1%}  "
                     f"answered {answer.cost:6.1%}  {answer.culprit}",

@@ -360,11 +360,6 @@ def _on_host(
     engine = set(np.unique(events.backward.columns()[2]).tolist()) | {main}
     on_thread = np.isin(threads, list(engine))
     starts, ends = starts[on_thread], ends[on_thread]
-    order = np.lexsort((-ends, starts))
-    starts, ends = starts[order], ends[order]
-    if len(starts):  # operators around others are no work of their own: a wait can be inside
-        leaf = np.concatenate([starts[1:] >= ends[:-1], [True]])
-        starts, ends = starts[leaf], ends[leaf]
     asked = _waits(*_merged(starts, ends), calls, None)
     waits = sorted(wait for wait in asked if wait[0] < wait[1])
     pieces = []

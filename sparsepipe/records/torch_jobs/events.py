@@ -47,7 +47,8 @@ _KERNELS = {"kernel", "Kernel", "gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "privateuse1_runtime"}
 _COMMUNICATION = re.compile(r"(?:gloo|nccl|mpi|ucc|hccl|xccl):")
 _COMMUNICATION_KERNEL = re.compile(r"(?:nccl|rccl|mscclKernel)", re.IGNORECASE)
-_WAITS = re.compile(r"wait_tensor|::barrier|monitored_barrier")
+# In these operators, as in those of the autograd engine around others, a rank may wait.
+_WAITS = re.compile(r"wait_tensor|::barrier|monitored_barrier|RegisterPostBackward")
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -115,8 +116,8 @@ class RankEvents:
         issued: Communication as threads issued it, by annotations such as "gloo:all_reduce".
         described: The same by "record_param_comms", which has groups and peers.
         kernels_of_communication: The same as a device ran it.
-        operators: All operators of all threads.
-        backward: Operators that the autograd engine ran.
+        operators: Operators of all threads.
+        backward: Operators of the autograd engine, around those that it runs.
         kernels: Kernels and copies without those of communication.
         launches: Calls of the device's runtime.
     """
@@ -389,11 +390,10 @@ class _Reader:
         if is_operator:
             if name == "record_param_comms":
                 self._listed(self._events.described, _call(name, start, end, thread, arguments))
+            elif name.startswith(_BACKWARD):
+                self._events.backward.add(start, end, thread, _whole(arguments.get("Sequence number"), 2**62))
             elif not _WAITS.search(name):
-                number = _whole(arguments.get("Sequence number"), 2**62)
-                self._events.operators.add(start, end, thread, number)
-                if name.startswith(_BACKWARD):
-                    self._events.backward.add(start, end, thread, number)
+                self._events.operators.add(start, end, thread, _whole(arguments.get("Sequence number"), 2**62))
         elif is_kernel:
             if _COMMUNICATION_KERNEL.match(name):
                 self._listed(self._events.kernels_of_communication, _call(name, start, end, thread, arguments))
