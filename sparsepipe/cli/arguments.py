@@ -279,7 +279,8 @@ def _one_trace(verb: Parser) -> None:
         "file",
         type=expanded,
         metavar="FILE",
-        help="trace: a run's folder or its name in runs/, a Chrome trace, or a job's operations (.parquet)",
+        help="trace: a run's folder or its name in runs/, a Chrome trace, torch.profiler's traces (file, folder or "
+        "pattern), or a job's operations (.parquet)",
     )
 
 

@@ -83,7 +83,7 @@ def export(options: argparse.Namespace) -> Answer:
 def _opened(options: argparse.Namespace) -> Trace:
     given = options.file
     path = given if given.is_file() else run_folder(given)
-    if not (path.exists() or path.suffix):  # a name, which no run has
+    if not (path.exists() or path.suffix or "*" in path.name):  # a name, which no run has
         path = RunRecord.load(path).folder
     trace = load_trace(path)
     if not trace.spans:

@@ -7,6 +7,7 @@ from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
 from .plans import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
+from .torch_jobs import load_torch_trace
 
 __all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]
 
@@ -15,7 +16,8 @@ def load_trace(path: Path | str) -> Trace:
     """Read the trace of a run.
 
     Args:
-        path: Run directory, Chrome trace written by sparsepipe, or parquet file of operations.
+        path: Run directory; Chrome trace written by sparsepipe; traces of torch.profiler (.json or .json.gz: a file,
+            a folder with a file for each rank, or a pattern such as "traces/rank*"); or parquet file of operations.
 
     Returns:
         The trace.
@@ -32,7 +34,9 @@ def load_trace(path: Path | str) -> Trace:
         guides/traces_and_what_if, `replay`, `what_if`
     """
     path = expanded(path)
-    return RunRecord.load(path).trace() if path.is_dir() else Trace.load(path)
+    if path.is_dir() and ((path / "plan.json").exists() or not any(path.glob("*.json*"))):
+        return RunRecord.load(path).trace()
+    return load_torch_trace(path)
 
 
 __getattr__, __dir__ = lazy_names(globals(), {}, folders=("formats", "provenance", "sinks"))

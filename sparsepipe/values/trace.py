@@ -268,7 +268,8 @@ def _step(value: Any, what: str) -> list[int]:
 # Facts that a Chrome trace has, too: what is missing, and what held ranks up on purpose. Of a job that others traced:
 # its `steps`, its own names of `operations`, and whether a transfer needs both ranks at once, `rendezvous`. Of several
 # pipelines: the ranks of each, `pipelines`, and of each stage, counted over all of them, the first that has the same
-# layers, `like_stages`.
+# layers, `like_stages`. Of a torch job: `joined`, its steps overlap and are looked at as a whole; what was `assumed` to
+# read it, what such a trace leaves `unknown`, and by how many seconds the clocks of ranks may differ, `clock_error`.
 _TOLD = {
     "left_out": fields({"minibatches": each(_pair), "spans": integer, "seconds": real}),
     "held_up": text,
@@ -277,6 +278,10 @@ _TOLD = {
     "rendezvous": flag,
     "pipelines": each(each(integer)),
     "like_stages": each(integer),
+    "joined": flag,
+    "assumed": each(text),
+    "unknown": each(text),
+    "clock_error": real,
 }
 _SOURCES = ("simulated", "replayed", "measured")
 _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart

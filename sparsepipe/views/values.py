@@ -305,12 +305,14 @@ def _(found: WhatIf) -> Page:
     for part in sorted(found.without, key=found.share, reverse=True):
         name = " ".join(map(str, filter(lambda word: word != "", part)))
         rows.append((name, f"{found.by[part]:.3f} ×", f"{found.without[part]:.4f}", f"{found.share(part):.0%}"))
-    columns = ("what", "slowdown caused by this part", "step time without it (s)", "of the time lost")
+    notes = [found.culprit, *(f"assumed: {note}" for note in found.assumed)]
+    notes += [f"unknown: {note}" for note in found.unknown]
+    columns = ("what", "slowdown caused by this part", "step without it (s)", "of the time lost")
     headline = (
         f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without launch delays, "
         f"{found.even_seconds:.4f} s if equal operations took equal times: {found.slowdown:.3f} × as long"
     )
-    return Page(headline, [Section(Table(columns, rows).first(), notes=[found.culprit])])
+    return Page(headline, [Section(Table(columns, rows).first(), notes=notes)])
 
 
 def _stages_strip(plan: Plan) -> Html:

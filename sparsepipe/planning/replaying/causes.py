@@ -10,11 +10,15 @@ Of several pipelines a stage is compared with those with the same layers (copies
 it takes the middle one of their ranks, the faster of two: by their mean the many minibatches of the fast would be
 slower, and the few of a slow one faster. Minibatches stay where they were trained in every step of these, also where
 pipelines that take them by pace would share them out again.
+
+Of a torch job (fact "joined") an even step is one without the cause, so that what a part costs is what its removal
+brings: no waiting for data, transfers that take no time, and computations as on the middle one of the ranks.
 """
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -28,11 +32,13 @@ from .dependencies import Dependencies, Node
 from .timing import COMPUTE, Floats
 
 _OF_DEVICES = ("stage", "replica", "pipeline", "rank")  # a replica of one plan, or one of several pipelines
-CATEGORIES = (*_OF_DEVICES, "operation")
+CATEGORIES = (*_OF_DEVICES, "operation", "loader", "link")
 _COMMUNICATION = ("average", "send", "transfer")  # of which an even one takes the median: most of them wait for nobody
 _TRANSFERS = ("send", "transfer")
 _EXPLAINS = 0.8  # of the loss, of what is called its cause
 _NOTHING = 1.03  # a slow-down below which there is nothing to look for
+_NAMED = 0.1  # of the step, which the cause of a torch job costs at least
+_MOST_OF = 0.5, 2.0  # of a torch job's loss, what a cause accounts for, and how many times as much as any other
 _SLOW = 1.1  # times as long as others with the same layers, from which on a rank of several pipelines is named
 _KEPT = "minibatches keep their pipelines here; gains by dynamic assignment are not included"
 _AT_ONCE = 16  # variants: so that they stay in the processor's cache
@@ -40,7 +46,10 @@ _MOST_PARTS = 256  # of a category: those with the most to explain
 
 
 class Part(NamedTuple):
-    """Part that may be slow: a stage, replica, pipeline, rank, kind of operation; all launches, transfers, sizes."""
+    """Part that may be slow: a stage, replica, pipeline, rank, kind of operation; all launches, transfers, sizes.
+
+    Of a torch job, too: the loader of a rank, the link between two ranks, such as "2 to 3", and all communication.
+    """
 
     category: str
     key: int | str = ""
@@ -51,7 +60,8 @@ class WhatIf(Printed):
     """The mean step in seconds: measured, with no launch delays, even; and what each part adds and costs.
 
     `slowdown` is that of the step without launch delays over the even one. `by` are slow-downs of steps that are even
-    but for the part, `without` the seconds of the measured step if the part were even.
+    but for the part, `without` the seconds of the measured step if the part were even. `cause` is the part that the
+    culprit names, `assumed` and `unknown` are what a trace of another program leaves to say.
     """
 
     measured_seconds: float
@@ -60,6 +70,19 @@ class WhatIf(Printed):
     by: Mapping[Part, float]
     without: Mapping[Part, float]
     culprit: str
+    cause: Part | None = None
+    assumed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        """The share of the measured step that the cause costs; 0 if there is none."""
+        return self.cost_of(self.cause) if self.cause else 0.0
+
+    def cost_of(self, part: Part) -> float:
+        """Return the share of the measured step that would be saved if the part were even."""
+        before = self.measured_seconds if part.category == "launch" else self.launched_seconds
+        return (before - self.without[part]) / self.measured_seconds if self.measured_seconds else 0.0
 
     @property
     def slowdown(self) -> float:
@@ -68,14 +91,17 @@ class WhatIf(Printed):
     def share(self, part: Part) -> float:
         """Return what of the time lost against an even step the part accounts for."""
         lost = self.measured_seconds - self.even_seconds
-        before = self.measured_seconds if part.category == "launch" else self.launched_seconds
-        return (before - self.without[part]) / lost if lost > 0 else 0.0
+        return self.cost_of(part) * self.measured_seconds / lost if lost > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As one object; stages, replicas or pipelines, and ranks are keys as text."""
         return {
             "slowdown": self.slowdown,
             "culprit": self.culprit,
+            "cause": {"category": self.cause.category, "key": str(self.cause.key)} if self.cause else None,
+            "cost": self.cost,
+            "assumed": list(self.assumed),
+            "unknown": list(self.unknown),
             "by": _grouped(self.by),
             "without_seconds": _grouped(self.without),
             "measured_seconds": self.measured_seconds,
@@ -110,8 +136,8 @@ def what_if(trace: Trace) -> WhatIf:
     even = _even(known, copies)
     parts = dict(_parts(known, even, copies))
     sizes = _sizes(known)
-    measured = float(np.mean([step.seconds for step in known.steps]))
-    launched, ideal = map(float, _means(known, [known.seconds, even]))
+    measured = float(np.mean([step.seconds for step in known.steps])) / known.num_joined
+    launched, ideal = (float(mean) or 1e-9 for mean in _means(known, [known.seconds, even]))
     by = {Part("launch"): measured / launched}
     without = {Part("launch"): launched}
     seconds = known.seconds
@@ -121,8 +147,10 @@ def what_if(trace: Trace) -> WhatIf:
     left = _means(known, (mix for _, _, mix in mixes))
     by |= {part: value / ideal for (part, *_), value in zip(mixes, only, strict=True)}
     without |= {part: value for (part, *_), value in zip(mixes, left, strict=True)}
-    result = WhatIf(measured, launched, ideal, by, without, "")
-    return WhatIf(measured, launched, ideal, by, without, _culprit(result, known, copies))
+    facts = {key: tuple(trace.facts.get(key, ())) for key in ("assumed", "unknown")}
+    result = WhatIf(measured, launched, ideal, by, without, "", None, facts["assumed"], facts["unknown"])
+    cause, culprit = _culprit(result, known, copies)
+    return replace(result, culprit=culprit, cause=cause)
 
 
 def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
@@ -133,7 +161,8 @@ def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
         if variant is not None:
             batch.append(variant)
         if batch and (variant is None or len(batch) == _AT_ONCE):
-            mean_seconds += known.step_seconds(np.stack(batch, axis=1)).mean(axis=0).tolist()
+            means = known.step_seconds(np.stack(batch, axis=1)).mean(axis=0) / known.num_joined
+            mean_seconds += means.tolist()
             batch = []
     return mean_seconds
 
@@ -147,10 +176,17 @@ def _even(known: Dependencies, copies: Copies) -> Floats:
             places.setdefault(copies.kind(node), []).append(node_index)
     for place_nodes in places.values():
         seconds, nodes = known.seconds[place_nodes], [known.nodes[node_index] for node_index in place_nodes]
-        if any(node.kind in _COMMUNICATION for node in nodes):
+        communicates = any(node.kind in _COMMUNICATION for node in nodes)
+        if known.step_ranges and (communicates or nodes[0].kind == "load"):
+            even[place_nodes] = 0.0
+        elif communicates:
             even[place_nodes] = np.median(seconds)
+        elif known.step_ranges:
+            even[place_nodes] = _as_on_middle_rank(nodes, seconds)
+        elif copies.several:
+            even[place_nodes] = _middle_rank(nodes, seconds)
         else:
-            even[place_nodes] = _middle_rank(nodes, seconds) if copies.several else np.mean(seconds)
+            even[place_nodes] = np.mean(seconds)
     return even
 
 
@@ -160,6 +196,16 @@ def _middle_rank(nodes: Iterable[Node], seconds: Floats) -> float:
     for node, one in zip(nodes, seconds.tolist(), strict=True):
         ranks.setdefault(node.rank, []).append(one)
     return median_low(float(np.mean(ranks_of_node)) for ranks_of_node in ranks.values())
+
+
+def _as_on_middle_rank(nodes: Sequence[Node], seconds: Floats) -> Floats:
+    """The nodes' seconds scaled so that each minibatch takes as long as on the middle rank, whatever cuts it."""
+    ranks: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for node, taken in zip(nodes, seconds.tolist(), strict=True):
+        ranks[node.rank][node.minibatch] += taken
+    middle = median_low(float(np.mean([*minibatches.values()])) for minibatches in ranks.values())
+    totals = np.array([ranks[node.rank][node.minibatch] for node in nodes])
+    return np.where(totals > 0, seconds * middle / np.where(totals > 0, totals, 1.0), 0.0)
 
 
 def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
@@ -172,13 +218,35 @@ def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[
         "operation": np.array([node.operation for node in known.nodes]),
     }
     excess = known.seconds - even
+    kinds = np.array([node.kind for node in known.nodes])
+    computes = np.isin(kinds, [*COMPUTE, "update"])
+    if known.step_ranges:
+        excess = np.where(computes, excess, 0.0)
     for category in (one for one in CATEGORIES if one in keys):
         names, key_index = np.unique(keys[category], return_inverse=True)
         most = np.argsort(-np.bincount(key_index, excess), kind="stable")[:_MOST_PARTS]
         for k in sorted(most.tolist()):
             if (key := names[k].item()) != "":
-                yield Part(category, key), key_index == k
-    yield Part("transfer"), np.array([node.kind in _TRANSFERS for node in known.nodes])
+                mask = key_index == k
+                yield Part(category, key), mask & computes if known.step_ranges and category in _OF_DEVICES else mask
+    yield Part("transfer"), np.isin(kinds, _TRANSFERS)
+    if known.step_ranges:
+        yield Part("communication"), np.isin(kinds, _COMMUNICATION)
+        yield from _loaders_and_links(known, kinds)
+
+
+def _loaders_and_links(known: Dependencies, kinds: NDArray[np.str_]) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
+    """The loader of each rank of a torch job, and each link that its transfers use."""
+    of: defaultdict[Part, list[int]] = defaultdict(list)
+    for k in np.flatnonzero(np.isin(kinds, ["load", "transfer"])).tolist():
+        node = known.nodes[k]
+        loads = node.kind == "load"
+        of[Part("loader", node.rank) if loads else Part("link", f"{node.peer} to {node.rank}")].append(k)
+    most = sorted(of, key=lambda part: -float(known.seconds[of[part]].sum()))[:_MOST_PARTS]
+    for part in most:
+        mask = np.zeros(len(known.nodes), dtype=bool)
+        mask[of[part]] = True
+        yield part, mask
 
 
 def _sizes(known: Dependencies) -> Floats:
@@ -194,23 +262,27 @@ def _sizes(known: Dependencies) -> Floats:
     minibatches = {minibatch: k for k, minibatch in enumerate({node.minibatch for node in known.nodes})}
     of = np.array([minibatches[node.minibatch] for node in known.nodes])
     seconds = np.where(computes, known.seconds, 0.0)
-    usual = np.bincount(which, seconds) / np.maximum(np.bincount(which, computes.astype(float)), 1)
-    computed_seconds = np.where(computes, usual[which], 0.0)
-    taken, expected = np.bincount(of, seconds), np.bincount(of, computed_seconds)
+    pairs = np.unique(np.stack([which[computes], of[computes]]), axis=1)  # each kind of work on each minibatch
+    usual = np.bincount(which, seconds, max(len(key), 1)) / np.maximum(
+        np.bincount(pairs[0], minlength=max(len(key), 1)), 1
+    )
+    expected = np.bincount(pairs[1], usual[pairs[0]], len(minibatches))
+    taken = np.bincount(of, seconds, len(minibatches))
     factor = np.where(expected > 0, taken / np.where(expected > 0, expected, 1.0), 1.0)
     return np.where(computes, np.maximum(factor[of], 1e-9), 1.0)
 
 
-def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> str:
-    """One sentence: the narrowest part that accounts for most of the loss, or that there is none.
+def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> tuple[Part | None, str]:
+    """(the narrowest part that accounts for most of the loss, None if there is none; the sentence about it).
 
     Of several pipelines it says what is not told of them, too.
     """
     if not copies.several:
         return _cause(found, known, copies)
     if found.measured_seconds < _NOTHING * found.even_seconds:
-        return f"{_slowest(known, copies)}; {_KEPT}"
-    return f"{_cause(found, known, copies)}; {_KEPT}"
+        return None, f"{_slowest(known, copies)}; {_KEPT}"
+    cause, sentence = _cause(found, known, copies)
+    return cause, f"{sentence}; {_KEPT}"
 
 
 def _slowest(known: Dependencies, copies: Copies) -> str:
@@ -251,28 +323,61 @@ def _where(rank: int, known: Dependencies, copies: Copies) -> str:
     return f" (stage {', '.join(map(str, stages))}{of_copy})"
 
 
-def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
+def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> tuple[Part | None, str]:
     if found.measured_seconds < _NOTHING * found.even_seconds:
         ratio = found.measured_seconds / found.even_seconds
-        return f"nothing to explain: a step takes {ratio:.2f} × as long as an even one"
+        return None, f"nothing to explain: a step takes {ratio:.2f} × as long as an even one"
     computes = {node.operation for node in known.nodes if node.kind in COMPUTE}
     parts = [part for part in found.without if not (part.category == "operation" and part.key in computes)]
     counts = Counter(part.category for part in parts)  # the only rank, stage or replica is no slower than any other
     parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
-    for category in ("rank", "stage", copies.word, "launch", "transfer", "size", "operation"):
+    for category in _order(copies):
         matching_parts = [part for part in parts if part.category == category]
-        if matching_parts and found.share(worst := max(matching_parts, key=found.share)) >= _EXPLAINS:
+        if not matching_parts:
+            continue
+        worst = max(matching_parts, key=found.share)
+        if _dominates(worst, parts, found) if known.step_ranges else found.share(worst) >= _EXPLAINS:
             if causes := _sentence(worst, found, known, copies):
-                return causes
+                return worst, causes
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
+    if known.step_ranges:  # of those that overlap, the largest
+        ranked = list({_family(part): part for part in sorted(parts, key=found.share)}.values())
+        ranked.sort(key=found.share, reverse=True)
     causes = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
-    return f"no single cause: of the time lost compared with an even step, {causes or 'no part accounts for any'}"
+    dear = f" costs {_NAMED:.0%} of a step" if known.step_ranges else ""
+    causes = causes or "no part accounts for any"
+    return None, f"no single cause{dear}: of the time lost compared with an even step, {causes}"
+
+
+def _order(copies: Copies) -> tuple[str, ...]:
+    """The categories of parts, the narrowest first."""
+    devices = ("rank", "stage", copies.word)
+    return ("loader", "link", *devices, "launch", "transfer", "size", "operation", "communication")
+
+
+def _dominates(part: Part, parts: Iterable[Part], found: WhatIf) -> bool:
+    """Return whether a part of a torch job is worth a name: some of its loss is transfers, which are never free."""
+    rivals = max((found.share(other) for other in parts if _family(other) != _family(part)), default=0.0)
+    same = (found.share(other) for other in parts if other.category == part.category and other != part)
+    least, times = _MOST_OF
+    share = found.share(part)
+    most = share >= _EXPLAINS or (share >= least and share >= times * max(rivals, *same, 0.0))
+    return most and found.cost_of(part) >= _NAMED
+
+
+def _family(part: Part) -> str:
+    """What overlaps: devices, loaders, communication, launches or sizes."""
+    if part.category in _OF_DEVICES:
+        return "device"
+    if part.category == "loader" or part == Part("operation", "load"):
+        return "loader"
+    computes = part.category == "operation" and part.key in (*COMPUTE, "update")
+    return "communication" if part.category in ("link", "transfer", "operation") and not computes else part.category
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
     """Return a sentence on a part's cost; for one with devices also its slowdown and when ("" if in no step)."""
-    before = found.measured_seconds if part.category == "launch" else found.launched_seconds
-    cost = f"{(before - found.without[part]) / found.measured_seconds:.0%} of the job"
+    cost = f"{found.cost_of(part):.0%} of the job"
     if part.category not in _OF_DEVICES:
         return f"{_name(part)}: {cost}"
     where = _where(int(part.key), known, copies) if part.category == "rank" else ""
@@ -295,16 +400,21 @@ def _digits(factor: float) -> str:
 
 def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
     """Of each step, how many times as long the part's computations take as those of the others, kind by kind."""
-    inside: dict[tuple[int, tuple[str, int]], list[float]] = {}
-    outside: dict[tuple[int, tuple[str, int]], list[float]] = {}
     of: dict[str, Callable[[Node], int]]
     of = {"rank": lambda n: n.rank, "stage": copies.stage, copies.word: lambda n: copies.copy(n.rank)}
+    begins = [first for first, _ in known.step_ranges]
+    works: defaultdict[tuple[int, tuple[str, int], bool, int, int, int], float] = defaultdict(float)
     for node, seconds in zip(known.nodes, known.seconds.tolist(), strict=True):
         if node.kind in COMPUTE:
-            side = inside if of[part.category](node) == part.key else outside
-            side.setdefault((node.step, copies.kind(node)), []).append(seconds)
+            step = bisect_right(begins, node.minibatch) - 1 if begins else node.step
+            within = of[part.category](node) == part.key
+            works[step, copies.kind(node), within, node.rank, node.stage, node.minibatch] += seconds
+    inside: defaultdict[tuple[int, tuple[str, int]], list[float]] = defaultdict(list)
+    outside: defaultdict[tuple[int, tuple[str, int]], list[float]] = defaultdict(list)
+    for (step, kind, within, *_), seconds in works.items():
+        (inside if within else outside)[step, kind].append(seconds)
     ratios = []
-    for step in range(len(known.steps)):
+    for step in range(len(begins) or len(known.steps)):
         kinds = [key for key in inside if key[0] == step and key in outside]
         usual_seconds = sum(float(np.mean(inside[key])) for key in kinds)
         others = sum(float(np.median(outside[key])) for key in kinds)
@@ -314,8 +424,13 @@ def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
 
 def _name(part: Part) -> str:
     names = {"launch": "delays of launches", "transfer": "transfers", "size": "sizes of microbatches that vary"}
+    names["communication"] = "communication"
     if part.category == "operation":
-        return str(part.key)
+        return "data loaders of all ranks" if part.key == "load" else f"{part.key}"
+    if part.category == "loader":
+        return f"data loader of rank {part.key}"
+    if part.category == "link":
+        return f"link from rank {str(part.key).replace(' to ', ' to rank ')}"
     return names.get(part.category) or f"{part.category} {part.key}"
 
 

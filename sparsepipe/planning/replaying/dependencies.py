@@ -16,10 +16,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,17 +54,20 @@ def steps_of(trace: Trace) -> list[Step]:
     """Cut a trace into its steps: those that it names, else wherever the pipeline was empty.
 
     A schedule that flushes is empty after every step; an asynchronous one after every epoch, and where a long trace
-    leaves minibatches out. What belongs to no minibatch (evaluation, checkpoints, the wait for an epoch to begin) lies
-    between the steps. Of minibatches that were trained again after a restart, the last time counts (timing.py). Raises
-    InputError for a trace without forwards and backwards.
+    leaves minibatches out. The steps of a torch job overlap and are one. What belongs to no minibatch (evaluation,
+    checkpoints, the wait for an epoch to begin) lies between the steps. Of minibatches that were trained again after a
+    restart, the last time counts (timing.py). Raises InputError for a trace without forwards and backwards.
     """
-    trace = last_lives(trace)
+    joined = bool(trace.facts.get("joined"))
+    trace = trace if joined else last_lives(trace)
     ranges = [(number, first, past) for number, first, past in trace.facts.get("steps", ())] or [*_flushed(trace)]
     if not ranges:
         raise InputError(
             "trace.nothing_to_replay", "the trace has no forwards and backwards; choose a trace of a training run"
         )
     ranges.sort(key=lambda step: step[1])
+    if joined:
+        ranges = [(ranges[0][0], ranges[0][1], ranges[-1][2])]
     begins = [first for _, first, _ in ranges]
     spans: list[list[Span]] = [[] for _ in ranges]
     for span in _of_training(trace.spans):
@@ -155,6 +158,12 @@ class Dependencies:
     timing: Timing
     seconds: Floats  # of each node, once its inputs are there
     launch: Floats  # by how much it began later than its inputs were there
+    step_ranges: tuple[tuple[int, int], ...] = ()  # of a torch job: the first minibatch of each step, that of the next
+
+    @property
+    def num_joined(self) -> int:
+        """The training steps that one of `steps` holds."""
+        return max(len(self.step_ranges), 1)
 
     @classmethod
     def of(cls, trace: Trace) -> "Dependencies":
@@ -173,7 +182,9 @@ class Dependencies:
         launch = np.maximum(begins - timing.latest_inputs(ends), 0.0)
         meeting = np.array([node.kind == "meeting" for node in builder.nodes])
         launch[meeting] = 0.0
-        return cls(steps, tuple(builder.nodes), timing, np.maximum(ends - begins, 0.0), launch)
+        ranges = [(first, past) for _, first, past in trace.facts.get("steps", ())] if builder.joined else []
+        seconds = np.maximum(ends - begins, 0.0)
+        return cls(steps, tuple(builder.nodes), timing, seconds, launch, tuple(sorted(ranges)))
 
     def step_seconds(self, seconds: Floats) -> Floats:
         """Seconds of each step [steps, variants], where its nodes take `seconds` [nodes, variants]."""
@@ -185,6 +196,21 @@ class Dependencies:
         return seconds_of_steps
 
 
+@dataclass(frozen=True)
+class _Made:
+    """The nodes of one step by what they are needed for.
+
+    What collectives cut into several pieces (`joined`) waits with the first of them that comes after the wait.
+    """
+
+    last: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (kind, stage, minibatch) → its last node
+    sent: dict[tuple[str, int], int] = field(default_factory=dict)  # (name, rank) → a send in a rank's own order
+    meetings: defaultdict[str, list[tuple[int, Node]]] = field(default_factory=lambda: defaultdict(list))
+    issued: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # collective → its issues
+    waiting: defaultdict[Any, list[tuple[int, Span]]] = field(default_factory=lambda: defaultdict(list))
+    before: dict[int, int] = field(default_factory=dict)  # node → the one before it on its rank
+
+
 class _Builder:
     """Nodes and edges of one step after the other."""
 
@@ -192,9 +218,11 @@ class _Builder:
         self.nodes: list[Node] = []
         self.edges: list[tuple[int, int]] = []
         self.rendezvous = bool(trace.facts.get("rendezvous"))
+        self.joined = bool(trace.facts.get("joined"))
         self.own_names: dict[str, str] = trace.facts.get("operations", {})
         # A simulated transfer, and one that needs both ranks, takes no time of the rank's own.
         beside = _BESIDE if self.rendezvous or trace.source == "simulated" else ("wait",)
+        beside = ("wait",) if self.joined else beside
         self.in_order: Callable[[Span], bool] = lambda span: span.kind not in beside
 
     def add(self, place: int, step: Step) -> None:
@@ -205,30 +233,44 @@ class _Builder:
                 chains[span.rank].append(span)
             if span.kind == "send" or (span.kind == "wait" and span.peer >= 0):
                 beside[span.kind, span.name, span.rank] = span
-        made: dict[tuple[str, int, int], int] = {}  # (kind, stage, minibatch) → the node of it
-        sent: dict[tuple[str, int], int] = {}  # (name, rank) → the node of a send in a rank's own order
-        meetings: defaultdict[str, list[tuple[int, Node]]] = defaultdict(list)
-        waiting: list[tuple[int, Span]] = []  # (node, span) of what needs a stage beside it
-        before: dict[int, int] = {}  # node → the one before it on its rank
+        made = _Made()
         for rank, spans in chains.items():
             last = -1
+            if self.joined:  # where a rank stands as the trace begins is no delay
+                late = spans[0].start - step.begin
+                last = self._add(Node(place, rank, 0, -1, "", "arrival", "", -1, 0.0, late))
             for span in spans:
                 node = self._node(place, step, span)
                 if last >= 0:
                     self.edges.append((last, node))
-                    before[node] = last
-                if span.kind == "average":
-                    node = self._arrival(node, meetings[span.name])
-                elif span.kind in COMPUTE:
-                    made[span.kind, span.stage, span.minibatch] = node
-                    waiting.append((node, span))
-                elif span.kind == "send":
-                    sent[span.name, rank] = node
+                    made.before[node] = last
+                if span.kind == "average" and not self.joined:
+                    node = self._arrival(node, made.meetings[span.name])
+                else:
+                    self._remember(node, span, made)
                 last = node
-        for members in meetings.values():
-            self._meet(members)
-        for node, span in waiting:
-            self._transfer(node, span, made, sent, beside, before, step)
+        for name, members in made.meetings.items():
+            if self.joined:
+                self._meet_issued(members, made.issued[name])
+            else:
+                self._meet(members)
+        for pieces in made.waiting.values():
+            wait = beside.get(("wait", pieces[0][1].name, pieces[0][1].rank)) if len(pieces) > 1 else None
+            node, span = next((piece for piece in pieces if wait and piece[1].start >= wait.end), pieces[0])
+            self._transfer(node, span, made, beside, step)
+
+    def _remember(self, node: int, span: Span, made: "_Made") -> None:
+        """Note what others may wait for, or need."""
+        if span.kind in COMPUTE:
+            work = span.kind, span.stage, span.minibatch
+            made.waiting[work if self.joined else node].append((node, span))
+            made.last[work] = node
+        elif span.kind == "average":
+            made.meetings[span.name].append((node, self.nodes[node]))
+        elif span.kind == "send" and self.joined:
+            made.issued[span.name].append(node)
+        elif span.kind == "send":
+            made.sent[span.name, span.rank] = node
 
     def _node(self, place: int, step: Step, span: Span) -> int:
         operation = operation_of(span)
@@ -260,21 +302,35 @@ class _Builder:
             self.edges += [(arrival, meeting), (meeting, after)]
             self.nodes[after] = span._replace(begin=moment, end=max(moment, span.end))
 
+    def _meet_issued(self, members: Sequence[tuple[int, Node]], issued: Sequence[int]) -> None:
+        """Let a collective run beside its ranks from the moment at which the last has issued it.
+
+        rank 0   forward ─► issued ─► backward ─► waits ─► update
+                               ╲                    ▲
+                                meeting ─► average ─╯       one average for each rank that waits
+        """
+        moment = max((self.nodes[node].begin for node in issued), default=members[0][1].begin)
+        first = members[0][1]
+        meeting = self._add(first._replace(operation="", kind="meeting", begin=moment, end=moment))
+        self.edges += [(node, meeting) for node in issued]
+        for node, span in members:
+            average = self._add(span._replace(begin=moment, end=max(moment, span.end)))
+            self.nodes[node] = span._replace(operation="", kind="arrival", begin=span.end)
+            self.edges += [(meeting, average), (average, node)]
+
     def _transfer(
         self,
         node: int,
         span: Span,
-        made: dict[tuple[str, int, int], int],
-        sent: dict[tuple[str, int], int],
+        made: "_Made",
         beside: dict[tuple[str, str, int], Span],
-        before: dict[int, int],
         step: Step,
     ) -> None:
         """Let `node` wait for the stage next to it, with the transfer between them as a node of its own."""
         if span.kind == "weights":
             return
         away = -1 if span.kind == "forward" else 1
-        source = made.get((span.kind, span.stage + away, span.minibatch))
+        source = made.last.get((span.kind, span.stage + away, span.minibatch))
         if source is None:
             return
         maker = self.nodes[source]
@@ -284,8 +340,8 @@ class _Builder:
         names = [f"{maker.stage}{letter}{span.minibatch}" for letter in letters]
         send = next((beside["send", name, maker.rank] for name in names if ("send", name, maker.rank) in beside), None)
         wait = beside.get(("wait", span.name, span.rank))
-        done = next((sent[name, maker.rank] for name in names if (name, maker.rank) in sent), source)
-        inputs, begin, end = self._carried(span, source, done, send, wait, step, before.get(node))
+        done = next((made.sent[name, maker.rank] for name in names if (name, maker.rank) in made.sent), source)
+        inputs, begin, end = self._carried(span, source, done, send, wait, step, made.before.get(node))
         own_name = TRANSFERS[span.kind]
         own_name, end = self.own_names.get(own_name, own_name), max(begin, end)
         stage, minibatch = span.stage, span.minibatch

@@ -1,0 +1,423 @@
+"""Put the traces of a torch job's ranks together: one trace, in which ranks wait for each other.
+
+Collectives are matched by process group, step and order. Their ends bound the differences of clocks: no rank is done
+before all have begun. A collective becomes a "send" at which a rank issues it and an "average" for which it waits;
+what a pipeline's stage waits for becomes a "wait" for the rank of the stage next to it. Microbatches are numbered over
+all steps and replicas:
+
+    step 0, replica 0 │ step 0, replica 1 │ step 1, replica 0 …
+         0 1 2 3      │      4 5 6 7      │      8 9 10 11
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from ...util.text.counting import number_of
+from ...values.trace import Span, Trace
+from .activity import Activity, Exchange, Piece, activity_of
+from .events import is_from_torch, is_packed, read_rank, unpacked
+
+_MOST_FILES = 4096
+_PATTERN = re.compile(r"[*?\[]")
+_ENDINGS = (".json", ".json.gz")
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
+_LETTERS = {"forward": "F", "backward": "B", "update": "U"}
+_TOLERANCE = 0.001  # seconds by which a collective may end on one rank before it begins on another
+_MEETS = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
+
+
+def load_torch_trace(path: Path) -> Trace:
+    """Read a trace of torch.profiler: a file, a folder with a file for each rank, or a pattern such as "rank*.json.gz".
+
+    A file that is none of these is read as a trace of this project, gzipped or not. Raises InputError in one line.
+    """
+    files = _files(path)
+    if len(files) == 1 and not is_from_torch(files[0]):
+        return Trace.from_chrome(unpacked(files[0])) if is_packed(files[0]) else Trace.load(files[0])
+    return _joined(_of_ranks([activity_of(read_rank(file)) for file in files]))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(
+            file for file in path.iterdir() if file.name.endswith(_ENDINGS) and not file.name.startswith(".")
+        )
+        files = [file for file in files if ".pt.trace.json" in file.name] or files
+        if not files:
+            raise InputError(
+                "trace.no_files", f"{path}: no .json and no .json.gz; expected a torch.profiler trace of each rank"
+            )
+    elif _PATTERN.search(str(path)) and not path.exists():
+        parts = path.parts
+        first = next(k for k, part in enumerate(parts) if _PATTERN.search(part))
+        files = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))))
+        if not files:
+            raise InputError("trace.no_files", f"{path}: no file matches; expected torch.profiler traces")
+    else:
+        files = [path]
+    if len(files) > _MOST_FILES:
+        raise InputError("trace.too_many_files", f"{path}: {len(files):,} files, expected at most {_MOST_FILES:,}")
+    return files
+
+
+def _of_ranks(activities: Sequence[Activity]) -> dict[int, Activity]:
+    """The activities by rank: as the file says it, else as its name does, else in the order of names."""
+    ranks: dict[int, Activity] = {}
+    without = []
+    for activity in activities:
+        rank = activity.rank
+        if rank < 0 and (match := _RANK_IN_NAME.search(activity.path.name)):
+            rank = int(match[1])
+        if rank < 0:
+            without.append(activity)
+        elif rank in ranks:
+            raise InputError(
+                "trace.rank_twice",
+                f"{activity.path}: rank {rank} is also in {ranks[rank].path}; give one file for each rank",
+            )
+        else:
+            ranks[rank] = activity
+    for activity in without:
+        ranks[next(k for k in range(len(activities) + len(ranks) + 1) if k not in ranks)] = activity
+    return {rank: replace(ranks[rank], rank=rank) for rank in sorted(ranks)}
+
+
+@dataclass(frozen=True)
+class _Collective:
+    """An exchange that all members of a group take part in: rank → what it did."""
+
+    name: str
+    members: Mapping[int, Exchange]
+
+
+def _joined(ranks: Mapping[int, Activity]) -> Trace:
+    ranks, assumed = _common_steps(ranks)
+    collectives, notes = _matched(ranks)
+    assumed += notes
+    offsets, error, notes = _clocks(ranks, collectives)
+    assumed += notes
+    collectives, notes = _without_contradictions(collectives, offsets)
+    assumed += notes
+    stages, notes = _stages(ranks)
+    assumed += notes
+    assumed += _assumptions(ranks)
+    builder = _Spans(ranks, offsets, stages)
+    spans = sorted(builder.spans(collectives), key=lambda span: (span.start, span.end, span.rank))
+    facts: dict[str, Any] = {
+        "steps": builder.steps,
+        "joined": True,
+        "assumed": list(dict.fromkeys(assumed)),
+        "unknown": _unknown(ranks),
+    }
+    if len(ranks) > 1:
+        facts["clock_error"] = error
+    return Trace(tuple(spans), "measured", facts)
+
+
+def _common_steps(ranks: Mapping[int, Activity]) -> tuple[dict[int, Activity], list[str]]:
+    """The ranks with the steps alone that all of them have, and what was left out."""
+    numbers = set.intersection(*({number for number, _, _ in activity.steps} for activity in ranks.values()))
+    if not numbers:
+        raise InputError(
+            "trace.no_common_step",
+            f"{next(iter(ranks.values())).path.parent}: no step that all ranks have; profile the same steps",
+        )
+    common, notes = {}, []
+    for rank, activity in ranks.items():
+        kept = [place for place, (number, _, _) in enumerate(activity.steps) if number in numbers]
+        if len(kept) < len(activity.steps):
+            notes = [f"steps that not all ranks have are left out; {number_of(len(numbers), 'step')} remain"]
+        places = {place: k for k, place in enumerate(kept)}
+        common[rank] = replace(
+            activity,
+            steps=tuple(activity.steps[place] for place in kept),
+            pieces=tuple(p._replace(step=places[p.step]) for p in activity.pieces if p.step in places),
+            exchanges=tuple(e._replace(step=places[e.step]) for e in activity.exchanges if e.step in places),
+        )
+    return common, notes
+
+
+# --- which exchanges belong together, and what the clocks of ranks differ by ------------------------------------------
+
+
+def _matched(ranks: Mapping[int, Activity]) -> tuple[list[_Collective], list[str]]:
+    """The collectives, by group, step and order."""
+    issued: defaultdict[tuple[str, int], dict[int, list[Exchange]]] = defaultdict(dict)
+    for rank, activity in ranks.items():
+        for exchange in activity.exchanges:
+            if not exchange.direct:
+                members = activity.groups.get(exchange.group)
+                group = str(list(members)) if members else exchange.group
+                issued[group, exchange.step].setdefault(rank, []).append(exchange)
+    collectives, unmatched = [], 0
+    for of_ranks in issued.values():
+        counts = {len(exchanges) for exchanges in of_ranks.values()}
+        for k in range(max(counts)):
+            together = {rank: exchanges[k] for rank, exchanges in of_ranks.items() if k < len(exchanges)}
+            names = {exchange.name for exchange in together.values()}
+            if len(counts) == 1 and len(names) == 1:
+                collectives.append(_Collective(next(iter(names)), together))
+            else:
+                unmatched += 1
+                collectives += [_Collective(e.name, {rank: e}) for rank, e in together.items()]
+    notes = []
+    if unmatched:
+        notes = [f"{number_of(unmatched, 'collective')} of {len(collectives)} could not be matched between ranks"]
+    return collectives, notes
+
+
+def _clocks(
+    ranks: Mapping[int, Activity], collectives: Iterable[_Collective]
+) -> tuple[dict[int, float], float, list[str]]:
+    """(seconds to add to the times of each rank, by how much ends of collectives still differ, notes).
+
+    A rank's clock is changed only if it contradicts the others: if by it a collective ended before another rank began.
+    """
+    base = min(activity.origin for activity in ranks.values())
+    offsets = {rank: activity.origin - base for rank, activity in ranks.items()}
+    # For each two ranks, of every collective: by how much the second clock must at least and may at most be set back,
+    # and by how much it ends later.
+    bounds: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
+    for collective in collectives:
+        members = sorted(collective.members.items())
+        if len(members) < 2 or not _MEETS.search(collective.name):
+            continue
+        (first, a), *others = members
+        for rank, b in others:
+            shift = offsets[rank] - offsets[first]
+            bounds[first, rank].append((a.start - b.end - shift, a.end - b.start - shift, a.end - b.end - shift))
+    moved: list[int] = []
+    corrections: dict[int, float] = {}
+    for start in ranks:
+        if start in corrections:
+            continue
+        corrections[start] = 0.0
+        todo = [start]
+        while todo:
+            rank = todo.pop()
+            for (first, second), triples in bounds.items():
+                for here, there, sign in ((first, second, 1.0), (second, first, -1.0)):
+                    if here == rank and there not in corrections:
+                        change = _correction(triples)
+                        if change:
+                            moved.append(there)
+                        corrections[there] = corrections[here] + sign * change
+                        todo.append(there)
+    residual = 0.0
+    for (first, second), triples in bounds.items():
+        left = np.abs(np.array([later for *_, later in triples]) - (corrections[second] - corrections[first]))
+        residual = max(residual, float(np.median(left)))
+    notes = []
+    if moved:
+        names = ", ".join(map(str, sorted(moved)[:8]))
+        notes = [
+            f"clocks of ranks {names} are corrected by collectives, whose ends still differ by {residual * 1e3:.2f} ms"
+        ]
+    return {rank: offsets[rank] + corrections[rank] for rank in ranks}, residual, notes
+
+
+def _correction(triples: Sequence[tuple[float, float, float]]) -> float:
+    """Seconds to add to a clock; 0 if most collectives agree with it as it is."""
+    least, most, later = np.array(triples).T
+    if np.mean((least <= _TOLERANCE) & (most >= -_TOLERANCE)) > 0.5:
+        return 0.0
+    middle = float(np.median(later))
+    return min(max(middle, float(least.max())), float(most.min())) if least.max() <= most.min() else middle
+
+
+def _without_contradictions(
+    collectives: Iterable[_Collective], offsets: Mapping[int, float]
+) -> tuple[list[_Collective], list[str]]:
+    """The collectives, those apart of which one rank had ended before another began: they are not the same."""
+    kept, count = [], 0
+    for collective in collectives:
+        starts = [e.start + offsets[rank] for rank, e in collective.members.items()]
+        ends = [e.end + offsets[rank] for rank, e in collective.members.items()]
+        if max(starts) > min(ends) + _TOLERANCE and _MEETS.search(collective.name):
+            count += 1
+            kept += [_Collective(collective.name, {rank: e}) for rank, e in collective.members.items()]
+        else:
+            kept.append(collective)
+    notes = [f"{number_of(count, 'matched collective')} do not overlap in time and are not used"] if count else []
+    return kept, notes
+
+
+# --- pipelines, and what cannot be known ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a rank stands: in which replica of the network, and at which stage of its pipeline."""
+
+    replica: int
+    stage: int
+
+
+def _stages(ranks: Mapping[int, Activity]) -> tuple[dict[int, _Position], list[str]]:
+    """Each rank's replica and stage, by what its forwards receive from whom."""
+    direct = {rank for rank, activity in ranks.items() if any(exchange.direct for exchange in activity.exchanges)}
+    if not direct:
+        return {rank: _Position(k, 0) for k, rank in enumerate(ranks)}, []
+    before = {rank: peer for rank, activity in ranks.items() if (peer := _sender(activity, "forward")) in ranks}
+    notes = []
+    if not before:
+        members = sorted(direct)
+        before = dict(zip(members[1:], members[:-1], strict=True))
+        notes = ["stages of the pipeline follow the numbers of ranks, because sends do not name their receiver"]
+    positions: dict[int, _Position] = {}
+    replica = 0
+    for rank in ranks:
+        chain = [rank]
+        while (peer := before.get(chain[-1], -1)) >= 0 and peer not in chain:
+            chain.append(peer)
+        positions[rank] = _Position(-1 - chain[-1], len(chain) - 1)
+    firsts: dict[int, int] = {}
+    for rank, position in positions.items():
+        replica = firsts.setdefault(position.replica, len(firsts))
+        positions[rank] = _Position(replica, position.stage)
+    return positions, notes
+
+
+def _sender(activity: Activity, kind: str) -> int:
+    """The rank from which most of the work of `kind` receives; -1 unknown."""
+    counts: defaultdict[int, int] = defaultdict(int)
+    for exchange in activity.exchanges:
+        if exchange.receives and exchange.peer >= 0:
+            piece = _next(activity.pieces, exchange.end)
+            if piece is not None and piece.kind == kind:
+                counts[exchange.peer] += 1
+    return max(counts, key=lambda peer: counts[peer]) if counts else -1
+
+
+def _next(pieces: Sequence[Piece], when: float) -> Piece | None:
+    """The forward or backward that begins at `when` or after it."""
+    low, high = 0, len(pieces)
+    while low < high:
+        middle = (low + high) // 2
+        if pieces[middle].start < when - 1e-6:
+            low = middle + 1
+        else:
+            high = middle
+    for piece in pieces[low : low + 8]:
+        if piece.kind in ("forward", "backward"):
+            return piece
+    return None
+
+
+def _assumptions(ranks: Mapping[int, Activity]) -> list[str]:
+    notes = [note for activity in ranks.values() for note in activity.assumed]
+    if all(activity.on_device for activity in ranks.values()):
+        notes.append("without the cause: no waiting for data, free transfers, every rank as fast as the middle one")
+    else:
+        notes.append(
+            "without the cause: no waiting for data, free transfers, every rank as fast as the middle one; on a CPU, "
+            "time of the host between operators counts as computing"
+        )
+    return notes
+
+
+def _unknown(ranks: Mapping[int, Activity]) -> list[str]:
+    notes = []
+    if any(not exchange.direct for activity in ranks.values() for exchange in activity.exchanges):
+        notes.append("which link slows a collective, because all of its ranks are done at the same time")
+    world = max(activity.world_size for activity in ranks.values())
+    if world > len(ranks):
+        missing = number_of(world - len(ranks), "rank")
+        notes.append(f"{missing} of {world}: time in collectives is transfer, or waiting for a rank without a trace")
+    return notes
+
+
+class _Spans:
+    """The spans of a trace, rank by rank."""
+
+    def __init__(
+        self, ranks: Mapping[int, Activity], offsets: Mapping[int, float], positions: Mapping[int, _Position]
+    ) -> None:
+        self._ranks, self._offsets, self._positions = ranks, offsets, positions
+        self._rank_at = {(position.replica, position.stage): rank for rank, position in positions.items()}
+        pieces = [piece for activity in ranks.values() for piece in activity.pieces]
+        self._microbatches = 1 + max((piece.microbatch for piece in pieces), default=0)
+        self._replicas = 1 + max(position.replica for position in positions.values())
+        if not any(piece.kind in ("forward", "backward") for piece in pieces):
+            raise InputError(
+                "trace.nothing_to_replay",
+                f"{next(iter(ranks.values())).path}: no forward and no backward in its steps; profile training steps",
+            )
+        starts = [piece.start + offsets[rank] for rank, activity in ranks.items() for piece in activity.pieces[:1]]
+        starts += [e.start + offsets[rank] for rank, activity in ranks.items() for e in activity.exchanges[:1]]
+        self._zero = min(starts)
+        numbers = [number for number, _, _ in next(iter(ranks.values())).steps]
+        size = self._microbatches * self._replicas
+        self.steps = [[number, k * size, (k + 1) * size] for k, number in enumerate(numbers)]
+
+    def spans(self, collectives: Sequence[_Collective]) -> Iterator[Span]:
+        """Yield all spans, those of a rank in the order of time."""
+        of_rank: dict[int, list[tuple[Exchange, str]]] = {rank: [] for rank in self._ranks}
+        for k, collective in enumerate(collectives):
+            if any(exchange.asked < exchange.end for exchange in collective.members.values()):
+                for rank, exchange in collective.members.items():
+                    name = re.sub(r"\s+", "_", collective.name) or "collective"
+                    of_rank[rank].append((exchange, f"{name} {k} of step {self.steps[exchange.step][0]}"))
+        for rank, exchanges in of_rank.items():
+            yield from self._of_rank(rank, exchanges)
+
+    def _of_rank(self, rank: int, exchanges: Sequence[tuple[Exchange, str]]) -> Iterator[Span]:
+        activity, stage = self._ranks[rank], self._positions[rank].stage
+        for exchange, name in exchanges:
+            minibatch = self._minibatch(rank, exchange.step, 0)
+            issued = self._at(rank, exchange.start)
+            yield Span(rank, name, issued, issued, "send", stage, minibatch)
+            if exchange.asked < exchange.end:
+                asked, end = self._at(rank, exchange.asked), self._at(rank, exchange.end)
+                yield Span(rank, name, asked, end, "average", stage, minibatch)
+        cuts = sorted(exchange.start for exchange, _ in exchanges)
+        for piece in activity.pieces:
+            yield from self._of_piece(rank, piece, cuts)
+        waits: dict[str, Span] = {}  # one for each forward or backward, whatever it receives
+        for exchange in activity.exchanges:
+            if exchange.receives and exchange.asked < exchange.end:
+                needed = _next(activity.pieces, exchange.end)
+                for span in self._waited(rank, exchange, needed) if needed is not None else ():
+                    first = waits.setdefault(span.name, span)
+                    waits[span.name] = span._replace(start=min(first.start, span.start), end=max(first.end, span.end))
+        yield from waits.values()
+
+    def _of_piece(self, rank: int, piece: Piece, cuts: Sequence[float]) -> Iterator[Span]:
+        """A piece, divided where a collective is issued; its pauses come before its work."""
+        inside = [cut for cut in cuts if piece.start < cut < piece.end]
+        stage = piece.stage if piece.stage >= 0 else self._positions[rank].stage
+        minibatch = self._minibatch(rank, piece.step, piece.microbatch)
+        letter = _LETTERS.get(piece.kind)
+        name = f"{stage}{letter}{minibatch}" if letter else piece.kind
+        share = piece.busy / (piece.end - piece.start) if piece.end > piece.start else 0.0
+        for start, end in zip([piece.start, *inside], [*inside, piece.end], strict=True):
+            begin, stop = self._at(rank, end - share * (end - start)), self._at(rank, end)
+            yield Span(rank, name, min(begin, stop), stop, piece.kind, stage, minibatch)
+
+    def _waited(self, rank: int, exchange: Exchange, piece: Piece) -> Iterator[Span]:
+        """What a forward waits for from the stage before, a backward from the stage after."""
+        position = self._positions[rank]
+        stage = piece.stage if piece.stage >= 0 else position.stage
+        away = -1 if piece.kind == "forward" else 1
+        peer = (
+            exchange.peer if exchange.peer in self._ranks else self._rank_at.get((position.replica, stage + away), -1)
+        )
+        if peer >= 0:
+            minibatch = self._minibatch(rank, piece.step, piece.microbatch)
+            name = f"{stage}{_LETTERS[piece.kind]}{minibatch}"
+            asked, end = self._at(rank, exchange.asked), self._at(rank, exchange.end)
+            yield Span(rank, name, asked, end, "wait", stage, minibatch, peer)
+
+    def _minibatch(self, rank: int, step: int, microbatch: int) -> int:
+        replica = self._positions[rank].replica
+        return (step * self._replicas + replica) * self._microbatches + max(microbatch, 0)
+
+    def _at(self, rank: int, seconds: float) -> float:
+        return seconds + self._offsets[rank] - self._zero
