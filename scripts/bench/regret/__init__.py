@@ -1,0 +1,7 @@
+"""Regret and robust plans, compared with a synthetic truth.
+
+Each case draws true costs of a chain on four devices of two types, and a profile that measured them with noise. The
+plan of the profile is compared with the best plan of the truth. The reported 95th percentile of the regret must cover
+the true regret in 93 to 97 % of the cases. A robust plan must not be worse than the plan of the profile by the 95th
+percentile of its period over further draws.
+"""
