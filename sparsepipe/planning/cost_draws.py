@@ -72,14 +72,15 @@ class CostDraws:
 
     @property
     def count(self) -> int:
-        return self.factors.shape[-1]
+        return int(self.factors.shape[-1])
 
     @cached_property
     def sizes(self) -> Array:
         """Mean size of a minibatch in each draw, [draws]."""
         if self.chosen is None:
             return np.full(self.count, self.problem.size)
-        return np.array(self.problem.profile.sizes)[self.chosen].mean(axis=1)
+        means: Array = np.array(self.problem.profile.sizes)[self.chosen].mean(axis=1)
+        return means
 
     @cached_property
     def table(self) -> LayerTable:
@@ -165,7 +166,8 @@ class CostDraws:
 
 def _deviation(share: Array) -> Array:
     """Standard deviation of the logarithm of lognormal factors with these relative standard deviations, [..., 1]."""
-    return np.sqrt(np.log1p(share**2))[..., None]
+    deviation: Array = np.sqrt(np.log1p(share**2))[..., None]
+    return deviation
 
 
 def _slower(sample: CostSample, forward: float, backward: float) -> CostSample:

@@ -4,7 +4,7 @@ The optimum of a cluster lies between the proven lower bound and the period of t
 between two clusters therefore lies in an interval, which is as narrow as both optimality gaps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InputError
@@ -84,7 +84,7 @@ class HardwareChanges(Printed):
         text = "changes of the hardware: throughput of the best plan"
         return text if estimate is None else f"{text}, now {duration(estimate.period_seconds)} per minibatch"
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Return columns and a row for each change: name, throughput, time per minibatch."""
         rows = [(one.name, one.change, duration_or_none(one.period_seconds)) for one in self.changes]
         return ("change", "throughput", "time per minibatch"), rows
@@ -138,8 +138,9 @@ def compare_hardware(
     """
 
     def planned(each: Cluster, microbatches: int | None) -> Plan:
-        settings = {"schedule": schedule, "recompute": recompute, "quick": quick}
-        return partition(profile, each, num_microbatches=microbatches, **settings)
+        return partition(
+            profile, each, schedule=schedule, num_microbatches=microbatches, recompute=recompute, quick=quick
+        )
 
     plan, changes = planned(cluster, num_microbatches), list[HardwareChange]()
     for name, changed, sign in _changes(profile, cluster):

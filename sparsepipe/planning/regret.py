@@ -99,7 +99,7 @@ class Regret(Printed):
             f"draws; the best plan in {self.best_share:.0%} of draws"
         )
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Return columns and rows of what to measure again."""
         rows = [
             (f"profile {one.layer} on {one.device_type} again", f"± {one.uncertainty:.1%}", f"-{one.reduction:.0%}")
@@ -170,7 +170,7 @@ class RobustPlan(Printed):
             text += "by the profile's costs"
         return f"{text}; gap {gap_text(self.gap)}; {others}"
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Return columns and rows that compare the robust with the nominal plan."""
         rows = []
         for name, plan, high in (
@@ -390,7 +390,8 @@ def _distinct(plans: Iterable[Plan]) -> list[Plan]:
 def _over(periods: Array, best: Array) -> Array:
     """How much longer periods are than the best, as a share of it; 0 where nothing takes any time."""
     ratios = np.divide(periods, best, out=np.ones_like(periods), where=best > 0)
-    return np.where(ratios > 1 + _SAME, ratios - 1, 0.0)
+    regrets: Array = np.where(ratios > 1 + _SAME, ratios - 1, 0.0)
+    return regrets
 
 
 def _quantile(values: Array, level: float) -> Array:
