@@ -8,10 +8,12 @@ is the lower bound that the planner's quick search proves for the draw, and the 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from math import inf
 
 import numpy as np
 
+from ..errors import InputError
+from ..util.derived.remembered import remembered
 from ..util.text.counting import number_of
 from ..util.text.numbers import Printed, at_most, duration, duration_or_none, gap_text
 from ..values.cluster import Cluster
@@ -26,7 +28,7 @@ from .exact.drawn_search import DrawnSearch
 from .exact.optimal import Optimal
 
 HIGH = 0.95  # quantile that regrets and robust plans are judged by
-_QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)  # whose best plans are candidates
+_LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # whose best plans are candidates
 _PATHS = 48  # draws whose best plans are candidates
 _PLANS = 16  # candidates that what a measurement is worth is judged by
 _MEASURED = 24  # layers that may be measured again, those whose seconds are least certain
@@ -233,7 +235,7 @@ def regret(
     recompute = any(stage.recompute for stage in plan.stages)
     sample = CostDraws.of(Problem(profile, cluster, plan.schedule, plan.num_microbatches, recompute), settings)
     periods = sample.periods(plan)
-    best, exact, candidates = _best_of_draws(sample)
+    best, exact, candidates = _best_of_draws(sample, settings)
     ratios = _over(periods, best)
     weights = np.stack([sample.problem.alone(name) for name in sample.types])[:, None]
     return Regret(
@@ -291,16 +293,16 @@ def partition_robust(
     assert nominal.estimate is not None
     problem = Problem(profile, cluster, nominal.schedule, nominal.num_microbatches, recompute)
     sample = CostDraws.of(problem, settings)
-    best, _, plans = _best_of_draws(sample)
+    of_nominal = sample.periods(nominal)
+    best, _, plans = _best_of_draws(sample, settings)
     low = float(_quantile(best, HIGH))
     if search := DrawnSearch.of(sample):
-        for level in _QUANTILES:
-            bound, path = search.least_quantile(partial(_quantile, level=level))
-            low = max(low, bound) if level == HIGH else low
-            plans.append(search.plan(path))
+        bounds, paths = search.least_quantiles(_quantiles, _quantiles(of_nominal))
+        low = max(low, float(bounds[_LEVELS.index(HIGH)]))
+        plans += map(search.plan, paths)
     candidates = [nominal, *_distinct(plan for plan in plans if plan.stages != nominal.stages)]
     periods = np.stack([sample.periods(plan) for plan in candidates])
-    high = _quantile(periods, level=HIGH)
+    high = _quantile(periods, HIGH)
     expected = [nominal.estimate, *(estimate(plan, problem) for plan in candidates[1:])]
     ties = _ties(periods, high, draw_seed)
     chosen = min(ties, key=lambda k: (expected[k].period_seconds, float(high[k])))
@@ -322,20 +324,36 @@ def partition_robust(
     )
 
 
-def _best_of_draws(draws: CostDraws) -> tuple[Array, bool, list[Plan]]:
+def _best_of_draws(draws: CostDraws, settings: DrawSettings) -> tuple[Array, bool, list[Plan]]:
     """(least period of any plan in each draw, whether they are exact, best plans of some draws by frequency)."""
+    problem = draws.problem
+    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, settings
+    return remembered(problem.profile.kept, "best of draws", key, lambda: _searched(draws))
+
+
+def _searched(draws: CostDraws) -> tuple[Array, bool, list[Plan]]:
     if search := DrawnSearch.of(draws):
-        best, paths = search.best(paths=_PATHS)
+        best, paths = search.best(draws.periods(Optimal(quick=True).plan(draws.problem)), paths=_PATHS)
         frequent = Counter(map(tuple, paths)).most_common()
         return best, True, [search.plan([*path]) for path, _ in frequent]
     best, plans, exact = np.empty(draws.count), list[Plan](), True
     for k in range(draws.count):
-        plan = Optimal(quick=True).plan(replace(draws.problem, profile=draws.profile(k)))
+        problem = replace(draws.problem, profile=draws.profile(k))
+        try:
+            plan = Optimal(quick=True).plan(problem)
+            plans += [plan] if k < _PATHS else []
+        except InputError:  # large minibatches of this draw do not fit into memory: a bound without limits
+            plan, exact = Optimal(quick=True).plan(replace(problem, cluster=_unlimited(problem.cluster))), False
         assert plan.estimate is not None
-        low = plan.estimate.lower_bound_seconds or 0.0
-        best[k], exact = low, exact and low == plan.estimate.period_seconds
-        plans += [plan] if k < _PATHS else []
+        best[k] = plan.estimate.lower_bound_seconds or 0.0
+        exact = exact and best[k] == plan.estimate.period_seconds
     return best, exact, _distinct(plans)
+
+
+def _unlimited(cluster: Cluster) -> Cluster:
+    """The cluster without memory limits."""
+    nodes = [(node, (replace(kind, memory_bytes=inf) for kind in node.device_types)) for node in cluster.nodes]
+    return replace(cluster, nodes=tuple(replace(node, device_types=tuple(kinds)) for node, kinds in nodes))
 
 
 def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[Measurement, ...]:
@@ -398,3 +416,8 @@ def _quantile(values: Array, level: float) -> Array:
     """The quantile over the last axis which a further value is below with this probability, whatever they are of."""
     found: Array = np.quantile(values, level, axis=-1, method="weibull")
     return found
+
+
+def _quantiles(values: Array) -> Array:
+    """Quantiles over the last axis, at the levels whose best plans are candidates: [..., levels]."""
+    return np.moveaxis(np.quantile(values, _LEVELS, axis=-1, method="weibull"), 0, -1)

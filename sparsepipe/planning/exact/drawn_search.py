@@ -12,10 +12,11 @@ because the quantile of a maximum is no less than the maximum of quantiles.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...values.costs import Array
 from ...values.plan import Plan
@@ -32,8 +33,10 @@ from .stage_cost_tables import StageModel, default_model
 _MOST_CUTS = 250
 _MOST_MOVES = 20_000
 _BUDGET = 1e9  # numbers that are compared: a few seconds
-_TOGETHER = 100_000  # numbers of a stage table that stay in the processor's cache
-Tables = Callable[[int], Array]  # of a group: seconds from each cut to each cut in each draw, [S, S, D]
+_TOGETHER = 200_000  # numbers of a stage table that stay in the processor's cache
+_BLOCK = 2_000_000  # numbers of all draws that are there at once
+_ROUNDING = 1e-9  # of periods
+Reduce = Callable[[Array], Array]  # over the last axis, of draws: [..., draws] → [..., columns]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,8 @@ class DrawnSearch:
     draws: CostDraws
     model: StageModel  # by the profile's costs
     moves: Moves
-    impossible: tuple[Index, Array]  # (case of each move, [cases, S, S]: inf where no stage is or fits into memory)
+    cases: Index  # [moves]: of memory
+    impossible: NDArray[np.bool_]  # [cases, S, S]: no stage, or too large for memory
 
     @classmethod
     def of(cls, draws: CostDraws) -> "DrawnSearch | None":
@@ -58,7 +62,8 @@ class DrawnSearch:
         if known is None or not cuts.complete or len(cuts) > _MOST_CUTS:
             return None
         groups, moves = known
-        search = cls(draws, default_model(problem, cuts, groups), moves, _impossible(problem, cuts, groups, moves))
+        model = default_model(problem, cuts, groups)
+        search = cls(draws, model, moves, *_impossible(problem, model, moves))
         return search if search._size <= _BUDGET else None
 
     @property
@@ -87,29 +92,33 @@ class DrawnSearch:
         """Seconds of the layers before each cut, [types, S, draws]."""
         return np.ascontiguousarray(np.moveaxis(self.model.cuts.total(self._seconds), 1, 2))
 
-    def best(self, *, paths: int = 0) -> tuple[Array, list[Path]]:
+    def best(self, at_most: Array, *, paths: int = 0) -> tuple[Array, list[Path]]:
         """Return the least period in each draw, [draws], and the plans of the first `paths` draws.
 
-        In each draw devices of mixed types share by their speeds in it, as the planner shares by a profile of it.
+        `at_most`: periods of some plan, [draws]; slower plans are left out. In each draw devices of mixed types share
+        by their speeds in it, as the planner shares by a profile of it.
         """
-        values, found = np.empty(self.draws.count), list[Path]()
+        values, found = at_most.copy(), list[Path]()
         for model, chosen in self._models():
             together = max(1, _TOGETHER // len(model.cuts) ** 2)
             for some in np.split(chosen, range(together, len(chosen), together)):
-                wanted = np.flatnonzero(some < paths)
-                tables = _tables(model, self._times[:, :, some])
-                values[some], own = self._least(model, tables, self._ports[:, :, some], wanted)
-                found += own
+                stages = _Stages(model, self._times[:, :, some], self.impossible, at_most[some])
+                own, more = _least(
+                    stages, self.moves, self.cases, self._ports[:, :, some], np.flatnonzero(some < paths)
+                )
+                values[some] = np.minimum(values[some], own)
+                found += more
         return values, found
 
-    def least_quantile(self, quantile: Callable[[Array], Array]) -> tuple[float, Path]:
-        """Return a bound of this quantile of every plan's periods, and the plan that reaches it in each single stage.
+    def least_quantiles(self, quantiles: Reduce, at_most: Array) -> tuple[Array, list[Path]]:
+        """Return bounds of these quantiles of every plan's periods, and the plans whose single stages reach them.
 
-        `quantile`: over the last axis. Shares are those by the profile's speeds.
+        `quantiles`: over the last axis, [..., levels]; `at_most`: those of the periods of some plan, [levels]. Shares
+        are those by the profile's speeds.
         """
-        tables, ports = _tables(self.model, self._times), quantile(self._ports)[..., None]
-        values, paths = self._least(self.model, lambda group: quantile(tables(group))[..., None], ports, np.arange(1))
-        return float(values[0]), paths[0]
+        stages = _Stages(self.model, self._times, self.impossible, at_most, quantiles)
+        values, paths = _least(stages, self.moves, self.cases, quantiles(self._ports), np.arange(len(at_most)))
+        return np.minimum(values, at_most), paths
 
     def plan(self, path: Path) -> Plan:
         """Return the plan of a path, without an estimate."""
@@ -133,60 +142,96 @@ class DrawnSearch:
         problem, cuts = self.draws.problem, self.model.cuts
         return [(default_model(problem, cuts, one), np.array(chosen)) for one, chosen in by_shares.values()]
 
-    def _least(self, model: StageModel, tables: Tables, ports: Array, wanted: Index) -> tuple[Array, list[Path]]:
-        """(the least period in each draw, the path of each `wanted` draw)."""
-        kind, example = _kinds_of(model, ports)
-        cases, impossible = self.impossible
-        moves, (links, shares) = self.moves, _boundaries(model, example)
-        cuts, count = len(model.cuts), ports.shape[-1]
-        crossing = [[ports[links[a, b]] * shares[a, b] for b in range(len(example))] for a in range(len(example))]
-        nothing = np.full((cuts, count), np.inf)
-        ended = nothing.copy()
-        ended[-1] = 0.0
-        reached: dict[tuple[int, int], Array] = {}  # (state, kind of the group in front) → [S, D]
-        ahead: dict[tuple[int, int], Array] = {}  # (state, kind of the next group) → [S, D]
-        known: dict[tuple[int, int], Array] = {}
 
-        def stage(group: int, case: int) -> Array:
-            if (group, case) not in known:
-                known[group, case] = tables(group) + impossible[case][..., None]
-            return known[group, case]
+@dataclass(frozen=True, eq=False)
+class _Stages:
+    """Seconds of the stages of groups, by draw, or by what is made of all draws."""
 
-        for state in np.argsort(moves.used, kind="stable").tolist():
-            for move in moves.of_source(state).tolist():
-                group, target = int(moves.group[move]), int(moves.target[move])
-                sender = int(kind[group])
-                if (state, sender) not in ahead:
-                    receivers = [k for k in range(len(example)) if (state, k) in reached]
-                    through = [np.maximum(reached[state, k], crossing[sender][k]) for k in receivers]
-                    ahead[state, sender] = np.minimum.reduce(through) if through else ended if not state else nothing
-                value = np.maximum(stage(group, int(cases[move])), ahead[state, sender]).min(axis=1)
-                before = reached.get((target, sender))
-                reached[target, sender] = value if before is None else np.minimum(before, value)
-        firsts = {place: values[0] for place, values in reached.items()}
-        best = np.minimum.reduce(list(firsts.values()))
-        paths = []
-        for draw in wanted.tolist():
-            place = next(place for place, values in firsts.items() if values[draw] == best[draw])
-            path, cut = list[tuple[int, int, int]](), 0
-            while place[0]:
-                value, (state, sender) = reached[place][cut, draw], place
-                for move in np.flatnonzero((moves.target == state) & (kind[moves.group] == sender)).tolist():
-                    source, group = int(moves.source[move]), int(moves.group[move])
-                    later = ahead[source, sender][:, draw]
-                    places = np.flatnonzero(np.maximum(stage(group, int(cases[move]))[cut, :, draw], later) == value)
-                    if len(places):
-                        break
-                last = int(places[0])
-                path.append((group, cut, last))
-                receivers = [k for k in range(len(example)) if (source, k) in reached]
-                place = (source, 0)
-                for k in receivers:
-                    if max(reached[source, k][last, draw], crossing[sender][k][last, draw]) == later[last]:
-                        place = (source, k)
-                cut = last
-            paths.append(path)
-        return best, paths
+    model: StageModel
+    times: Array  # [types, S, draws]
+    impossible: NDArray[np.bool_]  # [cases, S, S]: no stage, or too large for memory
+    at_most: Array  # [columns]: slower stages are left out
+    reduce: Reduce | None = None  # of seconds in each draw [stages, draws] → [stages, columns]
+    known: dict[tuple[int, int], tuple[Index, Index, Array]] = field(default_factory=dict)
+
+    def of(self, group: int, case: int) -> tuple[Index, Index, Array]:
+        """(first cuts, last cuts, seconds [stages, columns]) of stages that may be in a plan, by their first cut."""
+        if (group, case) not in self.known:
+            every = np.nonzero(~self.impossible[case])
+            blocks = -(-len(every[0]) * self.times.shape[-1] // _BLOCK)
+            pairs = zip(*(np.array_split(ends, max(blocks, 1)) for ends in every), strict=True)
+            parts = [self._fast(group, first, last) for first, last in pairs]
+            firsts, lasts, tables = zip(*parts, strict=True)
+            self.known[group, case] = np.concatenate(firsts), np.concatenate(lasts), np.concatenate(tables)
+        return self.known[group, case]
+
+    def _fast(self, group: int, first: Index, last: Index) -> tuple[Index, Index, Array]:
+        """The stages that are no slower than some plan."""
+        model = self.model
+        fixed = model.weight_rates[group] * (model.weights[last] - model.weights[first]) + model.fixed[group]
+        spans = [
+            rate * (times[last] - times[first])
+            for rate, times in zip(model.rates[group], self.times, strict=True)
+            if rate
+        ]
+        seconds: Array = np.maximum.reduce(spans) + fixed[:, None]
+        if self.reduce is not None:
+            near = seconds.min(axis=1) <= self.at_most.max() * (1 + _ROUNDING)
+            first, last, seconds = first[near], last[near], self.reduce(seconds[near])
+        near = (seconds <= self.at_most * (1 + _ROUNDING)).any(axis=1)
+        return first[near], last[near], seconds[near]
+
+
+def _least(stages: _Stages, moves: Moves, cases: Index, ports: Array, wanted: Index) -> tuple[Array, list[Path]]:
+    """(the least period of each column, inf if it is more than `at_most`; the path of each `wanted` column)."""
+    model = stages.model
+    kind, example = _kinds_of(model, ports)
+    links, shares = _boundaries(model, example)
+    cuts, count = len(model.cuts), ports.shape[-1]
+    crossing = [[ports[links[a, b]] * shares[a, b] for b in range(len(example))] for a in range(len(example))]
+    nothing = np.full((cuts, count), np.inf)
+    ended = nothing.copy()
+    ended[-1] = 0.0
+    limits = stages.at_most * (1 + _ROUNDING)
+    reached: dict[tuple[int, int], Array] = {}  # (state, kind of the group in front) → [S, columns]
+    ahead: dict[tuple[int, int], Array] = {}  # (state, kind of the next group) → [S, columns]
+    for state in np.argsort(moves.used, kind="stable").tolist():
+        for move in moves.of_source(state).tolist():
+            group, place = int(moves.group[move]), (int(moves.target[move]), int(kind[moves.group[move]]))
+            if (later := (state, place[1])) not in ahead:
+                receivers = [k for k in range(len(example)) if (state, k) in reached]
+                through = [np.maximum(reached[state, k], crossing[place[1]][k]) for k in receivers]
+                ahead[later] = np.minimum.reduce(through) if through else nothing if state else ended
+            first, last, seconds = stages.of(group, int(cases[move]))
+            chosen = np.flatnonzero((ahead[later] <= limits).any(axis=1)[last])
+            if not len(chosen):
+                continue
+            values = np.maximum(seconds[chosen], ahead[later][last[chosen]])
+            starts = np.flatnonzero(np.diff(first[chosen], prepend=-1))
+            before = reached.setdefault(place, nothing.copy())
+            rows = first[chosen][starts]
+            before[rows] = np.minimum(before[rows], np.minimum.reduceat(values, starts, axis=0))
+    firsts = {place: values[0] for place, values in reached.items()}
+    best = np.minimum.reduce([np.full(count, np.inf), *firsts.values()])
+    paths = []
+    for column in wanted[best[wanted] <= limits[wanted]].tolist():
+        place, path, cut = next(place for place, values in firsts.items() if values[column] == best[column]), [], 0
+        while place[0]:
+            value = reached[place][cut, column]
+            for move in np.flatnonzero((moves.target == place[0]) & (kind[moves.group] == place[1])).tolist():
+                source, group = int(moves.source[move]), int(moves.group[move])
+                first, last, seconds = stages.of(group, int(cases[move]))
+                own = slice(*np.searchsorted(first, [cut, cut + 1]))
+                later_values = ahead[source, place[1]][last[own], column]
+                if len(same := np.flatnonzero(np.maximum(seconds[own, column], later_values) == value)):
+                    break
+            end = int(last[own][same[0]])
+            path.append((group, cut, end))
+            receivers = [k for k in range(len(example)) if (source, k) in reached]
+            through = [max(reached[source, k][end, column], crossing[place[1]][k][end, column]) for k in receivers]
+            place, cut = (source, receivers[int(np.argmin(through))] if through else 0), end
+        paths.append(path)
+    return best, paths
 
 
 def _kinds_of(model: StageModel, ports: Array) -> tuple[Index, Index]:
@@ -208,27 +253,15 @@ def _boundaries(model: StageModel, groups: Index) -> tuple[Index, Array]:
     return links, np.where(links == network, of_node, device)
 
 
-def _tables(model: StageModel, times: Array) -> Tables:
-    """Seconds of stages where the layers before each cut take `times` [types, S, D]."""
-
-    def of(group: int) -> Array:
-        spans = [rate * (own[None] - own[:, None]) for rate, own in zip(model.rates[group], times, strict=True) if rate]
-        weights = model.weight_rates[group] * (model.weights[None] - model.weights[:, None]) + model.fixed[group]
-        seconds: Array = np.maximum.reduce(spans) + weights[..., None]
-        return seconds
-
-    return of
-
-
-def _impossible(problem: Problem, cuts: Cuts, groups: DeviceGroups, moves: Moves) -> tuple[Index, Array]:
-    """(case of each move, [cases, S, S]: inf where one cut does not hold another, or memory is too small; else 0)."""
-    none = np.where(cuts.follows, 0.0, np.inf)
+def _impossible(problem: Problem, model: StageModel, moves: Moves) -> tuple[Index, NDArray[np.bool_]]:
+    """(case of each move, [cases, S, S]: whether one cut does not hold another, or memory is too small)."""
+    none = ~model.cuts.follows
     if all(kind.memory_bytes == np.inf for kind in problem.cluster.device_types):
         return np.zeros(len(moves.source), dtype=np.intp), none[None]
-    rule = memory_rule(problem, default_model(problem, cuts, groups), moves)
+    rule = memory_rule(problem, model, moves)
     example, case = rule.cases
-    first, last = np.nonzero(cuts.follows)
+    first, last = np.nonzero(model.cuts.follows)
     tables = np.repeat(none[None], len(example), axis=0)
     for k, move in enumerate(example.tolist()):
-        tables[k, first, last] = np.where(rule.need(move, first, last) > rule.limit[move], np.inf, 0.0)
+        tables[k, first, last] = rule.need(move, first, last) > rule.limit[move]
     return case, tables
