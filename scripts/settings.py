@@ -5,6 +5,7 @@ from dataclasses import MISSING
 from pathlib import Path
 
 from sparsepipe.planning import PLANNERS, PlanSettings
+from sparsepipe.planning.cost_draws import DrawSettings
 from sparsepipe.planning.simulator import SimulationSettings
 from sparsepipe.runtime.config import PARTS, ProfileConfig
 from sparsepipe.util.io.settings import rows
@@ -21,6 +22,7 @@ def page() -> str:
     """Return the page as Markdown."""
     groups = {f"Training: {name} (`sparsepipe train`)": part for name, part in PARTS.items()}
     groups |= {"Profiling (`sparsepipe profile`)": ProfileConfig, "Planning (`sparsepipe plan`)": PlanSettings}
+    groups |= {"Uncertain costs (`sparsepipe plan --regret`, `--robust`)": DrawSettings}
     groups |= {"Simulation (`sparsepipe simulate`)": SimulationSettings}
     groups |= {f"Planner `{name}`": planner for name, planner in PLANNERS.items() if rows(planner)}
     return "\n".join([_HEAD, *(line for title, group in groups.items() for line in _section(title, group))])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .launching import attach
     from .monitoring.launching import emulate, launch
     from .planning import partition, partition_pipelines
+    from .planning.hardware_changes import compare_hardware
+    from .planning.regret import partition_robust, regret
     from .planning.replaying import replay, what_if
     from .planning.simulator import lower_bound, simulate, simulate_pipelines
     from .profiling import profile_model
@@ -39,13 +41,16 @@ __version__ = "0.2.0"
 _HOME = {
     "RunConfig": "runtime",
     "attach": "launching",
+    "compare_hardware": "planning.hardware_changes",
     "emulate": "monitoring.launching",
     "export_weights": "runtime.training_state.initial_weights",
     "launch": "monitoring.launching",
     "lower_bound": "planning.simulator",
     "partition": "planning",
     "partition_pipelines": "planning",
+    "partition_robust": "planning.regret",
     "profile_model": "profiling",
+    "regret": "planning.regret",
     "replay": "planning.replaying",
     "simulate": "planning.simulator",
     "simulate_pipelines": "planning.simulator",
@@ -84,11 +89,14 @@ __all__ = [
     "Stage",
     "Trace",
     "actions",
+    "compare_hardware",
     "inputs",
     "load_trace",
     "lower_bound",
     "partition",
     "partition_pipelines",
+    "partition_robust",
+    "regret",
     "replay",
     "simulate",
     "simulate_pipelines",

@@ -34,6 +34,7 @@ from .options import (
     whole,
 )
 from .orders import order_options
+from .plan_reports import report_options
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -120,6 +121,7 @@ def _plan(verb: Parser) -> None:
         metavar="PLAN.json",
         help="file of the plan, or of the first of several planners",
     )
+    report_options(verb.add_argument_group("uncertain costs and hardware"))
     setting_options(verb.add_argument_group("planners", "options of single planners"), of_planners())
 
 

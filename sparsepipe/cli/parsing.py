@@ -76,6 +76,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "plan -p work/profile.json -n 4 -n 2 --bandwidth 12GB/s --bandwidth 1.25GB/s",
         "plan -p TITAN=titan.json -p RTX=rtx.json -c cluster.toml --objective latency --period-at-most 0.02 "
         "-o work/inference.json",
+        "plan -p minkvgg16bn -c mixed-cores --regret --what-if",
         "plan -p work/profile.json -n 8 --pipelines 4 --replication quorum:grace=0.05 -o work/p.json",
     ),
     "plan show": ("plan show work/plan.json",),

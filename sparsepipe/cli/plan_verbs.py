@@ -53,6 +53,7 @@ from .options import given
 from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
 from .output import Answer, progress_line, warn
 from .plan_file_verbs import written_options
+from .plan_reports import check_reports, reports_of, robust_plan
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import OF_MODULES, no_effect, of_other_data
@@ -141,6 +142,7 @@ def plan(options: argparse.Namespace) -> Answer:
             "option.of_several_pipelines",
             "--replication requires pipeline replicas; add --pipelines P with P of at least 2",
         )
+    check_reports(options, options.planner or (), counts_sizes=counts_sizes)
     if several:
         return _pipelines(options, found, cluster, settings)
     if options.objective == LATENCY and options.schedule:
@@ -151,25 +153,21 @@ def plan(options: argparse.Namespace) -> Answer:
             f"--objective {LATENCY} requires the optimal planner; give only --planner optimal",
         )
     asked = [(name, settings | own) for name, own in _planner_options(options, _planners(options, schedule))]
-    compared: list[dict[str, object]] = []
-    tables: list[str] = []
-    if counts_sizes:
-        plans = []
-        for name, own in asked:
-            chosen, document, table = plans_with_sizes(options, found, cluster, planner=name, **own)
-            plans.append(_with_options(chosen, options))
-            compared.append(document)
-            tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
+    robust = robust_plan(options, found, cluster)
+    if robust:
+        plans, compared, tables = [_with_options(robust.plan, options)], list[dict[str, object]](), list[str]()
     else:
-        plans = [_with_options(partition(found, cluster, planner=name, **own), options) for name, own in asked]
+        plans, compared, tables = _planned(options, found, cluster, asked, counts_sizes=counts_sizes)
     if options.out:
         plans[0].save(options.out)
     if options.json:  # else their texts do
         for one in plans:
             warn(f"{one.planner}: {text}" for text in beyond_profile(one, found))
+    reports, lines = reports_of(options, plans, robust, found, cluster)
+    tables += lines
     if len(plans) == 1:
         with_sizes = {"with_sizes": compared[0]} if counts_sizes else {}
-        return Answer(plans[0].to_json() | with_sizes, "\n".join([str(plans[0]), *tables]))
+        return Answer(plans[0].to_json() | with_sizes | reports, "\n".join([str(plans[0]), *tables]))
     judged = comparable(plans, found, cluster)
     told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
     told += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in beyond_profile(plan, found)]
@@ -178,9 +176,30 @@ def plan(options: argparse.Namespace) -> Answer:
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
         "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
         **({"with_sizes": compared} if counts_sizes else {}),
+        **reports,
     }
     text = "\n".join([side_by_side(judged, found), "", *told, *tables])
     return Answer(document, text)
+
+
+def _planned(
+    options: argparse.Namespace,
+    found: Profile,
+    cluster: Cluster,
+    asked: Sequence[tuple[str, dict[str, Any]]],
+    *,
+    counts_sizes: bool,
+) -> tuple[list[Plan], list[dict[str, object]], list[str]]:
+    """Return a plan of each planner; if the time lost to sizes counts, also what each was compared with, and tables."""
+    if not counts_sizes:
+        return [_with_options(partition(found, cluster, planner=name, **own), options) for name, own in asked], [], []
+    plans, compared, tables = list[Plan](), list[dict[str, object]](), list[str]()
+    for name, own in asked:
+        chosen, document, table = plans_with_sizes(options, found, cluster, planner=name, **own)
+        plans.append(_with_options(chosen, options))
+        compared.append(document)
+        tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
+    return plans, compared, tables
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:

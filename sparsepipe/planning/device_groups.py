@@ -68,7 +68,7 @@ class DeviceGroups:
         for column, device_class in enumerate(classes):
             of_type[:, types.index(device_class.type.name)] += counts[:, column]
         totals = np.array([problem.total_seconds(name) for name in types])
-        shares = (of_type > 0).astype(np.intp) if even else _shares(of_type, totals)
+        shares = (of_type > 0).astype(np.intp) if even else shares_by_speed(of_type, totals)
         nodes = list(dict.fromkeys(c.node.name for c in classes))
         on_node = np.zeros((len(counts), len(nodes)), dtype=np.intp)
         for column, device_class in enumerate(classes):
@@ -212,7 +212,7 @@ class DeviceGroups:
         return [rank for rank, _ in chosen], [share for _, share in chosen]
 
 
-def _shares(of_type: Index, totals: Array) -> Index:
+def shares_by_speed(of_type: Index, totals: Array) -> Index:
     """Integer shares up to `MAX_SHARE` that let a mixed stage keep the best pace; the shortest round among equals."""
     shares = np.zeros_like(of_type)
     present = of_type > 0

@@ -22,6 +22,8 @@ sequential       one minibatch in each replica of the first stage: (Σ L + Σ C)
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..util.derived.remembered import remembered
 from ..values.costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..values.plan import Estimate, Plan, Stage, StageEstimate
@@ -29,6 +31,8 @@ from ..values.schedule import compile_until_steady, steady_period
 from .base import Problem
 from .forecast import certainty
 from .simulator import simulate
+
+Seconds = float | Array  # of a plan's costs, or of each draw of them
 
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:
@@ -57,7 +61,7 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
             for kind, each in zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
         ]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
-        averaging, update = _once_a_round(plan, problem, stage, layers[k])
+        averaging, update = once_a_round(plan, problem, stage, layers[k])
         computes.append(compute + update)
         averagings.append(averaging)
         latencies.append(max(seconds))
@@ -82,7 +86,8 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     if plan.rules.simulated:
         period = _simulated_period(plan, problem)
     else:
-        period = plan_period(plan, stages, latencies, works, ports, crossing)
+        busy = [stage.compute_seconds + stage.averaging_seconds for stage in stages]
+        period = float(plan_period(plan, busy, latencies, works, ports, crossing))
     everyone = baseline_data_parallel(problem)
     single = min(float(problem.alone(kind.name).sum()) for kind in problem.cluster.device_types)
     return Estimate(
@@ -182,37 +187,44 @@ def _simulated_period(plan: Plan, problem: Problem) -> float:
 
 def plan_period(
     plan: Plan,
-    stages: Sequence[StageEstimate],
-    latencies: Sequence[float],
-    works: Sequence[float],
-    ports: Sequence[float],
-    crossing: float,
-) -> float:
-    """Seconds per minibatch."""
-    busy = [e.compute_seconds + e.averaging_seconds for e in stages]
+    busy: Sequence[Seconds],
+    latencies: Sequence[Seconds],
+    works: Sequence[Seconds],
+    ports: Sequence[Seconds],
+    crossing: Seconds,
+) -> Seconds:
+    """Seconds per minibatch, of stages that are `busy` for so long each."""
     if plan.rules.one_minibatch_at_a_time:
-        return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
+        return largest([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
     if plan.flushes:
         count, size = plan.num_microbatches, plan.pipeline_size
-        longest = max(sum(works[k::size]) - latencies[k] for k in range(size))
-        busiest = max(sum(ports[k::size]) for k in range(size))
-        return (sum(latencies[:size]) + crossing + max(longest, (count - 1) * busiest)) / count
+        longest = largest([sum(works[k::size]) - latencies[k] for k in range(size)])
+        busiest = largest([sum(ports[k::size]) for k in range(size)])
+        return (sum(latencies[:size]) + crossing + largest([longest, (count - 1) * busiest])) / count
     if plan.stages_per_rank > 1:
         size = plan.pipeline_size
-        return max(steady_period(tuple(busy), size), *(sum(ports[k::size]) for k in range(size)))
-    return max([*busy, *ports])
+        return max(steady_period(tuple(map(float, busy)), size), *(float(sum(ports[k::size])) for k in range(size)))
+    return largest([*busy, *ports])
 
 
-def step_work(plan: Plan, stage: Stage, seconds: Sequence[float], once: float) -> float:
+def largest(values: Sequence[Seconds]) -> Seconds:
+    """The largest of several times; of arrays, draw by draw."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return max(map(float, values))
+    most: Array = np.maximum.reduce(np.broadcast_arrays(*values))
+    return most
+
+
+def step_work(plan: Plan, stage: Stage, seconds: Sequence[Seconds], once: float) -> Seconds:
     """Seconds that the busiest replica works in one step: its whole minibatches, and what is done once.
 
     The latter (averaging and the optimizer's step) is given as seconds per minibatch.
     """
     turns = [-(-plan.num_microbatches * share // stage.round) for share in stage.shares]
-    return max(t * k for t, k in zip(seconds, turns, strict=True)) + once * plan.num_microbatches
+    return largest([t * k for t, k in zip(seconds, turns, strict=True)]) + once * plan.num_microbatches
 
 
-def _once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[int]) -> tuple[float, float]:
+def once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[int]) -> tuple[float, float]:
     """Seconds per minibatch of what a stage does once a round or step: averaging, and the optimizer's step."""
     minibatches = plan.num_microbatches if plan.flushes else stage.round
     num_bytes = float(problem.table.parameter_bytes[list(layers)].sum())
@@ -283,9 +295,10 @@ def data_parallel_period(problem: Problem) -> float:
     plan = baseline_data_parallel(problem)
     stage = plan.stages[0]
     seconds = [replica_seconds(problem, problem.layers, kind, stage.recompute) for kind in kinds_of(problem, stage)]
-    averaging, update = _once_a_round(plan, problem, stage, problem.layers)
-    whole = StageEstimate(max(seconds) / stage.round + update, averaging_seconds=averaging)
-    return plan_period(plan, [whole], [max(seconds)], [step_work(plan, stage, seconds, averaging + update)], [], 0.0)
+    averaging, update = once_a_round(plan, problem, stage, problem.layers)
+    busy = max(seconds) / stage.round + update + averaging
+    work = step_work(plan, stage, seconds, averaging + update)
+    return float(plan_period(plan, [busy], [max(seconds)], [work], [], 0.0))
 
 
 def forward_estimate(plan: Plan, problem: Problem) -> Estimate:

@@ -9,6 +9,8 @@ from functools import partial, singledispatch
 from typing import Any, NamedTuple
 
 from ..errors import one_line
+from ..planning.hardware_changes import HardwareChanges
+from ..planning.regret import Regret, RobustPlan
 from ..planning.replaying import Replay, WhatIf
 from ..records import RunRecord
 from ..util.text.counting import counted, number_of
@@ -173,6 +175,12 @@ def _(difference: PlanDiff) -> Page:
         headline += ", gap " + " → ".join("unknown" if gap is None else gap_text(gap) for gap in difference.gaps)
     moves = difference.moves() or ["the same layers on the same ranks"]
     return Page(headline, [Section(Table(("stage", *_DIFFERENCES), rows), notes=moves)])
+
+
+@page_of.register
+def _(found: Regret | RobustPlan | HardwareChanges) -> Page:
+    """A sentence, and a table of what to measure, of both plans or of the changes."""
+    return Page(found.summary(), [Section(Table(*found.table()))])
 
 
 def _bytes_or_none(value: float | None) -> str:
@@ -419,7 +427,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str
     ).format(x, y, width, height, fill, stroke, title)
 
 
-SHOWN = (Cluster, Plan, PlanDiff, Profile, Replay, RunRecord, Trace, WhatIf)
+SHOWN = (Cluster, HardwareChanges, Plan, PlanDiff, Profile, Regret, Replay, RobustPlan, RunRecord, Trace, WhatIf)
 
 
 def show_in(shell: Any) -> None:  # noqa: ANN401 - IPython has no types

@@ -426,6 +426,22 @@ class Profile(Printed):
                 found |= Certainty(factor, may / seconds if seconds else 0.0)
         return found
 
+    def layer_uncertainty(self, device_type: str, size: float | None = None) -> tuple[Array, Array]:
+        """Shares by which the seconds of layers may be off at one size, about one standard deviation.
+
+        Args:
+            device_type: Name of the device type.
+            size: Size of the minibatch in `size_unit`. Default: the mean of `sizes`.
+
+        Returns:
+            (measurement, extrapolation), [forward and backward, layers] each: the error of each layer at the nearest
+            measured size, and what extrapolation to `size` adds, which has the same sign in all layers of a device.
+        """
+        count, layers = self.size() if size is None else checked_size(size), self._layers(device_type)
+        nearest = float(np.clip(count, *self.range_of_laws(device_type)))
+        there, here = (np.stack(self._laws.uncertainty(np.array([at])))[:, layers, 0] for at in (nearest, count))
+        return there, np.sqrt(np.maximum(here**2 - there**2, 0.0))
+
     def costs_at(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
         """Return the costs of all layers on one device type at `sizes`: cost field → array [layers, sizes]."""
         layers, counts = self._layers(device_type), np.asarray(sizes, dtype=float)

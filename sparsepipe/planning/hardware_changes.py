@@ -1,0 +1,204 @@
+"""What changes of a cluster are worth: one more device, faster links, more memory, or without the slowest device.
+
+The optimum of a cluster lies between the proven lower bound and the period of the plan. The change of throughput
+between two clusters therefore lies in an interval, which is as narrow as both optimality gaps.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+from ..util.text.numbers import Printed, at_most, duration, duration_or_none
+from ..values.cluster import Cluster
+from ..values.cluster_parts import Link
+from ..values.plan import Plan
+from ..values.profile import Profile
+from . import PlanSettings, partition
+
+_MORE_BYTES = 2e9  # of memory, which a change adds
+_FASTER = 2.0  # times the bandwidth of a link
+_EXACT = 1e-9  # width of an interval that is one number
+
+
+@dataclass(frozen=True)
+class HardwareChange:
+    """A change of a cluster, and the interval of what it does to the throughput of the best plan.
+
+    Attributes:
+        name: The change, such as "one more titan-v on gpu-1".
+        cluster: The cluster after the change.
+        least: Lower end of the change of throughput, as a share: 0.31 for +31 %. None: no plan, or no lower bound.
+        most: Upper end of the change. None: no plan, or no lower bound.
+        period_seconds: Period of the plan for this cluster in seconds per minibatch. None: no plan.
+        reason: Why there is no plan; empty if there is one.
+    """
+
+    name: str
+    cluster: Cluster
+    least: float | None = None
+    most: float | None = None
+    period_seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def change(self) -> str:
+        """Return the interval in words, "+31.0% to +33.0%", rounded outwards; one number if both plans are optimal."""
+        if self.reason:
+            return f"no plan: {self.reason}"
+        if self.least is None or self.most is None:
+            return "not proven"
+        if self.most - self.least < _EXACT:
+            return f"{self.least:+z.1%}"
+        ends = -at_most(-self.least, places=3), at_most(self.most, places=3)
+        return " to ".join(dict.fromkeys(f"{end:+z.1%}" for end in ends))
+
+    def to_json(self) -> dict[str, object]:
+        """Return one object, without the cluster."""
+        names = ("name", "least", "most", "period_seconds", "reason")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class HardwareChanges(Printed):
+    """Changes of a cluster by their value, the most valuable first.
+
+    Attributes:
+        plan: The plan for the cluster as it is.
+        changes: The changes.
+
+    Example:
+        >>> found = sp.compare_hardware(profile, cluster)
+        >>> {change.name: change.least for change in found.changes}["without the slowest device, cpu on local"] < 0
+        True
+
+    See also:
+        background/planner_and_proof, `compare_hardware`
+    """
+
+    plan: Plan
+    changes: tuple[HardwareChange, ...]
+
+    def summary(self) -> str:
+        """Say in one line what the changes are compared with."""
+        estimate = self.plan.estimate
+        text = "changes of the hardware: throughput of the best plan"
+        return text if estimate is None else f"{text}, now {duration(estimate.period_seconds)} per minibatch"
+
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        """Return columns and a row for each change: name, throughput, time per minibatch."""
+        rows = [(one.name, one.change, duration_or_none(one.period_seconds)) for one in self.changes]
+        return ("change", "throughput", "time per minibatch"), rows
+
+    def to_json(self) -> dict[str, object]:
+        """Return one object with a list of the changes."""
+        estimate = self.plan.estimate
+        seconds = None if estimate is None else estimate.period_seconds
+        bound = None if estimate is None else estimate.lower_bound_seconds
+        return {
+            "period_seconds": seconds,
+            "lower_bound_seconds": bound,
+            "changes": [change.to_json() for change in self.changes],
+        }
+
+
+def compare_hardware(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    schedule: str = PlanSettings.schedule,
+    num_microbatches: int | None = None,
+    recompute: bool = False,
+    quick: bool = False,
+) -> HardwareChanges:
+    """Plan for changes of a cluster, and give the interval of what each does to the throughput of the best plan.
+
+    Changes: one more device of each type, links of twice the bandwidth, 2 GB more memory for each device type with a
+    limit, and the cluster without its slowest device. A new device joins the first node that has its type. Steps of a
+    synchronous schedule keep their number of microbatches.
+
+    Args:
+        profile: Costs of the layers on every device type of the cluster.
+        cluster: Devices and links.
+        schedule, num_microbatches, recompute, quick: Settings of `partition`; the planner is "optimal".
+
+    Returns:
+        The plan for the cluster as it is, and the changes, the most valuable first.
+
+    Raises:
+        InputError: As in `partition`.
+
+    Example:
+        >>> found = sp.compare_hardware(profile, cluster)
+        >>> best = found.changes[0]
+        >>> best.name, best.least >= 0
+        ('one more cpu on local', True)
+
+    See also:
+        background/planner_and_proof, `partition`, `regret`
+    """
+
+    def planned(each: Cluster, microbatches: int | None) -> Plan:
+        return partition(
+            profile, each, schedule=schedule, num_microbatches=microbatches, recompute=recompute, quick=quick
+        )
+
+    plan, changes = planned(cluster, num_microbatches), list[HardwareChange]()
+    for name, changed, sign in _changes(profile, cluster):
+        try:
+            changes.append(_judged(name, changed, sign, plan, planned(changed, plan.num_microbatches)))
+        except InputError as error:
+            changes.append(HardwareChange(name, changed, reason=str(error)))
+    changes.sort(key=lambda change: float("inf") if change.period_seconds is None else change.period_seconds)
+    return HardwareChanges(plan, tuple(changes))
+
+
+def _judged(name: str, cluster: Cluster, sign: int, before: Plan, after: Plan) -> HardwareChange:
+    """Compare two plans. `sign`: 1 if the best plan cannot be slower after the change, -1 if it cannot be faster."""
+    assert before.estimate is not None and after.estimate is not None
+    period_before, low_before = before.estimate.period_seconds, before.estimate.lower_bound_seconds
+    period, low = after.estimate.period_seconds, after.estimate.lower_bound_seconds
+    if sign > 0:
+        period = min(period, period_before)  # the plan of before is possible after it, too
+    if low is None or low_before is None:
+        return HardwareChange(name, cluster, period_seconds=period)
+    if not period or not low:  # no layer takes any time, or nothing is proven
+        return HardwareChange(name, cluster, 0.0 if sign > 0 else -1.0, None if period else 0.0, period)
+    least, most = low_before / period - 1, period_before / low - 1
+    if sign > 0:
+        return HardwareChange(name, cluster, max(least, 0.0), most, period)
+    return HardwareChange(name, cluster, least, min(most, 0.0), period)
+
+
+def _changes(profile: Profile, cluster: Cluster) -> Iterator[tuple[str, Cluster, int]]:
+    """Yield (name, cluster, sign) of each change: see `_judged`."""
+    nodes, types = cluster.nodes, cluster.device_types
+    for kind in types:
+        home = next(node for node in nodes if kind in node.device_types)
+        larger = replace(home, device_types=(*home.device_types, kind))
+        every = tuple(larger if node is home else node for node in nodes)
+        yield f"one more {kind.name} on {home.name}", replace(cluster, nodes=every), 1
+    if len(nodes) > 1 and _limits(cluster.network):
+        yield "network of twice the bandwidth", replace(cluster, network=_faster(cluster.network)), 1
+    if any(len(node.device_types) > 1 and _limits(node.link) for node in nodes):
+        every = tuple(replace(node, link=_faster(node.link)) for node in nodes)
+        yield "links within nodes of twice the bandwidth", replace(cluster, nodes=every), 1
+    for kind in types:
+        if kind.memory_bytes < float("inf"):
+            more = replace(kind, memory_bytes=kind.memory_bytes + _MORE_BYTES)
+            owned = [tuple(more if own == kind else own for own in node.device_types) for node in nodes]
+            every = tuple(replace(node, device_types=own) for node, own in zip(nodes, owned, strict=True))
+            yield f"2 GB more memory on each {kind.name}", replace(cluster, nodes=every), 1
+    if len(cluster.devices) > 1:
+        seconds = {kind: sum(profile.time(range(len(profile.graph.layers)), kind.name)) for kind in types}
+        slowest = max(reversed(cluster.devices), key=lambda device: seconds[device.type])
+        rest = [device.rank for device in cluster.devices if device is not slowest]
+        name = f"without the slowest device, {slowest.type.name} on {slowest.node.name}"
+        yield name, cluster.part(rest), -1
+
+
+def _limits(link: Link) -> bool:
+    return link.bandwidth < float("inf")
+
+
+def _faster(link: Link) -> Link:
+    return replace(link, bandwidth=_FASTER * link.bandwidth)
