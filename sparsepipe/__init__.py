@@ -25,7 +25,7 @@ from .values.trace import Span, Trace
 if TYPE_CHECKING:
     from .launching import attach
     from .monitoring.launching import emulate, launch
-    from .planning import partition, partition_pipelines
+    from .planning import partition, partition_pipelines, plan_of_layout
     from .planning.replaying import replay, what_if
     from .planning.simulator import lower_bound, simulate, simulate_pipelines
     from .profiling import profile_model
@@ -45,6 +45,7 @@ _HOME = {
     "lower_bound": "planning.simulator",
     "partition": "planning",
     "partition_pipelines": "planning",
+    "plan_of_layout": "planning",
     "profile_model": "profiling",
     "replay": "planning.replaying",
     "simulate": "planning.simulator",
@@ -89,6 +90,7 @@ __all__ = [
     "lower_bound",
     "partition",
     "partition_pipelines",
+    "plan_of_layout",
     "replay",
     "simulate",
     "simulate_pipelines",
