@@ -7,14 +7,16 @@ tests/unit_tests/pipeline_parallel/test_pipeline_layout.py of github.com/NVIDIA/
 import json
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from coded import raises
+from command_line import sparsepipe
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plan_of_layout
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, partition, plan_of_layout
 from sparsepipe.records.formats.blocks import blocks_of
 from sparsepipe.records.formats.layouts import Layout, letters_text, parse_letters, read_layout, stages_of
 
@@ -247,3 +249,58 @@ def test_no_layout_beats_the_optimum():
     best = partition(network, cluster, schedule="1f1b-flush").estimate
     periods = [plan_of_layout(f"Et*{k}|t*{6 - k}L", network, cluster).estimate.period_seconds for k in range(1, 6)]
     assert min(periods) >= best.lower_bound_seconds * (1 - 1e-12) and max(periods) > 1.3 * min(periods)
+
+
+def test_the_command_compares_a_layout_with_the_optimum_and_exports_it(tmp_path):
+    path = profile().save(tmp_path / "profile.json")
+    machines = ("-p", path, "-n", 2, "--bandwidth", "1GB/s")
+    code, out, _ = sparsepipe("simulate", *machines, "--layout", "Et|t*5L", "--json", folder=tmp_path)
+    document = json.loads(out)
+    layout, best = document["compared"]["plans"]
+    assert code == 0 and document["minibatches"] == 32 and (layout["planner"], best["planner"]) == ("layout", "optimal")
+    assert layout["gap"] > best["gap"] >= 0 and layout["lower_bound_seconds"] == best["lower_bound_seconds"]
+    words = ("plan", *machines, "--layout", "Et|t*5L", "--num-microbatches", 6, "-o", "plan.json")
+    code, out, _ = sparsepipe(*words, folder=tmp_path)
+    assert code == 0 and "layout" in out and Plan.load(tmp_path / "plan.json").num_microbatches == 6
+    code, out, _ = sparsepipe("plan", "export", "plan.json", "--to", "megatron", "-o", "out", folder=tmp_path)
+    assert code == 0 and '"Et|t*5,L"' in (tmp_path / "out/megatron_arguments.txt").read_text().replace("t*5L", "t*5,L")
+    for words, error in (
+        (("simulate", *machines), "option.plan_or_layout"),
+        (("simulate", "plan.json", *machines, "--layout", "EtL"), "option.plan_or_layout"),
+        (("simulate", "plan.json", *machines, "--schedule", "gpipe"), "option.of_layout"),
+        (("simulate", *machines, "--layout", "Et*1000000000L"), "layout.too_large"),
+        (("plan", *machines, "--layout", "Et|t*5L", "--pipelines", 2), "option.of_layout"),
+        (("plan", "export", "plan.json", "--to", "megatron", "--data", "x", "-o", "out"), "option.of_target"),
+        (("plan", "export", "plan.json", "--to", "torch", "-o", "out"), "option.missing"),
+        (("plan", "export", "plan.json", "--to", "megatron", "--classes", 3, "-o", "out"), "option.of_model"),
+        (
+            ("plan", "export", "plan.json", "--to", "torch", "-b", 2, "-m", "n.py:f", "-d", "x", "-o", "o"),
+            "export.data",
+        ),
+    ):
+        code, _, said = sparsepipe(*words, folder=tmp_path)
+        assert code == 2 and said[-1].endswith(f"[{error}]"), (words, said)
+
+
+def test_the_command_writes_a_script_for_torch(tmp_path):
+    """Network, data and loss are those of the profile: the options say no more."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef build(num_classes=3, width=8):\n"
+        "    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, num_classes))\n"
+    )
+    (tmp_path / "data.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n\n\ndef points(split):\n"
+        "    return TensorDataset(torch.randn(16, 4), torch.arange(16) % 3)\n"
+    )
+    network = LayerGraph.chain([Layer("0", "Linear()"), Layer("1", "ReLU()"), Layer("2", "Linear()")])
+    settings = {"model": "net.py:build", "model_args": '{"width": 6}', "data": "data.py:points", "loss": "classes"}
+    costs = {"device": [LayerCost((CostSample(0, 1e-3, 2e-3, 1e3),))] * 3}
+    origin = {"model": "net.py:build", "batch_size": 2, "settings": settings}
+    path = replace(Profile(network, costs), origin=origin).save(tmp_path / "profile.json")
+    words = ("plan", "-p", path, "-n", 2, "--layout", '[["0", "1"], ["2"]]', "-o", "plan.json")
+    assert sparsepipe(*words, folder=tmp_path)[0] == 0
+    code, out, said = sparsepipe("plan", "export", "plan.json", "--to", "torch", "-o", "out", "--json", folder=tmp_path)
+    assert code == 0 and json.loads(out)["not_expressed"] == [], said
+    text = (tmp_path / "out/train_pipeline.py").read_text()
+    assert "'2': SplitPoint.BEGINNING" in text and "'width': 6" in text and "MICROBATCH_SIZE = 2" in text
+    assert "'../net.py:build'" in text and "functional.cross_entropy(output, target)" in text

@@ -1,8 +1,8 @@
 """Plans as scripts for torch.distributed.pipelining: torch's own runtime trains our cuts as one process does."""
 
-import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from argparse import Namespace
@@ -12,6 +12,7 @@ import torch
 from coded import raises
 from test_formats_layouts import graph
 
+from scripts.bench.export import networks
 from scripts.free_port import free_port
 from sparsepipe import Plan, Stage
 from sparsepipe.networks.traced import trace
@@ -20,43 +21,6 @@ from sparsepipe.records.formats.layouts import read_layout, stages_of
 from sparsepipe.records.formats.torch_pipelining import SCRIPT, Training, split_points, training_script
 from sparsepipe.util.io.functions import UserFunction
 
-NETWORKS = '''
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
-from transformers import ResNetConfig, ResNetForImageClassification
-
-class Logits(nn.Module):
-    """The logits alone of a model of transformers."""
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-    def forward(self, x):
-        return self.net(x, return_dict=False)[0]
-
-def gpt():  # its head and its word table are one parameter, on both stages
-    sizes = dict(vocab_size=61, n_positions=16, n_embd=32, n_layer=3, n_head=2, bos_token_id=1, eos_token_id=2)
-    drops = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    return Logits(GPT2LMHeadModel(GPT2Config(**sizes, **drops, use_cache=False)))
-
-def bert():
-    sizes = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64, vocab_size=61)
-    drops = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return Logits(BertForMaskedLM(BertConfig(**sizes, **drops, max_position_embeddings=16)))
-
-def resnet():
-    sizes = dict(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic", num_labels=5)
-    return Logits(ResNetForImageClassification(ResNetConfig(**sizes)))
-
-def words(split):
-    x = torch.randint(0, 61, (48, 12), generator=torch.Generator().manual_seed(0))
-    return TensorDataset(x, x.roll(-1, 1))
-
-def images(split):
-    draw = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(48, 3, 32, 32, generator=draw), torch.randint(0, 5, (48,), generator=draw))
-'''
 RANK = """
 import os, runpy, sys
 for number, script in enumerate(sys.argv[1:]):
@@ -69,25 +33,18 @@ LAYOUTS = {"gpt": "Et|ttL", "bert": "Et*2|tL", "resnet": "[2, 2]"}
 DATA = {"gpt": ("words", "tokens"), "bert": ("words", "tokens"), "resnet": ("images", "classes")}
 
 
-def loaded(path):
-    spec = importlib.util.spec_from_file_location(f"loaded_{path.parent.name}_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def losses(text):
     return [float(each) for each in re.findall(r"^step \d+ loss (\S+)", text, re.MULTILINE)]
 
 
-def script(folder, networks, name, *, recompute):
+def script(folder, name, *, recompute):
     module = getattr(networks, name)()
     data, loss = DATA[name]
     network = trace(module, getattr(networks, data)("train")[:4][0])
     found, _ = stages_of(read_layout(LAYOUTS[name]), network.graph(), num_devices=2)
     ids = [row.id for row in network.rows]
     stages = (Stage(tuple(ids[k] for k in each), (k,), recompute=recompute) for k, each in enumerate(found))
-    source = str(folder / "networks.py")
+    source = networks.__file__
     modules = called_once(module, getattr(networks, data)("train")[:4][0])
     smoothing = {"label_smoothing": 0.0} if loss == "tokens" else {}
     training = Training(
@@ -103,10 +60,8 @@ def script(folder, networks, name, *, recompute):
 @pytest.mark.filterwarnings("ignore")
 def test_torchs_runtime_trains_our_cuts_as_one_process_does(tmp_path, capsys):
     """A GPT whose stages share a parameter, a BERT whose mask crosses, a ResNet with statistics of batches."""
-    (tmp_path / "networks.py").write_text(NETWORKS)
     (tmp_path / "rank.py").write_text(RANK)
-    networks = loaded(tmp_path / "networks.py")
-    paths = [script(tmp_path, networks, name, recompute=name == "bert") for name in LAYOUTS]
+    paths = [script(tmp_path, name, recompute=name == "bert") for name in LAYOUTS]
     ports = {"MASTER_ADDR": "127.0.0.1", "PORTS": " ".join(str(free_port()) for _ in paths), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
@@ -120,7 +75,8 @@ def test_torchs_runtime_trains_our_cuts_as_one_process_does(tmp_path, capsys):
     ]
     expected = []
     for path in paths:
-        loaded(path).whole(Namespace(seed=0, learning_rate=0.5, steps=3), torch.device("cpu"))
+        options = Namespace(seed=0, learning_rate=0.5, steps=3)
+        runpy.run_path(str(path))["whole"](options, torch.device("cpu"))
         expected.append(losses(capsys.readouterr().out))
     try:
         printed = [rank.communicate(timeout=150) for rank in ranks]

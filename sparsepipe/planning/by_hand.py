@@ -122,8 +122,8 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
 def with_stages(problem: Problem, stages: Sequence[Sequence[int]], replicas: Sequence[int] = ()) -> Plan:
     """Make the plan with these layers in each stage, as other runtimes place stages: consecutive ones side by side.
 
-    Fewer stages than devices have several replicas each, on consecutive ranks, as many as `replicas` says or else as
-    many of each; several times as many stages are interleaved, as the schedule places them. Raises InputError for
+    With fewer stages than devices, each stage has replicas on consecutive ranks: as many as `replicas` says, else the
+    same number. Several times as many stages are interleaved, as the schedule places them. Raises InputError for
     numbers of stages and devices that do not fit, and for an order of layers that the network does not have.
     """
     num_devices, num_stages = len(problem.cluster.devices), len(stages)

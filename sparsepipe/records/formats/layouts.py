@@ -1,11 +1,11 @@
 """Layouts of other runtimes, read as the stages of a network: which layers each stage has.
 
-    Et*3|(tt|)*29,m|L                                  Megatron's --pipeline-model-parallel-layout
-    [["tok_embeddings", "layers.0"], ["norm"]]         torchtitan's module_fqns_per_model_part, or kinds of Megatron
-    {"layers.4": SplitPoint.BEGINNING}                 the split_spec of torch.distributed.pipelining
-    {"layers": [["hidden_states"], ["hidden_states"]]} the _pp_plan of a transformers model, blocks spread evenly
-    [0, 5, 9]                                          DeepSpeed's parts: where stages begin, and the end
-    [11, 6, 7]                                         numbers of blocks, as FlagScale's hetero_pipeline_layer_split
+- `Et*3|(tt|)*29,m|L`: Megatron's --pipeline-model-parallel-layout.
+- `[["tok_embeddings", "layers.0"], ["norm"]]`: torchtitan's module_fqns_per_model_part, or Megatron's lists of kinds.
+- `{"layers.4": SplitPoint.BEGINNING}`: the split_spec of torch.distributed.pipelining.
+- `{"layers": [["hidden_states"], ["hidden_states"]]}`: the _pp_plan of a transformers model, blocks spread evenly.
+- `[0, 5, 9]`: DeepSpeed's parts, where stages begin, and the end.
+- `[11, 6, 7]`: numbers of blocks, as FlagScale's hetero_pipeline_layer_split.
 
 Each also as a file: text, JSON, a torchtitan job's TOML, a FlagScale job's YAML. Nothing of a file is run.
 """
