@@ -25,7 +25,7 @@ from .values.trace import Span, Trace
 if TYPE_CHECKING:
     from .launching import attach
     from .monitoring.launching import emulate, launch
-    from .planning import partition, partition_pipelines
+    from .planning import partition, partition_pipelines, plan_of_layout
     from .planning.hardware_changes import compare_hardware
     from .planning.regret import partition_robust, regret
     from .planning.replaying import replay, what_if
@@ -49,6 +49,7 @@ _HOME = {
     "partition": "planning",
     "partition_pipelines": "planning",
     "partition_robust": "planning.regret",
+    "plan_of_layout": "planning",
     "profile_model": "profiling",
     "regret": "planning.regret",
     "replay": "planning.replaying",
@@ -96,6 +97,7 @@ __all__ = [
     "partition",
     "partition_pipelines",
     "partition_robust",
+    "plan_of_layout",
     "regret",
     "replay",
     "simulate",

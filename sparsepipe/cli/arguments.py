@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..planning import PLANNERS, PlanSettings, planners_with
+from ..planning import LAYOUT_SCHEDULE, PLANNERS, PlanSettings, planners_with
 from ..planning.simulator import SimulationSettings
 from ..planning.sweeps import RATIOS
 from ..runtime.config import DEVICES, ProfileConfig
@@ -23,6 +23,7 @@ from .options import (
     count,
     flags,
     inject_option,
+    layout_option,
     log_option,
     machine_options,
     of_run,
@@ -113,6 +114,7 @@ def _plan(verb: Parser) -> None:
         metavar="P",
         help="number of pipeline replicas (default: 1)",
     )
+    layout_option(verb)
     replication_option(verb)
     order_options(verb.add_argument_group("time lost to sizes of minibatches"), plans=True)
     verb.add_argument(
@@ -132,8 +134,11 @@ def of_planners() -> Iterator[Setting]:
 
 
 def _simulate(verb: Parser) -> None:
-    plan_argument(verb)
+    plan_argument(verb, optional=True)
     machine_options(verb)
+    layout_option(verb)
+    of_layout = [rows(PlanSettings)[name] for name in ("schedule", "num_microbatches")]
+    setting_options(verb, of_layout, defaults={"schedule": f"{LAYOUT_SCHEDULE}, of --layout alone"})
     replication_option(verb)
     inject_option(verb)
     replan_option(verb)

@@ -266,8 +266,23 @@ def machine_options(verb: Parser) -> None:
     )
 
 
-def plan_argument(verb: Parser) -> None:
-    verb.add_argument("plan", type=expanded, metavar="PLAN", help="plan, or a hybrid_conf.json with its gpus=N.txt")
+def plan_argument(verb: Parser, *, optional: bool = False) -> None:
+    verb.add_argument(
+        "plan",
+        type=expanded,
+        metavar="PLAN",
+        help="plan, or a hybrid_conf.json with its gpus=N.txt",
+        **({"nargs": "?"} if optional else {}),
+    )
+
+
+def layout_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--layout",
+        metavar="LAYOUT",
+        help="stages as another runtime has them, compared with the optimal plan; text or a file. Forms: Megatron's "
+        "layout, torchtitan's names, split points of torch, a _pp_plan, DeepSpeed's parts, FlagScale's settings",
+    )
 
 
 def replication_option(verb: Parser) -> None:

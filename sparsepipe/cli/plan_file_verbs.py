@@ -2,25 +2,34 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, one_line
 from ..networks import is_table, network
 from ..records.formats.pipedream_conf import export_plan
 from ..records.formats.plan_files import check_plan
+from ..records.formats.runtime_settings import SETTINGS, runtime_settings
 from ..records.formats.stage_modules import write_stage_modules
-from ..runtime.config import BUDGETS
+from ..records.formats.torch_pipelining import Training, training_script
+from ..runtime.config import BUDGETS, RunConfig
+from ..runtime.workloads.resolved import resolve
+from ..util.io.fields import json_object
 from ..util.io.files import expanded
+from ..util.io.functions import UserFunction, is_function
 from ..util.text.numbers import duration, scaled_bytes
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..views import text
-from .options import Parser, count, flags, given, plan_argument
+from .options import Parser, count, flags, given, of_run, plan_argument, setting_options
 from .output import Answer, table
 from .profile_and_cluster import load_profile, profile_and_cluster
 
+_TORCH = "torch"
+_OF_TORCH = ("model_args", "data", "data_args", "loss", "loss_args", "batch_size")  # settings of a script for torch
 _CLASSES = 10  # of a network whose stages are written, unless --classes says
 _ALL_IN = "--json has all"
 
@@ -43,6 +52,13 @@ def _export_options(verb: Parser) -> None:
         *flags("--model"), metavar="M", help="network of the plan, for stages as Python modules (default: not written)"
     )
     verb.add_argument("--classes", type=count, metavar="N", help=f"classes of that network (default: {_CLASSES})")
+    verb.add_argument(
+        "--to",
+        choices=(_TORCH, *SETTINGS),
+        metavar="RUNTIME",
+        help=f"another runtime: {', '.join((_TORCH, *SETTINGS))} (default: PipeDream's files)",
+    )
+    setting_options(verb, of_run(*_OF_TORCH), defaults=dict.fromkeys(_OF_TORCH, "the profile's, with --to torch"))
     verb.add_argument(*flags("--out"), type=expanded, required=True, metavar="DIR", help="folder of the written files")
 
 
@@ -102,6 +118,15 @@ def profile_show(options: argparse.Namespace) -> Answer:
 
 
 def export(options: argparse.Namespace) -> Answer:
+    """Write a plan as the files of another system. What that cannot express is printed, a line each."""
+    of_script = given(options, _OF_TORCH)
+    if of_script and options.to != _TORCH:
+        raise InputError(
+            "option.of_target",
+            f"--{next(iter(of_script)).replace('_', '-')} requires --to torch: omit it, or give both",
+        )
+    if options.to:
+        return _export_to(options)
     if options.classes is not None and not options.model:
         raise InputError("option.of_model", "--classes requires --model; add that, or omit --classes")
     if options.model and not is_table(options.model):
@@ -117,6 +142,71 @@ def export(options: argparse.Namespace) -> Answer:
             chosen, network(options.model, num_classes=options.classes or _CLASSES), options.out
         )
     return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
+
+
+def _export_to(options: argparse.Namespace) -> Answer:
+    """Write a plan for another runtime."""
+    if options.classes is not None:
+        raise InputError("option.of_model", "--classes is for stage modules: omit it, or --to")
+    chosen, facts = Plan.load(options.plan), PlanFacts.load(options.plan)
+    settings = facts.settings | given(options, ("model", *_OF_TORCH))
+    profile = load_profile(options.profile) if options.profile else None
+    if profile is None:
+        with suppress(InputError):  # a line says that it is unknown
+            known = facts.expected(chosen, str(settings.get("model")), cluster=None)
+            profile = known[0] if known else None
+    graph = profile.graph if profile else None
+    batch_size = settings.get("batch_size") or (profile.batch_size if profile else None)
+    size = batch_size if isinstance(batch_size, int) else None
+    if options.to == _TORCH:
+        written = training_script(chosen, _training(settings, size), options.out, graph=graph)
+    else:
+        written = runtime_settings(chosen, options.to, graph=graph, batch_size=size)
+    paths = written.save(options.out)
+    document = {"files": [str(path) for path in paths], "not_expressed": list(written.lost)}
+    return Answer(document, "\n".join([*map(str, paths), *(f"not expressed: {line}" for line in written.lost)]))
+
+
+def _training(settings: Mapping[str, Any], batch_size: int | None) -> Training:
+    """Return what a script trains with. Raises InputError for unknown settings, and for data of no function."""
+    for name in ("model", "data"):
+        if not settings.get(name):
+            raise InputError("option.missing", f"the plan names no {name}: give --{name}")
+    if batch_size is None:
+        raise InputError("option.missing", "the plan names no batch size: give --batch-size")
+    if not is_function(data := str(settings["data"])):
+        raise InputError(
+            "export.data",
+            f"--data {data}: a script for torch reads a data set of torch; give --data path/data.py:function",
+        )
+    if is_table(str(settings["model"])):
+        raise InputError(
+            "export.table_model",
+            f"--model {settings['model']}: torch cuts torch modules alone; export without --to",
+        )
+    from torch.utils.data import DataLoader  # here: it takes seconds
+
+    from ..networks.traced.building import build_module, builder, called_once
+
+    names = ("model", "model_args", "data", "data_args", "loss", "loss_args")
+    run = resolve(RunConfig(**{name: settings[name] for name in names if settings.get(name) is not None}))
+    facts = run.data.training.facts
+    args = json_object(run.config.model_args, "model_args")
+    function, arguments = builder(run.config.model, args, facts)
+    module = build_module(run.config.model, args, facts, seed=0)
+    data_args = json_object(run.config.data_args, "data_args")
+    inputs, _ = next(iter(DataLoader(UserFunction.parse(data).load()("train", **data_args), batch_size)))
+    loss = run.config.loss or run.data.training.loss
+    return Training(
+        function,
+        arguments,
+        called_once(module, inputs),
+        UserFunction.parse(data),
+        data_args,
+        UserFunction.parse(loss) if is_function(loss) else loss,
+        json_object(run.config.loss_args, "loss_args"),
+        batch_size,
+    )
 
 
 _MACHINES = ("profile", "cluster", "server_file", "devices", "bandwidth", "memory")  # options of `plan`

@@ -15,11 +15,13 @@ from ..errors import InputError
 from ..networks import is_table
 from ..planning import (
     DEFAULT,
+    LAYOUT_SCHEDULE,
     PLANNERS,
     PlanSettings,
     comparable,
     partition,
     partition_pipelines,
+    plan_of_layout,
     planner_for,
     planners_with,
 )
@@ -120,6 +122,8 @@ def profile(options: argparse.Namespace) -> Answer:
 
 def plan(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
+    if options.layout is not None:
+        return _layout_and_plans(options, found, cluster)
     schedule = options.schedule or PlanSettings.schedule
     settings = given(options, ("schedule", "num_microbatches", "recompute"))
     if options.num_microbatches is not None and not _takes_steps(schedule):
@@ -145,13 +149,7 @@ def plan(options: argparse.Namespace) -> Answer:
     check_reports(options, options.planner or (), counts_sizes=counts_sizes)
     if several:
         return _pipelines(options, found, cluster, settings)
-    if options.objective == LATENCY and options.schedule:
-        warn([no_effect("schedule", f"--objective {LATENCY} plans forward passes only")])
-    if options.objective == LATENCY and len(options.planner or ()) > 1:
-        raise InputError(
-            "option.of_planner",
-            f"--objective {LATENCY} requires the optimal planner; give only --planner optimal",
-        )
+    _check_latency(options)
     asked = [(name, settings | own) for name, own in _planner_options(options, _planners(options, schedule))]
     robust = robust_plan(options, found, cluster)
     if robust:
@@ -168,6 +166,23 @@ def plan(options: argparse.Namespace) -> Answer:
     if len(plans) == 1:
         with_sizes = {"with_sizes": compared[0]} if counts_sizes else {}
         return Answer(plans[0].to_json() | with_sizes | reports, "\n".join([str(plans[0]), *tables]))
+    answer = _compared(plans, found, cluster, tables)
+    with_sizes = {"with_sizes": compared} if counts_sizes else {}
+    return Answer(answer.document | with_sizes | reports, answer.text)
+
+
+def _check_latency(options: argparse.Namespace) -> None:
+    if options.objective == LATENCY and options.schedule:
+        warn([no_effect("schedule", f"--objective {LATENCY} plans forward passes only")])
+    if options.objective == LATENCY and len(options.planner or ()) > 1:
+        raise InputError(
+            "option.of_planner",
+            f"--objective {LATENCY} requires the optimal planner; give only --planner optimal",
+        )
+
+
+def _compared(plans: Sequence[Plan], found: Profile, cluster: Cluster, tables: Sequence[str] = ()) -> Answer:
+    """Compare several plans by one cost model."""
     judged = comparable(plans, found, cluster)
     told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
     told += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in beyond_profile(plan, found)]
@@ -175,8 +190,6 @@ def plan(options: argparse.Namespace) -> Answer:
         "plans": [plan.to_json() for plan in judged],
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
         "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
-        **({"with_sizes": compared} if counts_sizes else {}),
-        **reports,
     }
     text = "\n".join([side_by_side(judged, found), "", *told, *tables])
     return Answer(document, text)
@@ -200,6 +213,24 @@ def _planned(
         compared.append(document)
         tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
     return plans, compared, tables
+
+
+def _layout_and_plans(options: argparse.Namespace, found: Profile, cluster: Cluster) -> Answer:
+    """Compare the layout of another runtime with plans under its schedule; the layout is what is saved."""
+    barred = ("pipelines", "replication", "recompute", "order", "sample_sizes", "data", "objective")
+    if refused := list(given(options, barred)):
+        text = (
+            f"--layout with --{refused[0].replace('_', '-')}: it is compared for the training of one pipeline: omit one"
+        )
+        raise InputError("option.of_layout", text)
+    own = {"schedule": LAYOUT_SCHEDULE} | given(options, ("schedule", "num_microbatches"))
+    plans = [plan_of_layout(options.layout, found, cluster, **own)]
+    names = _planners(options, own["schedule"])
+    plans += [partition(found, cluster, planner=name, **own, **each) for name, each in _planner_options(options, names)]
+    plans = [_with_options(each, options) for each in plans]
+    if options.out:
+        plans[0].save(options.out)
+    return _compared(plans, found, cluster)
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
@@ -269,7 +300,7 @@ def simulate(options: argparse.Namespace) -> Answer:
         raise InputError(
             "option.of_killing", "--restart-seconds requires --inject kill:…; add that, or omit --restart-seconds"
         )
-    chosen = load_plan(options.plan, found.graph)
+    chosen = _plan_or_layout(options, found, cluster)
     if orders_asked(options):
         return compare_orders(options, chosen, found, cluster)
     options.minibatches = options.minibatches or SimulationSettings.minibatches
@@ -335,7 +366,27 @@ def simulate(options: argparse.Namespace) -> Answer:
     if beyond_sizes := Certainty.beyond(told.certainty):
         text += f"; {beyond_sizes}"
     restart = told.restart.note() if told.restart else ""
-    return Answer(document, "\n".join(filter(None, [text, note, restart])))
+    answer = Answer(document, "\n".join(filter(None, [text, note, restart])))
+    return answer if options.layout is None else _beside_optimal(answer, chosen, found, cluster)
+
+
+def _beside_optimal(answer: Answer, chosen: Plan, found: Profile, cluster: Cluster) -> Answer:
+    """Add the comparison of a layout with the optimal plan under its schedule, and with the bound of all plans."""
+    best = partition(found, cluster, schedule=chosen.schedule, num_microbatches=chosen.num_microbatches)
+    compared = _compared([chosen, best], found, cluster)
+    return Answer(answer.document | {"compared": compared.document}, f"{answer.text}\n\n{compared.text}")
+
+
+def _plan_or_layout(options: argparse.Namespace, found: Profile, cluster: Cluster) -> Plan:
+    if (options.plan is None) == (options.layout is None):
+        raise InputError("option.plan_or_layout", "expected a PLAN or --layout, one of both")
+    own = given(options, ("schedule", "num_microbatches"))
+    if options.layout is not None:
+        return plan_of_layout(options.layout, found, cluster, **own)
+    if own:
+        option = next(iter(own)).replace("_", "-")
+        raise InputError("option.of_layout", f"--{option} is of --layout; the plan has its own: omit it")
+    return load_plan(options.plan, found.graph)
 
 
 def _sizes(found: Profile, count: int) -> list[float]:

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..records.formats.layouts import read_layout, stages_of
 from ..records.provenance import Provenance
 from ..util.io.fields import MOST_LIKE_DEVICES, given_integer
 from ..util.io.quantities import keywords_of, meant
@@ -20,6 +22,7 @@ from ..values.schedule import check_rule
 from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
+from .by_hand import with_stages
 from .doubts import with_doubts
 from .estimate import data_parallel_period, estimate
 from .exact.optimal import CONTIGUOUS, PERIOD, Optimal
@@ -38,6 +41,8 @@ PLANNERS: Mapping[str, type[Any]] = {
 }
 
 DEFAULT = Optimal.name
+LAYOUT = "layout"  # who made the plan of a layout
+LAYOUT_SCHEDULE = "1f1b-flush"  # what the runtimes whose layouts are read have in common
 _CHOICE = Choice(tuple(PLANNERS), renamed={"sparsepipe": SparsePipe.name})
 
 
@@ -75,6 +80,7 @@ __all__ = [
     "estimate",
     "partition",
     "partition_pipelines",
+    "plan_of_layout",
     "planner_for",
     "planners_with",
 ]
@@ -217,6 +223,56 @@ def partition_pipelines(
     )
     check_rule(pipelines)
     return pipelines
+
+
+def plan_of_layout(
+    layout: str | Path,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    schedule: str = LAYOUT_SCHEDULE,
+    num_microbatches: int | None = None,
+) -> Plan:
+    """Read the stages that another runtime is given, as a plan for a profile and the devices of a cluster.
+
+    Stages lie on consecutive devices. If there are fewer stages than devices, each has as many replicas; several times
+    as many stages are interleaved.
+
+    Args:
+        layout: Layout or the file that has it: Megatron's string ("Et*3|t*4|tL"), torchtitan's lists of names, split
+            points of torch.distributed.pipelining, a `_pp_plan`, DeepSpeed's parts, FlagScale's settings.
+        profile: Costs of the layers. Their ids are qualified names of modules, as `profile_model` names them.
+        cluster: Devices and links.
+        schedule: Name of the schedule, a key of `SCHEDULES`.
+        num_microbatches: Microbatches per step. Default: twice the devices.
+
+    Returns:
+        The plan, with estimates of the default cost model.
+
+    Raises:
+        InputError: An unknown form, names or numbers of layers that the profile does not have, layers in no stage, or
+            stages that do not fit the devices.
+
+    Example:
+        >>> plan = sp.plan_of_layout('[["conv1", "conv2"], ["conv3", "linear"]]', profile, cluster)
+        >>> [stage.ranks for stage in plan.stages]
+        [(0,), (1,)]
+
+    See also:
+        guides/other_runtimes, `partition`, `simulate`
+    """
+    start = time.perf_counter()
+    if num_microbatches is None:
+        num_microbatches = _microbatches(schedule, len(cluster.devices))
+    problem = Problem(profile, cluster, _planned_as(schedule), num_microbatches)
+    read = read_layout(layout)
+    stages, notes = stages_of(read, profile.graph, num_devices=len(cluster.devices))
+    plan = with_seconds(with_stages(problem, stages, read.replicas), time.perf_counter() - start)
+    plan = replace(plan, planner=LAYOUT, warnings=(*notes, *plan.warnings))
+    if schedule != plan.schedule:
+        plan = _for_another(plan, schedule)
+    settings = {"layout": str(layout), "schedule": schedule, "num_microbatches": num_microbatches}
+    return replace(plan, provenance=Provenance.of(profile, cluster, settings=settings).to_json())
 
 
 def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ device class of the cluster (`device_classes`), in the order of their first rank
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 
 import numpy as np
 
@@ -118,6 +118,33 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
         at = int(pick[at])
         ends.append(at)
     return by_hand(problem, ends[::-1][1:], groups)
+
+
+def with_stages(problem: Problem, stages: Sequence[Sequence[int]], replicas: Sequence[int] = ()) -> Plan:
+    """Make the plan with these layers in each stage, as other runtimes place stages: consecutive ones side by side.
+
+    With fewer stages than devices, each stage has replicas on consecutive ranks: as many as `replicas` says, else the
+    same number. Several times as many stages are interleaved, as the schedule places them. Raises InputError for
+    numbers of stages and devices that do not fit, and for an order of layers that the network does not have.
+    """
+    num_devices, num_stages = len(problem.cluster.devices), len(stages)
+    counts = list(replicas) or [num_devices // num_stages] * num_stages
+    if num_stages > num_devices and num_stages % num_devices == 0 and not replicas:
+        check_interleaves(problem.schedule, num_stages // num_devices)
+        ranks = [(problem.rules.position(k, num_devices),) for k in range(num_stages)]
+    elif sum(counts) == num_devices and len(counts) == num_stages and min(counts) > 0:
+        check_interleaves(problem.schedule, 1)
+        ends = list(accumulate(counts))
+        ranks = [tuple(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
+    else:
+        expected = f"{sum(replicas)}" if replicas else f"{num_stages}, a multiple, or a part of it"
+        raise InputError(
+            "by_hand.stages_and_devices",
+            f"{number_of(num_stages, 'stage')} for {number_of(num_devices, 'device')}: expected {expected} devices",
+        )
+    placed = [problem.stage(layers, each) for layers, each in zip(stages, ranks, strict=True)]
+    plan = problem.plan(placed, NAME).check(problem.graph, problem.cluster)
+    return replace(plan, estimate=estimate(plan, problem))
 
 
 def _one_more_stage(best: Array, options: Sequence[Counts], seconds: Array) -> tuple[Array, np.ndarray]:

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -24,13 +23,8 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
     `args` come over them. Raises InputError for a function that does not exist, arguments that do not fit, or anything
     but a module returned.
     """
-    if model in MODULE_NETWORKS:
-        entry = MODULE_NETWORKS[model]
-        function = getattr(import_module(f"sparsepipe.networks.{entry.home}"), entry.function)
-        args = {**entry.args, **args}
-    else:
-        function = UserFunction.parse(model).load()
-    given = {**_wanted(function, facts), **args}
+    home, given = builder(model, args, facts)
+    function = home.load()
     _check_arguments(model, function, given)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -48,6 +42,20 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
             "model.not_a_module", f"model {model}: returns a {type(module).__name__}, expected a torch.nn.Module"
         )
     return module
+
+
+def builder(model: str, args: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[UserFunction, dict[str, Any]]:
+    """Return the function that builds a module by name, ours or the user's own, and its arguments.
+
+    `facts` and `args` are as in `build_module`.
+    """
+    if model in MODULE_NETWORKS:
+        entry = MODULE_NETWORKS[model]
+        function = UserFunction(f"sparsepipe.networks.{entry.home}", entry.function)
+        args = {**entry.args, **args}
+    else:
+        function = UserFunction.parse(model)
+    return function, {**_wanted(function.load(), facts), **args}
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -75,6 +83,34 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
         takes = ", ".join(map(str, parameters.values()))
         text = f"model {model}: {error}; expected ({takes}); give them with {{model_args}}"
         raise InputError("model.arguments_refused", text, setting="model_args") from None
+
+
+def called_once(module: nn.Module, batch: Any) -> frozenset[str]:
+    """Return the paths of the modules that a forward calls once, on a minibatch of inputs: others cannot be cut at.
+
+    `batch`: a tensor, a tuple of positional arguments, or a dict of keywords. Raises InputError if the forward raises.
+    """
+    counts: dict[str, int] = {}
+
+    def counted(path: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            counts[path] = counts.get(path, 0) + 1
+
+        return hook
+
+    hooks = [part.register_forward_pre_hook(counted(path)) for path, part in module.named_modules() if path]
+    keywords = batch if isinstance(batch, Mapping) else {}
+    positional = () if keywords else tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+    try:
+        with torch.no_grad():
+            module(*positional, **keywords)
+    except CODE_FAILURES as error:
+        what = f"{type(error).__name__} ({' '.join(str(error).split())})"
+        raise InputError("model.raises", f"the forward of {type(module).__name__} raises {what}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return frozenset(path for path, count in counts.items() if count == 1)
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
