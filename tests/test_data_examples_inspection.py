@@ -111,7 +111,7 @@ def test_every_fault_of_a_users_own_is_listed(
         assert any(message in str(fault) for fault in report.faults)
     assert main(["data", "check", reference]) == 2
     out, err = capsys.readouterr()
-    assert "stop a run" in err and all(len(line) < 600 for line in out.splitlines())
+    assert "prevent a run" in err and all(len(line) < 600 for line in out.splitlines())
 
 
 def test_a_split_that_cannot_be_opened_is_a_fault(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_run_refuses_in_one_line_before_anything_is_started(tmp_path, given):
     words += ("--profile", profile, "--replan", "predicted")
     words += () if given == "none" else ("--predictor", tmp_path / given)
     code, out, lines = sparsepipe(*words)
-    reasons = {"none": "requires an interference predictor", "other": "other metrics than this machine"}
+    reasons = {"none": "needs an interference predictor", "other": "other metrics than this machine"}
     assert code == 2 and not out and reasons[given] in lines[-1]
     assert not (tmp_path / "run").exists()
 

@@ -336,7 +336,7 @@ def test_code_that_others_may_have_written_is_not_run(no_code, tmp_path, monkeyp
         path.write_bytes(planted)
         os.chown(path if how == "another user's file" else folder, 65534, 65534)
     machine_code._code.cache_clear()
-    told = r"cannot be written \(another user's folder\)" if "folder" in how else "not this user's alone to write"
+    told = r"cannot be written \(another user's folder\)" if "folder" in how else "other users can write"
     with pytest.warns(UserWarning, match=told) if how != "a link" else contextlib.nullcontext():
         code = machine_code._code(lanes)
     assert code is not None and code.memory[:] == unsealed(content)

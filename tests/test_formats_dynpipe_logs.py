@@ -83,7 +83,7 @@ def test_the_real_logs_say_what_was_read_off_them_by_hand(published):
     runs = published.runs()
     assert disturbed_epochs(runs["PipeDream"]) == {"light": (1, 6), "heavy": (10, 11)}
     bars = {(bar.case, bar.system): bar for bar in disturbed_bars(runs)}
-    heavy = {name: bars["heavy intruder", name] for name in runs}
+    heavy = {name: bars["heavy workload", name] for name in runs}
     told = {name: (round(bar.least, 3), round(bar.most, 3)) for name, bar in heavy.items()}
     assert told == {"PipeDream": (0.343, 0.344), "DynPipe-Re": (0.208, 0.21), "DynPipe": (0.212, 0.217)}
     assert len(runs["DynPipe"].iterations) == 1704

@@ -59,7 +59,7 @@ HOSTILE = {
     "feature": ([7] * 10, "expected equal lengths"),
     "threshold": ("not numbers", "threshold is 'not numbers', expected a list"),
     "left": ({"a": 1}, "expected a list"),
-    "value": ([[1.0]], "value[0] is [1.0], expected a number"),
+    "value": ([[1.0]], "value[0] is [1.0], expected a finite number"),
 }
 
 

@@ -64,7 +64,7 @@ def test_a_run_waits_for_a_node_whose_ray_was_killed(hosts):
         hosts.start_node(first, TYPES[1])
         said = process.communicate(timeout=ENOUGH)
     assert process.returncode == 0, said
-    assert "room for all" in hosts.log("back")
+    assert "resources for all" in hosts.log("back")
     assert hosts.losses("back") == hosts.losses("one")
     hosts.check_ray_alone_is_left(hosts.network.hosts)
 

@@ -110,7 +110,7 @@ def test_a_log_of_a_host_is_bounded_in_the_record(tmp_path, monkeypatch):
             copy.take(growth, here / growth.name)
     kept = (here / "rank0.log").read_text()
     assert kept.startswith("x" * 600 + "y" * 400 + "\n") and "y" * 401 not in kept and "z" not in kept
-    assert "left out" in kept and kept.count("\n") == 2 and sent == 1001
+    assert "discarded" in kept and kept.count("\n") == 2 and sent == 1001
     assert (here / "trace.jsonl").read_bytes() == (there / "trace.jsonl").read_bytes(), "what is no log is whole"
     for _ in range(3):  # of a host that does not stop by itself
         copy.take(Growth("rank0.log", b"w" * 5000, False, False), here / "rank0.log")

@@ -66,11 +66,11 @@ def test_iterations_are_told_by_what_disturbed_them(tmp_path):
     record = written(tmp_path / "run")
     assert iterations(record) == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0), (6, 1.0), (7, 1.0)]
     bars = {bar.case: bar.value for bar in seconds_bars({"live": [record]})}
-    assert bars["before the intruder"] == 1 and bars["beside the intruder"] == 3
+    assert bars["before the load"] == 1 and bars["under the load"] == 3
     assert bars["the whole run"] == pytest.approx(13 / 7)
-    assert moments(record) == [(2, "intruder"), (5, "gone")]
+    assert moments(record) == [(2, "workload starts"), (5, "workload ends")]
     (record.folder / FILE).unlink()
-    assert [bar.case for bar in seconds_bars({"live": [record]})] == ["before the intruder", "the whole run"]
+    assert [bar.case for bar in seconds_bars({"live": [record]})] == ["before the load", "the whole run"]
 
 
 def test_replicas_that_end_together_have_the_mean_of_their_round(tmp_path):
@@ -88,12 +88,12 @@ def test_of_several_runs_a_bar_knows_the_least_and_the_most(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row | {"seconds": 2 * row["seconds"]}) + "\n" for row in rows))
     bars = {bar.case: (bar.value, bar.least, bar.most) for bar in seconds_bars({"live": [first, second]})}
-    assert bars["beside the intruder"] == (4.5, 3, 6) and bars["before the intruder"] == (1.5, 1, 2)
+    assert bars["under the load"] == (4.5, 3, 6) and bars["before the load"] == (1.5, 1, 2)
     assert whole_run_seconds(second) == 2 * whole_run_seconds(first)
     by_load = bars_by_load({"light": {"live": [first]}, "heavy": {"live": [first, second]}})
     assert [(bar.case, bar.value, bar.most) for bar in by_load] == [
-        ("light intruder", 3, None),
-        ("heavy intruder", 4.5, 6),
+        ("light workload", 3, None),
+        ("heavy workload", 4.5, 6),
     ]
     assert {(bar.least, bar.most) for bar in seconds_bars({"live": [first]})} == {(None, None)}
 
@@ -130,9 +130,9 @@ def test_the_clock_stands_while_a_run_validates(tmp_path):
     (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert iterations(record) == [(1, 1.0), (2, 1.0), (3, 1.0)] and samples_per_second(record) == 32
     assert learning_by_seconds({"light": {"live": [record]}, "heavy": {"never": [record]}}) == {
-        "light intruder (validation accuracy, %)": {"live": [(1, 25), (3, 50)]},
-        "heavy intruder (validation accuracy, %)": {"never": [(1, 25), (3, 50)]},
-        "heavy intruder (training loss)": {"never": [(0, 1), (1, 1), (2, 1), (3, 1)]},
+        "light workload (validation accuracy, %)": {"live": [(1, 25), (3, 50)]},
+        "heavy workload (validation accuracy, %)": {"never": [(1, 25), (3, 50)]},
+        "heavy workload (training loss)": {"never": [(0, 1), (1, 1), (2, 1), (3, 1)]},
     }
 
 
@@ -191,27 +191,27 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
 
 def test_whether_moving_paid_is_told_of_the_whole_run():
     """ "A pause is made good in **34 minibatches**" stood in bold beside a run that took 104% of the time."""
-    still, names = {"beside the intruder": 0.1, "the whole run": 0.06}, ("never", "live")
+    still, names = {"under the load": 0.1, "the whole run": 0.06}, ("never", "live")
 
     def told(beside, whole, pauses=(0.1, 0.08)):
-        return moving_text(still, {"beside the intruder": beside, "the whole run": whole}, pauses, names=names)
+        return moving_text(still, {"under the load": beside, "the whole run": whole}, pauses, names=names)
 
     lost = told(0.0973, 0.0624)
     assert mentions(lost, "104%", "`never`", 2)
     assert mentions(lost, "97.3 ms", "100.0 ms", "90 ms", 33)
     assert mentions(lost, "`live`") and lost.count("**") == 4
     assert mentions(told(0.11, 0.066), "90 ms")
-    assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained
+    assert "**90%**" in (gained := told(0.05, 0.054)) and "**repartitioning paid off" in gained and "lost" not in gained
     assert "neither gained" in told(0.1, 0.06)
     elsewhere = told(0.0997, 0.0582)
-    assert "**97%**" in elsewhere and "not why**" in elsewhere, "it was as slow beside the intruder"
+    assert "**97%**" in elsewhere and "explain this difference**" in elsewhere, "it was as slow beside the intruder"
     assert mentions(elsewhere, "`live`")
-    assert "next to nothing" in told(0.0997, 0.066)
+    assert "almost nothing" in told(0.0997, 0.066)
     assert told(0.1, 0.06, ()).endswith("never changed.")
-    slow, usual = {"before the intruder": 0.06, "the whole run": 0.06}, {"before the intruder": 0.05} | still
+    slow, usual = {"before the load": 0.06, "the whole run": 0.06}, {"before the load": 0.05} | still
     assert mentions(moving_text(usual, slow, (0.1,), names=names), "50.0 ms")
     both = moving_text(usual, slow, (0.1,), names=names, early=True)
-    assert both.endswith("changed by then.")
+    assert both.endswith("already changed.")
 
 
 def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_once():
@@ -279,7 +279,9 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     visits = came_and_went(job.record)
     flat = [moment for visit in visits for moment in visit]
     assert flat == sorted(flat) and flat[0] >= 12 and flat[1] >= 24 and len(flat) in (2, 4), "4 unless it was over"
-    assert [told for _, told in moments(job.record) if told != "6, 2"] == ["intruder", "gone"] * len(visits)
+    assert [told for _, told in moments(job.record) if told != "6, 2"] == ["workload starts", "workload ends"] * len(
+        visits
+    )
     followed = job.record.plans
     assert not foresight.fault and len(followed) == 2 and followed[1][0] > 15 and followed[1][1] == other
     assert intrusion.finished_run(tmp_path, "net-moving", plan, config).folder == folder

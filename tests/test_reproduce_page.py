@@ -132,7 +132,7 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
     assert len(figures) >= len(rest_on)
     for figure, doubts in zip(figures, rest_on, strict=False):
         (job.out / f"{figure}.png").write_bytes(b"")
-        warnings = [f"{text}; its throughput is that of such a machine" for text in doubts] + ["more of a run"]
+        warnings = [f"{text}; its throughput is unreliable" for text in doubts] + ["more of a run"]
         write_json(job.out / f"{figure}.json", {"provenance": {"doubts": doubts, "warnings": warnings}})
     text = re.sub("</?span[^>]*>", "", write_page(job).read_text())  # of names that stay in one line
     assert [text.count(run) for run in [*runs, "of the notebook"]] == [1] * 6

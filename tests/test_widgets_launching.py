@@ -203,15 +203,15 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"batch_size": 32}, "another batch size"),
-        ({"data": "digits"}, "another data"),
-        ({"data": "digits", "batch_size": 32}, "another data, batch size"),
-        ({"voxel_size": 0.05}, "another voxel size"),
-        ({"num_points": 512}, "another num points"),
-        ({"model_args": '{"width": 2}'}, "another model args"),
-        ({"data_args": '{"size": 2, "kind": "a"}'}, "another data args"),
-        ({"loss_args": '{"auxiliary": 0.3}'}, "another loss args"),
-        ({"precision": "bfloat16"}, "another precision"),
+        ({"batch_size": 32}, "in its batch size"),
+        ({"data": "digits"}, "in its data"),
+        ({"data": "digits", "batch_size": 32}, "in its data, batch size"),
+        ({"voxel_size": 0.05}, "in its voxel size"),
+        ({"num_points": 512}, "in its num points"),
+        ({"model_args": '{"width": 2}'}, "in its model args"),
+        ({"data_args": '{"size": 2, "kind": "a"}'}, "in its data args"),
+        ({"loss_args": '{"auxiliary": 0.3}'}, "in its loss args"),
+        ({"precision": "bfloat16"}, "in its precision"),
     ],
 )
 def test_a_run_on_other_data_or_minibatches_is_not_this_plans(board, plans, change, told):

@@ -193,7 +193,7 @@ def test_stages_are_added_and_taken_away(explorer):
     explorer.controls.stages.editor.less.click()
     assert len(explorer.plan.stages) == 1 and explorer.messages.value == ""
     explorer.controls.stages.editor.less.click()  # as the page sent it before the button was disabled
-    assert "one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
+    assert "at least one" in explorer.messages.value and len(explorer.plan.stages) == 1
     explorer.controls.stages.pin_cuts.value = False
     assert explorer.messages.value == "" and len(explorer.plan.stages) == 1, "a traceback, of no stage"
 
@@ -207,7 +207,7 @@ def test_no_device_and_too_little_memory_are_said_in_words(explorer):
     assert explorer.messages.value == ""
     for slider in explorer.controls.devices.counts.values():
         slider.value = 0
-    assert "No device selected" in explorer.messages.value
+    assert "No device is selected" in explorer.messages.value
 
 
 def test_what_is_no_profile_or_cluster_is_refused_in_words(profile, cluster):
@@ -303,7 +303,7 @@ def test_export_writes_what_is_on_screen(explorer, tmp_path, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     explorer.exporter.folder = tmp_path
     explorer.exporter.button.click()
-    assert "no Chromium" in explorer.messages.value and "Traceback" not in explorer.messages.value
+    assert "Chromium not found" in explorer.messages.value and "Traceback" not in explorer.messages.value
     assert (tmp_path / "explorer_stages.csv").exists()
     (tmp_path / "file").write_text("")
     explorer.exporter.folder = tmp_path / "file"

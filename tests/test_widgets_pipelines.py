@@ -221,9 +221,9 @@ def too_little_memory(explorer):
     [
         (no_pipeline_left, "5 pipelines on 4 devices: expected at least one device each"),
         (quorum_of_more, "quorum"),
-        (option_of_another_rule, "no option 'grace'"),
-        (straggler_of_no_rank, "rank 4 does not exist; expected 0 to 3"),
-        (slow_pipeline_that_is_not_there, "pipeline 2 does not exist; expected 0 to 1"),
+        (option_of_another_rule, "unknown option 'grace'"),
+        (straggler_of_no_rank, "rank 4 does not exist, expected 0 to 3"),
+        (slow_pipeline_that_is_not_there, "pipeline 2 does not exist, expected 0 to 1"),
         (no_straggler, "unknown straggler"),
         (kill_that_ends_the_job, "use another synchronization scheme"),
         (too_little_memory, "memory"),

@@ -316,7 +316,7 @@ def test_of_a_link_to_a_run_the_link_goes(table, tmp_path):
     table.listing.again.click()
     table.listing.marks.value = ("link-001",)
     table.deletion.button.click()
-    assert "link alone" in table.deletion.question.told.value
+    assert "only the link" in table.deletion.question.told.value
     table.deletion.question.yes.click()
     assert "Deleted: link-001" in table.messages.value
     assert not (tmp_path / "link-001").is_symlink() and (elsewhere / "plan.json").exists()

@@ -107,7 +107,7 @@ def test_a_straggler_is_typed_as_the_command_line_takes_it(explorer):
     explorer.controls.straggler.text.value = "slow:rank=0,factor=4"
     assert explorer.shown is picked and explorer.messages.value == "", "the same, however it is said"
     explorer.controls.straggler.text.value = "slow:rank=0,factor=4;sleepy"
-    assert "unknown straggler" in explorer.messages.value and "Traceback" not in explorer.messages.value
+    assert "Unknown straggler" in explorer.messages.value and "Traceback" not in explorer.messages.value
 
 
 def test_a_slow_pipeline_is_all_ranks_of_it(explorer):
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         picker.kind.value = kind
         shown, of = explorer.compared, explorer.waiting.stale
         number.value = 60
-        assert f"{what} does not exist; expected 0 to {7 if kind == SLOW else 3}" in explorer.messages.value
+        assert f"{what} does not exist, expected 0 to {7 if kind == SLOW else 3}" in explorer.messages.value
         assert (
             explorer.compared is shown
             and "4 pipelines" in of.value

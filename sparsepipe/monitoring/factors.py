@@ -145,7 +145,7 @@ def _factor(value: Any, what: str) -> float:
     if not LEAST <= number(value, what) <= MOST:
         raise InputError(
             "factors.out_of_range",
-            f"{what} = {shown(value)}: expected a factor from {LEAST:g} to {MOST:g} (1: as fast as profiled)",
+            f"{what} is {shown(value)}, expected a factor from {LEAST:g} to {MOST:g} (1: as fast as profiled)",
         )
     return float(value)
 

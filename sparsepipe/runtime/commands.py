@@ -33,7 +33,7 @@ _MOST_REASON = 500  # letters
 
 def _token(value: Any, what: str) -> str:
     if not re.fullmatch("[0-9a-f]{8}", text(value, what)):
-        raise InputError("command.digits_malformed", f"{what} = {shown(value)}: expected eight hexadecimal digits")
+        raise InputError("command.digits_malformed", f"{what} is {shown(value)}, expected eight hexadecimal digits")
     return str(value)
 
 

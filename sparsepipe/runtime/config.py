@@ -663,7 +663,7 @@ class RunConfig(
 
     @property
     def parts(self) -> dict[str, Settings]:
-        """The six parts by name."""
+        """Parts of the configuration by name."""
         return {
             name: part(**{item.name: getattr(self, item.name) for item in fields(part)}) for name, part in PARTS.items()
         }

@@ -28,7 +28,7 @@ from .contention import came_and_went
 
 _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
 _LEAST_TOLD = 0.005  # seconds of a gain: less is none
-_NAMES = ("before the intruder", "beside the intruder", "the whole run")
+_NAMES = ("before the load", "under the load", "the whole run")
 _BESIDE = _NAMES[1]
 _SLOWER = 1.1  # times as long before the intruder came: less is not worth a word
 Bars = Mapping[str, float]
@@ -99,7 +99,9 @@ def moments(record: RunRecord) -> list[tuple[int, str]]:
 
     Shares of a stage's replicas stand in brackets: "37 (2:1)".
     """
-    moments_found = [told for came, went in came_and_went(record) for told in ((came, "intruder"), (went, "gone"))]
+    moments_found = [
+        told for came, went in came_and_went(record) for told in ((came, "workload starts"), (went, "workload ends"))
+    ]
     moments_found += [(first or 0, _stages(plan)) for first, plan in record.plans[1:]]
     return sorted(moments_found, key=lambda moment: moment[0])
 
@@ -204,7 +206,7 @@ def moving_text(
     verdict = (
         "repartitioning neither gained nor cost time here",
         "repartitioning did not pay off here",
-        "moving paid here",
+        "repartitioning paid off here",
     )[sign]
     if sign < 0 and met and not helped:
         verdict = "repartitioning does not explain this difference"
@@ -212,26 +214,24 @@ def moving_text(
     if met:
         pause = round(fmean(max(each, 0.0) for each in pauses) * 1e3)
         mean = " on average" if len(pauses) > 1 else ""
-        text += f" Beside the intruder a minibatch took {then:,.1f} ms in place of {first:,.1f} ms"
+        text += f" Under the injected load a minibatch took {then:,.1f} ms instead of {first:,.1f} ms"
         if helped:
             count = max(1, round(pause / round(first - then, 1)))
             text += (
                 f". A change of the plan took {pause:,} ms{mean}, as much time as {number_of(count, 'minibatch', ',')} "
             )
-            text += (
-                "beside the intruder save. Minibatches that are slow until the intruder is found cost time, too, and "
-            )
+            text += "under the load save. Minibatches that are slow until the load is detected also cost time, and "
             text += "so does the change back."
-            text += f" While no intruder was there, {other} lost more than it saved beside one." if sign > 0 else ""
+            text += f" Without the load, {other} lost more than it saved under the load." if sign > 0 else ""
         else:
-            little = "next to nothing" if first > then else "nothing"
-            gained = f"; {other} was faster while no intruder was there, when moving has nothing to gain."
-            lost = f": {little} was saved there either, and a change of the plan took {pause:,} ms{mean}."
+            little = "almost nothing" if first > then else "nothing"
+            gained = f"; {other} was faster without the load, although repartitioning cannot gain there."
+            lost = f": this saved {little}, and a change of the plan took {pause:,} ms{mean}."
             text += (".", lost, gained)[sign]
     if before in still and before in moved and moved[before] > _SLOWER * still[before]:
-        text += f" Before the intruder came, {other} took {moved[before] * 1e3:,.1f} ms per minibatch in place of "
-        text += f"{still[before] * 1e3:,.1f} ms: the machine itself was slower then"
-        text += ", or the plan was, which had been changed by then." if early else "."
+        text += f" Before the load, {other} took {moved[before] * 1e3:,.1f} ms per minibatch instead of "
+        text += f"{still[before] * 1e3:,.1f} ms: the machine was slower in that run"
+        text += ", or its plan, which had already changed." if early else "."
     return text
 
 
@@ -295,9 +295,9 @@ def learning_by_seconds(
     """Panels of `plots.learning_curves`: accuracies under each intruder, and losses under the last of them."""
     *_, last = loads
     panels = {
-        f"{load} intruder (validation accuracy, %)": accuracies_by_seconds(records) for load, records in loads.items()
+        f"{load} workload (validation accuracy, %)": accuracies_by_seconds(records) for load, records in loads.items()
     }
-    return panels | {f"{last} intruder (training loss)": losses_by_seconds(loads[last])}
+    return panels | {f"{last} workload (training loss)": losses_by_seconds(loads[last])}
 
 
 def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
@@ -317,7 +317,7 @@ def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
 def bars_by_load(loads: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[SystemBar]:
     """Mean seconds of an iteration while each intruder ran: a case a load, a bar a variant (`seconds_bars`)."""
     return [
-        replace(bar, case=f"{load} intruder")
+        replace(bar, case=f"{load} workload")
         for load, records in loads.items()
         for bar in seconds_bars(records)
         if bar.case == _BESIDE

@@ -107,7 +107,7 @@ def disturbed_bars(runs: Mapping[str, DynPipeLog]) -> list[SystemBar]:
     if not runs:
         return []
     return [
-        _bar(f"{load} intruder", system, [iteration for iteration in log.iterations if iteration.epoch in epochs])
+        _bar(f"{load} workload", system, [iteration for iteration in log.iterations if iteration.epoch in epochs])
         for load, epochs in disturbed_epochs(next(iter(runs.values()))).items()
         if epochs
         for system, log in runs.items()
@@ -135,7 +135,7 @@ def typed_numbers(which: str) -> list[SystemBar]:
         raise InputError(
             "dynpipe_log.cases_malformed", f"{path}: {which} is {shown(cases)}, expected a number per case and system"
         )
-    words = {"light": "light intruder", "heavy": "heavy intruder"}
+    words = {"light": "light workload", "heavy": "heavy workload"}
     return [
         SystemBar(words.get(case) or case, system, number(value, f"{path}: {which}: {case}"))
         for case, systems in cases.items()

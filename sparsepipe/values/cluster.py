@@ -303,7 +303,7 @@ def _tables(entry: dict[str, Any], key: str) -> list[dict[str, Any]]:
 def _string(entry: dict[str, Any], key: str, where: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
-        raise InputError("cluster.not_a_name", f"{where} has {key} = {shown(value)}: expected a name")
+        raise InputError("cluster.not_a_name", f"{where} has {key} {shown(value)}, expected a name")
     return value
 
 
@@ -314,7 +314,7 @@ def _number(entry: dict[str, Any], key: str, default: float) -> float:
             return float(value)
     except OverflowError:
         pass
-    raise InputError("cluster.not_a_number", f"{key} = {shown(value)}: expected a number")
+    raise InputError("cluster.not_a_number", f"{key} is {shown(value)}, expected a number")
 
 
 def _only(entry: dict[str, Any], known: set[str], where: str) -> None:

@@ -34,7 +34,7 @@ def read_rows(path: Path | str, *, alone: bool = False) -> list[Row]:
         )
         slowdown = facts.pop(_TARGET)
         if slowdown <= 0:
-            raise InputError("dynpipe.slowdown_zero", f"{where}: time = {slowdown:g}, expected a slowdown above 0")
+            raise InputError("dynpipe.slowdown_zero", f"{where}: time is {slowdown:g}, expected a slowdown above 0")
         if alone or slowdown != _ALONE:
             found.append(Row(_joined(metrics, facts, where), slowdown))
     return found
@@ -48,7 +48,7 @@ def _number(value: object, key: str, where: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise InputError(
-            "dynpipe.not_a_number", f"{where}: {shown_key(key)} = {shown(value)}, expected a finite number"
+            "dynpipe.not_a_number", f"{where}: {shown_key(key)} is {shown(value)}, expected a finite number"
         )
     return number
 

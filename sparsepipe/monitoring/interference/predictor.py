@@ -83,7 +83,7 @@ class Predictor:
         error = document.get("error", {})
         if not isinstance(error, dict):
             raise InputError(
-                "predictor.error_malformed", f"{what}: error = {shown(error)}: expected an object of numbers"
+                "predictor.error_malformed", f"{what}: error is {shown(error)}, expected an object of numbers"
             )
         wanted = tuple(features_of(dict.fromkeys(metrics, 0.0), "", kinds, 1.0, 0.0))
         if wanted != forest.names:

@@ -101,7 +101,7 @@ def _nodes(found: object) -> dict[int, dict[str, Any]]:
         what = f"nodes[{node_index}]"
         if not isinstance(node, dict) or not {"id", "fpgaLatency", "cpuLatency"} <= node.keys():
             raise InputError(
-                "dnn_graph.node_malformed", f"{what} = {shown(node)}: expected id, fpgaLatency and cpuLatency"
+                "dnn_graph.node_malformed", f"{what} is {shown(node)}, expected id, fpgaLatency and cpuLatency"
             )
         if node.get("isBackwardNode"):
             raise InputError(
@@ -133,7 +133,7 @@ def _edges(found: object, nodes: Mapping[int, Any]) -> dict[tuple[int, int], flo
     for edge_index, edge in enumerate(found):
         what = f"edges[{edge_index}]"
         if not isinstance(edge, dict) or not {"sourceId", "destId", "cost"} <= edge.keys():
-            raise InputError("dnn_graph.edge_malformed", f"{what} = {shown(edge)}: expected sourceId, destId and cost")
+            raise InputError("dnn_graph.edge_malformed", f"{what} is {shown(edge)}, expected sourceId, destId and cost")
         ends = [integer(edge[key], f"{what}: {key}", most=2**53) for key in ("sourceId", "destId")]
         if missing := [end for end in ends if end not in nodes]:
             raise InputError("dnn_graph.node_unknown", f"{what}: unknown node {missing[0]}")

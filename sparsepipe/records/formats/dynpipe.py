@@ -135,7 +135,7 @@ def _list(content: Mapping[str, Any], key: str, length: int | None = None) -> Se
     values = content[key]
     if not isinstance(values, list) or not values or (length is not None and len(values) != length):
         expected = "a list" if length is None else f"{length} of them, one a stage"
-        raise InputError("partition.value_malformed", f"{key} = {shown(values)}: expected {expected}")
+        raise InputError("partition.value_malformed", f"{key} is {shown(values)}, expected {expected}")
     return values
 
 

@@ -172,6 +172,6 @@ def check_rank(rank: int, num_ranks: int, kind: str) -> None:
     if rank >= num_ranks:
         raise InputError(
             "straggler.rank_unknown",
-            f"straggler {kind}: rank {rank} does not exist; expected 0 to {num_ranks - 1}",
+            f"straggler {kind}: rank {rank} does not exist, expected 0 to {num_ranks - 1}",
             rank=rank,
         )
