@@ -7,7 +7,9 @@ from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
 from .plans import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
-from .torch_jobs import load_torch_trace
+from .torch_jobs.activity import activity_of
+from .torch_jobs.events import is_from_torch, is_packed, read_rank, unpacked
+from .torch_jobs.job import joined_trace, trace_files
 
 __all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]
 
@@ -36,7 +38,10 @@ def load_trace(path: Path | str) -> Trace:
     path = expanded(path)
     if path.is_dir() and ((path / "plan.json").exists() or not any(path.glob("*.json*"))):
         return RunRecord.load(path).trace()
-    return load_torch_trace(path)
+    files = trace_files(path)
+    if len(files) == 1 and not is_from_torch(files[0]):
+        return Trace.from_chrome(unpacked(files[0])) if is_packed(files[0]) else Trace.load(files[0])
+    return joined_trace([activity_of(read_rank(file)) for file in files])
 
 
 __getattr__, __dir__ = lazy_names(globals(), {}, folders=("formats", "provenance", "sinks"))

@@ -38,7 +38,7 @@ _TRANSFERS = ("send", "transfer")
 _EXPLAINS = 0.8  # of the loss, of what is called its cause
 _NOTHING = 1.03  # a slow-down below which there is nothing to look for
 _NAMED = 0.1  # of the step, which the cause of a torch job costs at least
-_MOST_OF = 0.5, 2.0  # of a torch job's loss, what a cause accounts for, and how many times as much as any other
+_MOST_OF = 0.5, 1.5  # of a torch job's loss, what a cause accounts for, and how many times as much as any other
 _SLOW = 1.1  # times as long as others with the same layers, from which on a rank of several pipelines is named
 _KEPT = "minibatches keep their pipelines here; gains by dynamic assignment are not included"
 _AT_ONCE = 16  # variants: so that they stay in the processor's cache
@@ -89,7 +89,7 @@ class WhatIf(Printed):
         return self.launched_seconds / self.even_seconds
 
     def share(self, part: Part) -> float:
-        """Return what of the time lost against an even step the part accounts for."""
+        """Return what of the time lost compared with an even step the part accounts for."""
         lost = self.measured_seconds - self.even_seconds
         return self.cost_of(part) * self.measured_seconds / lost if lost > 0 else 0.0
 
@@ -344,9 +344,10 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> tuple[Part | N
         ranked = list({_family(part): part for part in sorted(parts, key=found.share)}.values())
         ranked.sort(key=found.share, reverse=True)
     causes = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
-    dear = f" costs {_NAMED:.0%} of a step" if known.step_ranges else ""
     causes = causes or "no part accounts for any"
-    return None, f"no single cause{dear}: of the time lost compared with an even step, {causes}"
+    small = known.step_ranges and max((found.cost_of(part) for part in parts), default=0.0) < _NAMED
+    lead = f"nothing to explain: no cause costs {_NAMED:.0%} of a step" if small else "no single cause"
+    return None, f"{lead}: of the time lost compared with an even step, {causes}"
 
 
 def _order(copies: Copies) -> tuple[str, ...]:
@@ -355,18 +356,18 @@ def _order(copies: Copies) -> tuple[str, ...]:
     return ("loader", "link", *devices, "launch", "transfer", "size", "operation", "communication")
 
 
-def _dominates(part: Part, parts: Iterable[Part], found: WhatIf) -> bool:
+def _dominates(part: Part, parts: Iterable[Part], answer: WhatIf) -> bool:
     """Return whether a part of a torch job is worth a name: some of its loss is transfers, which are never free."""
-    rivals = max((found.share(other) for other in parts if _family(other) != _family(part)), default=0.0)
-    same = (found.share(other) for other in parts if other.category == part.category and other != part)
+    rivals = max((answer.share(other) for other in parts if _family(other) != _family(part)), default=0.0)
+    same = (answer.share(other) for other in parts if other.category == part.category and other != part)
     least, times = _MOST_OF
-    share = found.share(part)
+    share = answer.share(part)
     most = share >= _EXPLAINS or (share >= least and share >= times * max(rivals, *same, 0.0))
-    return most and found.cost_of(part) >= _NAMED
+    return most and answer.cost_of(part) >= _NAMED
 
 
 def _family(part: Part) -> str:
-    """What overlaps: devices, loaders, communication, launches or sizes."""
+    """Name the parts that overlap: devices, loaders, communication, launches or sizes."""
     if part.category in _OF_DEVICES:
         return "device"
     if part.category == "loader" or part == Part("operation", "load"):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -207,7 +207,7 @@ class _Made:
     sent: dict[tuple[str, int], int] = field(default_factory=dict)  # (name, rank) → a send in a rank's own order
     meetings: defaultdict[str, list[tuple[int, Node]]] = field(default_factory=lambda: defaultdict(list))
     issued: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # collective → its issues
-    waiting: defaultdict[Any, list[tuple[int, Span]]] = field(default_factory=lambda: defaultdict(list))
+    waiting: defaultdict[object, list[tuple[int, Span]]] = field(default_factory=lambda: defaultdict(list))
     before: dict[int, int] = field(default_factory=dict)  # node → the one before it on its rank
 
 

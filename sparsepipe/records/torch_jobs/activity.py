@@ -14,16 +14,15 @@ is launched already, and an exchange ends. The rest of its pauses are delays of 
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from .events import Call, Mark, RankEvents
+from .events import IssuedCall, Mark, RankEvents, RankFacts
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +37,7 @@ _TICK = 5e-6  # seconds by which the times of kernels are exact
 _MOST_STEPS = 100_000
 
 
-class Phase(NamedTuple):
+class StepPhase(NamedTuple):
     """A part of a step on the host: what it is about, of which microbatch and stage of the step (-1: unknown)."""
 
     kind: str  # forward, backward, update, load
@@ -46,7 +45,7 @@ class Phase(NamedTuple):
     stage: int
     start: float
     end: float
-    step: int = 0  # place in the rank's steps
+    step: int = 0  # index in the rank's steps
 
 
 class Piece(NamedTuple):
@@ -61,7 +60,7 @@ class Piece(NamedTuple):
     step: int
 
 
-class Exchange(NamedTuple):
+class RankExchange(NamedTuple):
     """A collective, send or receive: issued at `start`, done at `end`, the rank waits for it from `asked` on.
 
     `asked` equals `end` if the rank does not wait.
@@ -71,7 +70,7 @@ class Exchange(NamedTuple):
     group: str
     peer: int
     elements: int
-    step: int  # place in the rank's steps
+    step: int  # index in the rank's steps
     start: float
     end: float
     asked: float
@@ -91,14 +90,10 @@ class Exchange(NamedTuple):
 class Activity:
     """The steps of a rank as (number, start, end), its work and its exchanges, in the order of time."""
 
-    path: Path
-    rank: int
-    world_size: int
-    origin: float
-    groups: Mapping[str, tuple[int, ...]]
+    facts: RankFacts
     steps: tuple[tuple[int, float, float], ...]
     pieces: tuple[Piece, ...]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[RankExchange, ...]
     on_device: bool
     assumed: tuple[str, ...]
 
@@ -106,7 +101,7 @@ class Activity:
 def activity_of(events: RankEvents) -> Activity:
     """Return what the rank did. Raises InputError for a trace without a training step."""
     steps, main, assumed = _steps(events)
-    phases = [phase._replace(step=place) for place, step in enumerate(steps) for phase in _phases(events, main, step)]
+    phases = [phase._replace(step=index) for index, step in enumerate(steps) for phase in _phases(events, main, step)]
     on_device = len(events.kernels.starts) > 0
     calls = _calls(events)
     if on_device:
@@ -119,9 +114,8 @@ def activity_of(events: RankEvents) -> Activity:
         step = bisect_right(begins, issued) - 1
         if step >= 0 and issued < steps[step][2]:
             group = call.group or call.ranks
-            exchanges.append(Exchange(call.name, group, call.peer, call.elements, step, call.start, until, asked))
-    facts = events.path, events.rank, events.world_size, events.origin, events.groups
-    return Activity(*facts, tuple(steps), tuple(pieces), tuple(exchanges), on_device, tuple(assumed))
+            exchanges.append(RankExchange(call.name, group, call.peer, call.elements, step, call.start, until, asked))
+    return Activity(events.facts, tuple(steps), tuple(pieces), tuple(exchanges), on_device, tuple(assumed))
 
 
 # --- steps and phases -------------------------------------------------------------------------------------------------
@@ -168,18 +162,18 @@ def _checked(steps: list[tuple[int, float, float]], events: RankEvents) -> list[
     return checked
 
 
-def _phases(events: RankEvents, main: int, step: tuple[int, float, float]) -> list[Phase]:
+def _phases(events: RankEvents, main: int, step: tuple[int, float, float]) -> list[StepPhase]:
     """The phases of one step, which cover it."""
     _, begin, end = step
     marks = [mark for mark in events.marks if begin <= mark.start < end]
-    anchors = [Phase("load", -1, -1, m.start, m.end) for m in marks if m.thread == main and _LOADER.search(m.name)]
-    anchors += [Phase("update", -1, -1, m.start, m.end) for m in marks if _OPTIMIZER.match(m.name)]
+    anchors = [StepPhase("load", -1, -1, m.start, m.end) for m in marks if m.thread == main and _LOADER.search(m.name)]
+    anchors += [StepPhase("update", -1, -1, m.start, m.end) for m in marks if _OPTIMIZER.match(m.name)]
     anchors += _computed(events, marks, begin, end)
     anchors.sort(key=lambda phase: (phase.start, -phase.end))
     return list(_filled(anchors, begin, end))
 
 
-def _computed(events: RankEvents, marks: Sequence[Mark], begin: float, end: float) -> Iterator[Phase]:
+def _computed(events: RankEvents, marks: Sequence[Mark], begin: float, end: float) -> Iterator[StepPhase]:
     """The forwards and backwards of a step, by the numbers that the autograd engine gives its operators."""
     clusters = _backwards(events, marks, begin, end)
     starts, ends, _, numbers = events.operators.columns()
@@ -195,8 +189,8 @@ def _computed(events: RankEvents, marks: Sequence[Mark], begin: float, end: floa
         before = starts[low:high] < start
         if before.any():
             first, last = float(starts[low:high][before].min()), float(ends[low:high][before].max())
-            yield _named(Phase("forward", microbatch, -1, first, min(last, start)), actions)
-        yield _named(Phase("backward", microbatch, -1, start, stop), actions)
+            yield _named(StepPhase("forward", microbatch, -1, first, min(last, start)), actions)
+        yield _named(StepPhase("backward", microbatch, -1, start, stop), actions)
 
 
 def _backwards(
@@ -228,7 +222,7 @@ def _backwards(
     return [(start, stop, int(least), int(most)) for start, stop, least, most in clusters]
 
 
-def _named(phase: Phase, actions: Sequence[tuple[Mark, re.Match[str]]]) -> Phase:
+def _named(phase: StepPhase, actions: Sequence[tuple[Mark, re.Match[str]]]) -> StepPhase:
     """The phase with the microbatch and stage of an annotation of torch.distributed.pipelining around it."""
     for mark, match in actions:
         if mark.start <= phase.start and phase.end <= mark.end + _RESUMES:
@@ -238,7 +232,7 @@ def _named(phase: Phase, actions: Sequence[tuple[Mark, re.Match[str]]]) -> Phase
     return phase
 
 
-def _filled(anchors: Sequence[Phase], begin: float, end: float) -> Iterator[Phase]:
+def _filled(anchors: Sequence[StepPhase], begin: float, end: float) -> Iterator[StepPhase]:
     """Extend the anchors until they cover the step: time between two belongs to a neighbour that computes.
 
     What comes before a forward or backward belongs to it, and what comes before anything else to what was before that.
@@ -256,7 +250,9 @@ def _filled(anchors: Sequence[Phase], begin: float, end: float) -> Iterator[Phas
             elif last is not None and last.kind != "load":
                 owner = last
             else:
-                owner = Phase("forward", 0, -1, at, start) if phase.kind != "load" else phase._replace(kind="update")
+                owner = (
+                    StepPhase("forward", 0, -1, at, start) if phase.kind != "load" else phase._replace(kind="update")
+                )
             yield owner._replace(start=at, end=start)
         stop = min(phase.end, end)
         if stop > start:
@@ -264,13 +260,13 @@ def _filled(anchors: Sequence[Phase], begin: float, end: float) -> Iterator[Phas
         at, last = max(at, stop), phase
     if at < end:
         kind = last.kind if last is not None and last.kind != "load" else "forward"
-        yield Phase(kind, last.microbatch if last is not None and last.kind == kind else 0, -1, at, end)
+        yield StepPhase(kind, last.microbatch if last is not None and last.kind == kind else 0, -1, at, end)
 
 
 # --- communication ----------------------------------------------------------------------------------------------------
 
 
-def _calls(events: RankEvents) -> list[tuple[Call, float]]:
+def _calls(events: RankEvents) -> list[tuple[IssuedCall, float]]:
     """The rank's exchanges in the order of their beginnings, with names and groups, and when its host issued them."""
     if events.kernels_of_communication:
         calls = list(_with_names(events))
@@ -288,7 +284,7 @@ def _calls(events: RankEvents) -> list[tuple[Call, float]]:
     return sorted(calls, key=lambda pair: (pair[0].start, pair[0].end))
 
 
-def _with_names(events: RankEvents) -> Iterator[tuple[Call, float]]:
+def _with_names(events: RankEvents) -> Iterator[tuple[IssuedCall, float]]:
     """Kernels of communication named by the annotation in which they were launched, such as nccl:all_to_all."""
     starts, _, threads, links = events.launches.columns()
     launched = dict(zip(links.tolist(), zip(starts.tolist(), threads.tolist(), strict=True), strict=True))
@@ -321,7 +317,7 @@ def _merged(starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
 
 
 def _waits(
-    begins: Floats, ends: Floats, calls: Sequence[tuple[Call, float]], launched: Sequence[float] | None
+    begins: Floats, ends: Floats, calls: Sequence[tuple[IssuedCall, float]], launched: Sequence[float] | None
 ) -> list[tuple[float, float]]:
     """For each call, since when and until when the rank waits for it; both its end if the rank does not.
 
@@ -333,27 +329,27 @@ def _waits(
     done = float("-inf")
     for k in sorted(range(len(calls)), key=lambda k: calls[k][0].end):
         call, longest = calls[k][0], 0.0
-        place = int(np.searchsorted(begins, call.end, side="right"))  # the work that begins next
-        while place >= 0:
-            before = float(ends[place - 1]) if place else float("-inf")
-            after = float(begins[place]) if place < len(begins) else float("inf")
+        index = int(np.searchsorted(begins, call.end, side="right"))  # the work that begins next
+        while index >= 0:
+            before = float(ends[index - 1]) if index else float("-inf")
+            after = float(begins[index]) if index < len(begins) else float("inf")
             if after < call.end - late:
                 break
             since, until = max(before, call.start, done), min(after, call.end)
             if launched is not None:
-                is_wait = place >= len(begins) or launched[place] <= call.end
+                is_wait = index >= len(begins) or launched[index] <= call.end
             else:
                 soon = after - call.end <= _RESUMES
                 is_wait = call.name in _DIRECT or soon or call.start >= before - _RESUMES
             if is_wait and until - since > longest:
                 longest, waits[k] = until - since, (since, until)
-            place -= 1
+            index -= 1
         done = max(done, waits[k][1]) if longest else done
     return waits
 
 
 def _on_host(
-    events: RankEvents, main: int, phases: Sequence[Phase], calls: Sequence[tuple[Call, float]]
+    events: RankEvents, main: int, phases: Sequence[StepPhase], calls: Sequence[tuple[IssuedCall, float]]
 ) -> tuple[list[Piece], list[tuple[float, float]]]:
     """Pieces and waits of a rank that computes on the threads of its host."""
     starts, ends, threads, _ = events.operators.columns()
@@ -379,7 +375,7 @@ def _on_host(
 
 
 def _on_device(
-    events: RankEvents, phases: Sequence[Phase], calls: Sequence[tuple[Call, float]]
+    events: RankEvents, phases: Sequence[StepPhase], calls: Sequence[tuple[IssuedCall, float]]
 ) -> tuple[list[Piece], list[tuple[float, float]]]:
     """Pieces and waits of a rank that computes by kernels."""
     starts, ends, _, links = events.kernels.columns()
@@ -420,13 +416,13 @@ def _on_device(
     return pieces, asked
 
 
-def _piece(phase: Phase, run: Sequence[float]) -> Piece:
+def _piece(phase: StepPhase, run: Sequence[float]) -> Piece:
     kind = phase.kind if phase.kind != "load" else "forward"
     return Piece(kind, phase.microbatch, phase.stage, run[0], run[1], run[2], phase.step)
 
 
 def _loading(
-    loads: Sequence[Phase], begins: Floats, stops: Floats, waits: Sequence[tuple[float, float]]
+    loads: Sequence[StepPhase], begins: Floats, stops: Floats, waits: Sequence[tuple[float, float]]
 ) -> Iterator[Piece]:
     """The time in which a device has nothing to do while its host loads data."""
     if not loads:
@@ -435,13 +431,13 @@ def _loading(
     until = np.array([end for _, end in waits])
     begins, stops = _merged(np.concatenate([begins, since]), np.concatenate([stops, until]))
     for phase in loads:
-        place = int(np.searchsorted(stops, phase.start, side="right"))
+        index = int(np.searchsorted(stops, phase.start, side="right"))
         at = phase.start
         while at < phase.end:
-            idle = min(float(begins[place]) if place < len(begins) else phase.end, phase.end)
+            idle = min(float(begins[index]) if index < len(begins) else phase.end, phase.end)
             if idle > at:
                 yield Piece("load", -1, -1, at, idle, idle - at, phase.step)
-            if place >= len(begins):
+            if index >= len(begins):
                 break
-            at = max(at, float(stops[place]))
-            place += 1
+            at = max(at, float(stops[index]))
+            index += 1

@@ -30,6 +30,8 @@ from ...util.io.fields import complaint, shown
 from ...util.io.files import open_regular
 from ...values.trace import SPAN_KINDS
 
+Json = Any  # a value of a file
+
 _MOST_FILE_BYTES = 2**32  # unpacked
 _MOST_EVENTS = 20_000_000
 _MOST_EVENT_CHARACTERS = 2**24
@@ -61,7 +63,7 @@ class Mark(NamedTuple):
     thread: int
 
 
-class Call(NamedTuple):
+class IssuedCall(NamedTuple):
     """A collective operation, a send or a receive as a thread issued it or a device ran it, in seconds."""
 
     name: str  # such as all_reduce, send, recv
@@ -104,14 +106,30 @@ class Intervals:
 
 
 @dataclass(eq=False)
-class RankEvents:
-    """What the trace of one rank contains.
+class RankFacts:
+    """Say whose trace a file is.
 
     Attributes:
+        path: The file.
         rank: Number of the rank. -1: the file does not say it.
         world_size: Ranks of the job. 0: the file does not say it.
         origin: Seconds since 1970 at which the times of the file are 0.
         groups: Process group's name → its ranks.
+    """
+
+    path: Path
+    rank: int = -1
+    world_size: int = 0
+    origin: float = 0.0
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class RankEvents:
+    """Hold the events of one rank's trace.
+
+    Attributes:
+        facts: Whose they are.
         marks: Annotations of users and of torch, without communication.
         issued: Communication as threads issued it, by annotations such as "gloo:all_reduce".
         described: The same by "record_param_comms", which has groups and peers.
@@ -122,23 +140,22 @@ class RankEvents:
         launches: Calls of the device's runtime.
     """
 
-    path: Path
-    rank: int = -1
-    world_size: int = 0
-    origin: float = 0.0
-    backend: str = ""
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    facts: RankFacts
     marks: list[Mark] = field(default_factory=list)
-    issued: list[Call] = field(default_factory=list)
-    described: list[Call] = field(default_factory=list)
-    kernels_of_communication: list[Call] = field(default_factory=list)
+    issued: list[IssuedCall] = field(default_factory=list)
+    described: list[IssuedCall] = field(default_factory=list)
+    kernels_of_communication: list[IssuedCall] = field(default_factory=list)
     operators: Intervals = field(default_factory=Intervals)
     backward: Intervals = field(default_factory=Intervals)
     kernels: Intervals = field(default_factory=Intervals)
     launches: Intervals = field(default_factory=Intervals)
 
+    @property
+    def path(self) -> Path:
+        return self.facts.path
 
-class _Window:
+
+class _TextWindow:
     """The text of a file of which the part around one position is held."""
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +165,7 @@ class _Window:
         except OSError as error:
             raise InputError("trace.unreadable", f"{path}: {error.strerror}; expected a torch.profiler trace") from None
         self.packed = self._handle.peek(2)[:2] == b"\x1f\x8b"
-        self._bytes: Any = gzip.GzipFile(fileobj=self._handle) if self.packed else self._handle
+        self._bytes: Json = gzip.GzipFile(fileobj=self._handle) if self.packed else self._handle
         if not self.packed and os.fstat(self._handle.fileno()).st_size > _MOST_FILE_BYTES:
             self.close()
             raise self._too_large()
@@ -209,7 +226,7 @@ class _Window:
         )
 
 
-def _values(window: _Window, what: str) -> Any:
+def _values(window: _TextWindow, what: str) -> Json:
     """Decode the value on which the window stands, and pass it."""
     scan = json.JSONDecoder().raw_decode
     while True:
@@ -224,7 +241,7 @@ def _values(window: _Window, what: str) -> Any:
         window.read_more()
 
 
-def _listed(window: _Window) -> Iterator[Any]:
+def _listed(window: _TextWindow) -> Iterator[Json]:
     """The members of the list on which the window stands."""
     window.at += 1
     scan, skipped, count = json.JSONDecoder().raw_decode, _SKIPPED.match, 0
@@ -251,7 +268,7 @@ def _listed(window: _Window) -> Iterator[Any]:
             )
 
 
-def _members(window: _Window) -> Iterator[tuple[str, Any]]:
+def _members(window: _TextWindow) -> Iterator[tuple[str, Json]]:
     """("", event) for each event, and (name, value) for each other member of the document."""
     first = window.character()
     if first == "[":
@@ -289,7 +306,7 @@ def is_from_torch(path: Path) -> bool:
 
     A file without such an event, or that is no JSON, is left to the reader of sparsepipe's own traces.
     """
-    window = _Window(path)
+    window = _TextWindow(path)
     try:
         for name, event in _members(window):
             if name in ("schemaVersion", "distributedInfo", "deviceProperties"):
@@ -303,11 +320,11 @@ def is_from_torch(path: Path) -> bool:
     return False
 
 
-def unpacked(path: Path) -> Any:
+def unpacked(path: Path) -> Json:
     """Return the document of a gzipped JSON file as a whole, within the bounds of a file."""
-    window = _Window(path)
+    window = _TextWindow(path)
     try:
-        document: dict[str, Any] = {"traceEvents": []}
+        document: dict[str, Json] = {"traceEvents": []}
         for name, value in _members(window):
             if name:
                 document[name] = value
@@ -320,7 +337,7 @@ def unpacked(path: Path) -> Any:
 
 def read_rank(path: Path) -> RankEvents:
     """Return the events of one rank. Raises InputError in one line if the file is no torch.profiler trace."""
-    window, reader = _Window(path), _Reader(RankEvents(path))
+    window, reader = _TextWindow(path), _EventReader(RankEvents(RankFacts(path)))
     count = 0
     try:
         for name, value in _members(window):
@@ -341,28 +358,27 @@ def read_rank(path: Path) -> RankEvents:
     return reader.finished()
 
 
-class _Reader:
+class _EventReader:
     """Sort events into the columns and lists of a rank."""
 
     def __init__(self, events: RankEvents) -> None:
         self._events = events
-        self._threads: dict[tuple[Any, Any], int] = {}
+        self._threads: dict[tuple[Json, Json], int] = {}
 
-    def take_member(self, name: str, value: Any) -> None:
+    def take_member(self, name: str, value: Json) -> None:
         """Read who the rank is, and which process groups it belongs to."""
         if name == "baseTimeNanoseconds" and isinstance(value, int | float) and 0 <= value < 1e20:
-            self._events.origin = float(value) / 1e9
+            self._events.facts.origin = float(value) / 1e9
         if name != "distributedInfo" or not isinstance(value, dict):
             return
-        events = self._events
-        events.rank = _whole(value.get("rank"), _MOST_WORLD)
-        events.world_size = max(_whole(value.get("world_size"), _MOST_WORLD), 0)
-        events.backend = str(value.get("backend", ""))[:40]
+        facts = self._events.facts
+        facts.rank = _whole(value.get("rank"), _MOST_WORLD)
+        facts.world_size = max(_whole(value.get("world_size"), _MOST_WORLD), 0)
         for group in value.get("pg_config") or ():
             if isinstance(group, dict) and isinstance(ranks := group.get("ranks"), list):
-                events.groups[str(group.get("pg_name"))[:80]] = tuple(_whole(rank, _MOST_WORLD) for rank in ranks)
+                facts.groups[str(group.get("pg_name"))[:80]] = tuple(_whole(rank, _MOST_WORLD) for rank in ranks)
 
-    def take_event(self, event: Any) -> None:
+    def take_event(self, event: Json) -> None:
         """Add one event."""
         if event["ph"] != "X" or (category := event.get("cat")) is None:
             return
@@ -407,7 +423,7 @@ class _Reader:
         else:
             self._listed(self._events.marks, Mark(name[:200], start, end, thread))
 
-    def _listed(self, marks: list[Any], mark: Any) -> None:
+    def _listed(self, marks: list[Json], mark: Json) -> None:
         marks.append(mark)
         if len(marks) > _MOST_MARKS:
             raise InputError(
@@ -427,10 +443,10 @@ class _Reader:
         return events
 
 
-def _call(name: str, start: float, end: float, thread: int, arguments: dict[str, Any]) -> Call:
+def _call(name: str, start: float, end: float, thread: int, arguments: dict[str, Json]) -> IssuedCall:
     collective = arguments.get("Collective name")
     peer = next((arguments[key] for key in ("Dst Rank", "Src Rank") if key in arguments), None)
-    return Call(
+    return IssuedCall(
         str(collective or name)[:80],
         start,
         end,

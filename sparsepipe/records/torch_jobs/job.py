@@ -14,15 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...errors import InputError
 from ...util.text.counting import number_of
 from ...values.trace import Span, Trace
-from .activity import Activity, Exchange, Piece, activity_of
-from .events import is_from_torch, is_packed, read_rank, unpacked
+from .activity import Activity, Piece, RankExchange
 
 _MOST_FILES = 4096
 _PATTERN = re.compile(r"[*?\[]")
@@ -33,18 +31,11 @@ _TOLERANCE = 0.001  # seconds by which a collective may end on one rank before i
 _MEETS = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
 
 
-def load_torch_trace(path: Path) -> Trace:
-    """Read a trace of torch.profiler: a file, a folder with a file for each rank, or a pattern such as "rank*.json.gz".
+def trace_files(path: Path) -> list[Path]:
+    """Return the files of a path: a file, a folder with one for each rank, or a pattern such as "rank*.json.gz".
 
-    A file that is none of these is read as a trace of this project, gzipped or not. Raises InputError in one line.
+    Raises InputError if there are none.
     """
-    files = _files(path)
-    if len(files) == 1 and not is_from_torch(files[0]):
-        return Trace.from_chrome(unpacked(files[0])) if is_packed(files[0]) else Trace.load(files[0])
-    return _joined(_of_ranks([activity_of(read_rank(file)) for file in files]))
-
-
-def _files(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(
             file for file in path.iterdir() if file.name.endswith(_ENDINGS) and not file.name.startswith(".")
@@ -72,21 +63,21 @@ def _of_ranks(activities: Sequence[Activity]) -> dict[int, Activity]:
     ranks: dict[int, Activity] = {}
     without = []
     for activity in activities:
-        rank = activity.rank
-        if rank < 0 and (match := _RANK_IN_NAME.search(activity.path.name)):
+        rank = activity.facts.rank
+        if rank < 0 and (match := _RANK_IN_NAME.search(activity.facts.path.name)):
             rank = int(match[1])
         if rank < 0:
             without.append(activity)
         elif rank in ranks:
             raise InputError(
                 "trace.rank_twice",
-                f"{activity.path}: rank {rank} is also in {ranks[rank].path}; give one file for each rank",
+                f"{activity.facts.path}: rank {rank} is also in {ranks[rank].facts.path}; give one file for each rank",
             )
         else:
             ranks[rank] = activity
     for activity in without:
         ranks[next(k for k in range(len(activities) + len(ranks) + 1) if k not in ranks)] = activity
-    return {rank: replace(ranks[rank], rank=rank) for rank in sorted(ranks)}
+    return {rank: ranks[rank] for rank in sorted(ranks)}
 
 
 @dataclass(frozen=True)
@@ -94,11 +85,12 @@ class _Collective:
     """An exchange that all members of a group take part in: rank → what it did."""
 
     name: str
-    members: Mapping[int, Exchange]
+    members: Mapping[int, RankExchange]
 
 
-def _joined(ranks: Mapping[int, Activity]) -> Trace:
-    ranks, assumed = _common_steps(ranks)
+def joined_trace(activities: Sequence[Activity]) -> Trace:
+    """Return the trace of a job by what each of its ranks did. Raises InputError if they do not belong together."""
+    ranks, assumed = _common_steps(_of_ranks(activities))
     collectives, notes = _matched(ranks)
     assumed += notes
     offsets, error, notes = _clocks(ranks, collectives)
@@ -110,7 +102,7 @@ def _joined(ranks: Mapping[int, Activity]) -> Trace:
     assumed += _assumptions(ranks)
     builder = _Spans(ranks, offsets, stages)
     spans = sorted(builder.spans(collectives), key=lambda span: (span.start, span.end, span.rank))
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "steps": builder.steps,
         "joined": True,
         "assumed": list(dict.fromkeys(assumed)),
@@ -127,17 +119,17 @@ def _common_steps(ranks: Mapping[int, Activity]) -> tuple[dict[int, Activity], l
     if not numbers:
         raise InputError(
             "trace.no_common_step",
-            f"{next(iter(ranks.values())).path.parent}: no step that all ranks have; profile the same steps",
+            f"{next(iter(ranks.values())).facts.path.parent}: no step that all ranks have; profile the same steps",
         )
     common, notes = {}, []
     for rank, activity in ranks.items():
-        kept = [place for place, (number, _, _) in enumerate(activity.steps) if number in numbers]
-        if len(kept) < len(activity.steps):
+        remaining = [index for index, (number, _, _) in enumerate(activity.steps) if number in numbers]
+        if len(remaining) < len(activity.steps):
             notes = [f"steps that not all ranks have are left out; {number_of(len(numbers), 'step')} remain"]
-        places = {place: k for k, place in enumerate(kept)}
+        places = {index: k for k, index in enumerate(remaining)}
         common[rank] = replace(
             activity,
-            steps=tuple(activity.steps[place] for place in kept),
+            steps=tuple(activity.steps[index] for index in remaining),
             pieces=tuple(p._replace(step=places[p.step]) for p in activity.pieces if p.step in places),
             exchanges=tuple(e._replace(step=places[e.step]) for e in activity.exchanges if e.step in places),
         )
@@ -149,11 +141,11 @@ def _common_steps(ranks: Mapping[int, Activity]) -> tuple[dict[int, Activity], l
 
 def _matched(ranks: Mapping[int, Activity]) -> tuple[list[_Collective], list[str]]:
     """The collectives, by group, step and order."""
-    issued: defaultdict[tuple[str, int], dict[int, list[Exchange]]] = defaultdict(dict)
+    issued: defaultdict[tuple[str, int], dict[int, list[RankExchange]]] = defaultdict(dict)
     for rank, activity in ranks.items():
         for exchange in activity.exchanges:
             if not exchange.direct:
-                members = activity.groups.get(exchange.group)
+                members = activity.facts.groups.get(exchange.group)
                 group = str(list(members)) if members else exchange.group
                 issued[group, exchange.step].setdefault(rank, []).append(exchange)
     collectives, unmatched = [], 0
@@ -180,8 +172,8 @@ def _clocks(
 
     A rank's clock is changed only if it contradicts the others: if by it a collective ended before another rank began.
     """
-    base = min(activity.origin for activity in ranks.values())
-    offsets = {rank: activity.origin - base for rank, activity in ranks.items()}
+    base = min(activity.facts.origin for activity in ranks.values())
+    offsets = {rank: activity.facts.origin - base for rank, activity in ranks.items()}
     # For each two ranks, of every collective: by how much the second clock must at least and may at most be set back,
     # and by how much it ends later.
     bounds: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
@@ -236,52 +228,52 @@ def _without_contradictions(
     collectives: Iterable[_Collective], offsets: Mapping[int, float]
 ) -> tuple[list[_Collective], list[str]]:
     """The collectives, those apart of which one rank had ended before another began: they are not the same."""
-    kept, count = [], 0
+    checked, count = [], 0
     for collective in collectives:
         starts = [e.start + offsets[rank] for rank, e in collective.members.items()]
         ends = [e.end + offsets[rank] for rank, e in collective.members.items()]
         if max(starts) > min(ends) + _TOLERANCE and _MEETS.search(collective.name):
             count += 1
-            kept += [_Collective(collective.name, {rank: e}) for rank, e in collective.members.items()]
+            checked += [_Collective(collective.name, {rank: e}) for rank, e in collective.members.items()]
         else:
-            kept.append(collective)
+            checked.append(collective)
     notes = [f"{number_of(count, 'matched collective')} do not overlap in time and are not used"] if count else []
-    return kept, notes
+    return checked, notes
 
 
 # --- pipelines, and what cannot be known ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Position:
-    """Where a rank stands: in which replica of the network, and at which stage of its pipeline."""
+class _RankPosition:
+    """Name the replica of the network that a rank belongs to, and its stage of the pipeline."""
 
     replica: int
     stage: int
 
 
-def _stages(ranks: Mapping[int, Activity]) -> tuple[dict[int, _Position], list[str]]:
+def _stages(ranks: Mapping[int, Activity]) -> tuple[dict[int, _RankPosition], list[str]]:
     """Each rank's replica and stage, by what its forwards receive from whom."""
     direct = {rank for rank, activity in ranks.items() if any(exchange.direct for exchange in activity.exchanges)}
     if not direct:
-        return {rank: _Position(k, 0) for k, rank in enumerate(ranks)}, []
+        return {rank: _RankPosition(k, 0) for k, rank in enumerate(ranks)}, []
     before = {rank: peer for rank, activity in ranks.items() if (peer := _sender(activity, "forward")) in ranks}
     notes = []
     if not before:
         members = sorted(direct)
         before = dict(zip(members[1:], members[:-1], strict=True))
         notes = ["stages of the pipeline follow the numbers of ranks, because sends do not name their receiver"]
-    positions: dict[int, _Position] = {}
+    positions: dict[int, _RankPosition] = {}
     replica = 0
     for rank in ranks:
         chain = [rank]
         while (peer := before.get(chain[-1], -1)) >= 0 and peer not in chain:
             chain.append(peer)
-        positions[rank] = _Position(-1 - chain[-1], len(chain) - 1)
+        positions[rank] = _RankPosition(-1 - chain[-1], len(chain) - 1)
     firsts: dict[int, int] = {}
     for rank, position in positions.items():
         replica = firsts.setdefault(position.replica, len(firsts))
-        positions[rank] = _Position(replica, position.stage)
+        positions[rank] = _RankPosition(replica, position.stage)
     return positions, notes
 
 
@@ -327,7 +319,7 @@ def _unknown(ranks: Mapping[int, Activity]) -> list[str]:
     notes = []
     if any(not exchange.direct for activity in ranks.values() for exchange in activity.exchanges):
         notes.append("which link slows a collective, because all of its ranks are done at the same time")
-    world = max(activity.world_size for activity in ranks.values())
+    world = max(activity.facts.world_size for activity in ranks.values())
     if world > len(ranks):
         missing = number_of(world - len(ranks), "rank")
         notes.append(f"{missing} of {world}: time in collectives is transfer, or waiting for a rank without a trace")
@@ -338,7 +330,7 @@ class _Spans:
     """The spans of a trace, rank by rank."""
 
     def __init__(
-        self, ranks: Mapping[int, Activity], offsets: Mapping[int, float], positions: Mapping[int, _Position]
+        self, ranks: Mapping[int, Activity], offsets: Mapping[int, float], positions: Mapping[int, _RankPosition]
     ) -> None:
         self._ranks, self._offsets, self._positions = ranks, offsets, positions
         self._rank_at = {(position.replica, position.stage): rank for rank, position in positions.items()}
@@ -348,7 +340,7 @@ class _Spans:
         if not any(piece.kind in ("forward", "backward") for piece in pieces):
             raise InputError(
                 "trace.nothing_to_replay",
-                f"{next(iter(ranks.values())).path}: no forward and no backward in its steps; profile training steps",
+                f"{next(iter(ranks.values())).facts.path}: no forward or backward in its steps; profile training",
             )
         starts = [piece.start + offsets[rank] for rank, activity in ranks.items() for piece in activity.pieces[:1]]
         starts += [e.start + offsets[rank] for rank, activity in ranks.items() for e in activity.exchanges[:1]]
@@ -359,7 +351,7 @@ class _Spans:
 
     def spans(self, collectives: Sequence[_Collective]) -> Iterator[Span]:
         """Yield all spans, those of a rank in the order of time."""
-        of_rank: dict[int, list[tuple[Exchange, str]]] = {rank: [] for rank in self._ranks}
+        of_rank: dict[int, list[tuple[RankExchange, str]]] = {rank: [] for rank in self._ranks}
         for k, collective in enumerate(collectives):
             if any(exchange.asked < exchange.end for exchange in collective.members.values()):
                 for rank, exchange in collective.members.items():
@@ -368,7 +360,7 @@ class _Spans:
         for rank, exchanges in of_rank.items():
             yield from self._of_rank(rank, exchanges)
 
-    def _of_rank(self, rank: int, exchanges: Sequence[tuple[Exchange, str]]) -> Iterator[Span]:
+    def _of_rank(self, rank: int, exchanges: Sequence[tuple[RankExchange, str]]) -> Iterator[Span]:
         activity, stage = self._ranks[rank], self._positions[rank].stage
         for exchange, name in exchanges:
             minibatch = self._minibatch(rank, exchange.step, 0)
@@ -401,8 +393,8 @@ class _Spans:
             begin, stop = self._at(rank, end - share * (end - start)), self._at(rank, end)
             yield Span(rank, name, min(begin, stop), stop, piece.kind, stage, minibatch)
 
-    def _waited(self, rank: int, exchange: Exchange, piece: Piece) -> Iterator[Span]:
-        """What a forward waits for from the stage before, a backward from the stage after."""
+    def _waited(self, rank: int, exchange: RankExchange, piece: Piece) -> Iterator[Span]:
+        """Yield the wait of a forward for the stage before, of a backward for the stage after."""
         position = self._positions[rank]
         stage = piece.stage if piece.stage >= 0 else position.stage
         away = -1 if piece.kind == "forward" else 1
