@@ -29,7 +29,7 @@ for number, script in enumerate(sys.argv[1:]):
     print(script, flush=True)
     runpy.run_path(script, run_name="__main__")
 """
-LAYOUTS = {"gpt": "Et|ttL", "bert": "Et*2|tL", "resnet": "[2, 2]"}
+LAYOUTS = {"gpt": "Et|ttL", "bert": "Et*2|tL", "resnet": "[1, 1, 1, 1]"}  # of the last, two stages on each rank
 DATA = {"gpt": ("words", "tokens"), "bert": ("words", "tokens"), "resnet": ("images", "classes")}
 
 
@@ -43,7 +43,7 @@ def script(folder, name, *, recompute):
     network = trace(module, getattr(networks, data)("train")[:4][0])
     found, _ = stages_of(read_layout(LAYOUTS[name]), network.graph(), num_devices=2)
     ids = [row.id for row in network.rows]
-    stages = (Stage(tuple(ids[k] for k in each), (k,), recompute=recompute) for k, each in enumerate(found))
+    stages = (Stage(tuple(ids[k] for k in each), (k % 2,), recompute=recompute) for k, each in enumerate(found))
     source = networks.__file__
     modules = called_once(module, getattr(networks, data)("train")[:4][0])
     smoothing = {"label_smoothing": 0.0} if loss == "tokens" else {}
