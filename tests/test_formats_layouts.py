@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, partition, plan_of_layout
 from sparsepipe.records.formats.blocks import blocks_of
-from sparsepipe.records.formats.layouts import Layout, letters_text, parse_letters, read_layout, stages_of
+from sparsepipe.records.formats.layouts import StageLayout, letters_text, parse_letters, read_layout, stages_of
 
 PUBLISHED = [
     # Megatron-LM's documents and tests
@@ -83,7 +83,7 @@ def test_any_stages_go_round_trip(stages):
 
 @pytest.mark.parametrize("names", NAMES)
 def test_published_lists_go_round_trip(names, tmp_path):
-    expected = Layout("names", tuple(map(tuple, names)))
+    expected = StageLayout("names", tuple(map(tuple, names)))
     assert read_layout(json.dumps(names)) == read_layout(repr(names)) == expected
     for key in ("module_fqns_per_model_part", "pipeline_parallel_module_fqns_per_model_part"):
         (tmp_path / "job.toml").write_text(f"[parallelism]\n{key} = {json.dumps(names)}\n")
@@ -204,7 +204,7 @@ def test_meshes_of_flagscale_say_the_replicas(tmp_path):
         path.write_text(
             f"system:\n  hetero:\n    hetero_pipeline_layer_split: [11, 6, 7]\n    hetero_process_meshes: {text}\n"
         )
-        assert read_layout(path) == Layout("counts", (11, 6, 7), replicas)
+        assert read_layout(path) == StageLayout("counts", numbers=(11, 6, 7), replicas=replicas)
     for text, code in (
         ("[2, 1, 1, 3, 1, 1, 1, 1, 1, 2]", "layout.tensor_parallel"),
         ("[1, 1, 1, 1000000000000, 3]", "layout.meshes_malformed"),

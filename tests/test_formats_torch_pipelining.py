@@ -18,7 +18,7 @@ from sparsepipe import Plan, Stage
 from sparsepipe.networks.traced import trace
 from sparsepipe.networks.traced.building import called_once
 from sparsepipe.records.formats.layouts import read_layout, stages_of
-from sparsepipe.records.formats.torch_pipelining import SCRIPT, Training, split_points, training_script
+from sparsepipe.records.formats.torch_pipelining import SCRIPT, ScriptTraining, split_points, training_script
 from sparsepipe.util.io.functions import UserFunction
 
 RANK = """
@@ -29,7 +29,7 @@ for number, script in enumerate(sys.argv[1:]):
     print(script, flush=True)
     runpy.run_path(script, run_name="__main__")
 """
-LAYOUTS = {"gpt": "Et|ttL", "bert": "Et*2|tL", "resnet": "[2, 2]"}
+LAYOUTS = {"gpt": "Et|ttL", "bert": "Et*2|tL", "resnet": "[1, 1, 1, 1]"}  # of the last, two stages on each rank
 DATA = {"gpt": ("words", "tokens"), "bert": ("words", "tokens"), "resnet": ("images", "classes")}
 
 
@@ -43,11 +43,11 @@ def script(folder, name, *, recompute):
     network = trace(module, getattr(networks, data)("train")[:4][0])
     found, _ = stages_of(read_layout(LAYOUTS[name]), network.graph(), num_devices=2)
     ids = [row.id for row in network.rows]
-    stages = (Stage(tuple(ids[k] for k in each), (k,), recompute=recompute) for k, each in enumerate(found))
+    stages = (Stage(tuple(ids[k] for k in each), (k % 2,), recompute=recompute) for k, each in enumerate(found))
     source = networks.__file__
     modules = called_once(module, getattr(networks, data)("train")[:4][0])
     smoothing = {"label_smoothing": 0.0} if loss == "tokens" else {}
-    training = Training(
+    training = ScriptTraining(
         UserFunction(source, name), {}, modules, UserFunction(source, data), {}, loss, smoothing, batch_size=4
     )
     plan = Plan(tuple(stages), "gpipe" if recompute else "1f1b-flush", num_microbatches=4)
@@ -144,7 +144,7 @@ def test_cuts_between_functions_and_modules_that_are_called_again_are_refused():
 def training(**options):
     of = {"model": UserFunction("net.py", "build"), "data": UserFunction("package.data", "digits"), "loss": "classes"}
     of |= {"model_args": {"width": 3}, "data_args": {}, "loss_args": {}, "modules": MODULES, "batch_size": 4}
-    return Training(**(of | options))
+    return ScriptTraining(**(of | options))
 
 
 def test_a_script_says_what_it_leaves_out_and_keeps_the_ranks_of_whole_pipelines(tmp_path):

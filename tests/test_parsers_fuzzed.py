@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, GraphText, InputError, Layer, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.records.formats.dynpipe import load_layer_lists, load_partition
+from sparsepipe.records.formats.layouts import read_layout, stages_of
 from sparsepipe.records.formats.pipedream_conf import conf_of, graph_text_of, load_conf
 from sparsepipe.records.formats.sparsepipe_servers import ServerFile
 from sparsepipe.values.cluster import DeviceType, Link, Node
@@ -196,6 +197,23 @@ def test_graph_text(tmp_path, found):
         use_profile(Profile.from_graph_text(text))
 
     read_or_refused(path, lambda: GraphText.load(path), use)
+
+
+_FQNS, _HETERO = '[["conv"], ["bn", "fc"]]', "hetero_pipeline_layer_split: [2, 1], hetero_process_meshes: "
+LAYOUTS = [
+    *(("layout", text) for text in ("Et*2|(t|)*2,m|L", _FQNS, "{'bn': SplitPoint.BEGINNING}", "[0, 2, 3]")),
+    ("layout.json", '{"conv": [["x"], ["y"]], "fc": [["y"], ["z"]]}'),
+    ("job.toml", f"[parallelism]\nmodule_fqns_per_model_part = {_FQNS}\n"),
+    ("job.yaml", f"system: {{hetero: {{{_HETERO}[1, 1, 1, 2, 1, 1, 1, 1, 1, 1]}}}}\n"),
+]
+
+
+@pytest.mark.slow
+@fuzzed(EXAMPLES)
+@given(st.sampled_from(LAYOUTS), edits)
+def test_layouts(tmp_path, layout, found):
+    path = write(tmp_path / layout[0], damaged(layout[1], found))
+    read_or_refused(path, lambda: read_layout(path), lambda read: stages_of(read, GRAPH, num_devices=2))
 
 
 @pytest.mark.slow

@@ -272,7 +272,7 @@ def plan_argument(verb: Parser, *, optional: bool = False) -> None:
         type=expanded,
         metavar="PLAN",
         help="plan, or a hybrid_conf.json with its gpus=N.txt",
-        **({"nargs": "?"} if optional else {}),
+        nargs="?" if optional else None,
     )
 
 

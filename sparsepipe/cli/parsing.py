@@ -81,10 +81,14 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "plan show": ("plan show work/plan.json",),
     "plan diff": ("plan diff work/plan.json work/other_plan.json",),
-    "plan export": ("plan export work/plan.json -p work/profile.json -m minkvgg11bn-narrow -o work/pipedream",),
+    "plan export": (
+        "plan export work/plan.json -p work/profile.json -m minkvgg11bn-narrow -o work/pipedream",
+        "plan export work/plan.json -p work/profile.json --to torchtitan -o work/torchtitan",
+    ),
     "simulate": (
         f"simulate {_PLANNED} --trace work/trace.json",
         f"simulate {_PLANNED} --inject slow:rank=1,factor=4",
+        "simulate -p work/profile.json -n 2 --layout layout.json",
         f"simulate {_PLANNED} --order shuffle --order planned --sizes lognormal:cv=0.5",
     ),
     "sweep": (

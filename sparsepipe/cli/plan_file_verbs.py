@@ -13,7 +13,7 @@ from ..records.formats.pipedream_conf import export_plan
 from ..records.formats.plan_files import check_plan
 from ..records.formats.runtime_settings import SETTINGS, runtime_settings
 from ..records.formats.stage_modules import write_stage_modules
-from ..records.formats.torch_pipelining import Training, training_script
+from ..records.formats.torch_pipelining import ScriptTraining, training_script
 from ..runtime.config import BUDGETS, RunConfig
 from ..runtime.workloads.resolved import resolve
 from ..util.io.fields import json_object
@@ -167,7 +167,7 @@ def _export_to(options: argparse.Namespace) -> Answer:
     return Answer(document, "\n".join([*map(str, paths), *(f"not expressed: {line}" for line in written.lost)]))
 
 
-def _training(settings: Mapping[str, Any], batch_size: int | None) -> Training:
+def _training(settings: Mapping[str, Any], batch_size: int | None) -> ScriptTraining:
     """Return what a script trains with. Raises InputError for unknown settings, and for data of no function."""
     for name in ("model", "data"):
         if not settings.get(name):
@@ -197,7 +197,7 @@ def _training(settings: Mapping[str, Any], batch_size: int | None) -> Training:
     data_args = json_object(run.config.data_args, "data_args")
     inputs, _ = next(iter(DataLoader(UserFunction.parse(data).load()("train", **data_args), batch_size)))
     loss = run.config.loss or run.data.training.loss
-    return Training(
+    return ScriptTraining(
         function,
         arguments,
         called_once(module, inputs),
@@ -297,6 +297,6 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
 OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "plan show": ("show stages, devices, times and memory of a plan", _plan_file),
     "plan diff": ("compare two plans: moved layers, times, memory", _diff_options),
-    "plan export": ("write a plan as PipeDream's files and stage modules", _export_options),
+    "plan export": ("write a plan for another runtime, or as stage modules", _export_options),
     "profile show": ("show the cost of every layer of a profile", _profile_file),
 }

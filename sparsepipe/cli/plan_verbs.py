@@ -181,17 +181,17 @@ def _check_latency(options: argparse.Namespace) -> None:
         )
 
 
-def _compared(plans: Sequence[Plan], found: Profile, cluster: Cluster, tables: Sequence[str] = ()) -> Answer:
+def _compared(plans: Sequence[Plan], measured: Profile, cluster: Cluster, tables: Sequence[str] = ()) -> Answer:
     """Compare several plans by one cost model."""
-    judged = comparable(plans, found, cluster)
-    told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
-    told += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in beyond_profile(plan, found)]
+    judged = comparable(plans, measured, cluster)
+    lines = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
+    lines += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in beyond_profile(plan, measured)]
     document = {
         "plans": [plan.to_json() for plan in judged],
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
         "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
     }
-    text = "\n".join([side_by_side(judged, found), "", *told, *tables])
+    text = "\n".join([side_by_side(judged, measured), "", *lines, *tables])
     return Answer(document, text)
 
 
@@ -215,7 +215,7 @@ def _planned(
     return plans, compared, tables
 
 
-def _layout_and_plans(options: argparse.Namespace, found: Profile, cluster: Cluster) -> Answer:
+def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: Cluster) -> Answer:
     """Compare the layout of another runtime with plans under its schedule; the layout is what is saved."""
     barred = ("pipelines", "replication", "recompute", "order", "sample_sizes", "data", "objective")
     if refused := list(given(options, barred)):
@@ -223,14 +223,16 @@ def _layout_and_plans(options: argparse.Namespace, found: Profile, cluster: Clus
             f"--layout with --{refused[0].replace('_', '-')}: it is compared for the training of one pipeline: omit one"
         )
         raise InputError("option.of_layout", text)
-    own = {"schedule": LAYOUT_SCHEDULE} | given(options, ("schedule", "num_microbatches"))
-    plans = [plan_of_layout(options.layout, found, cluster, **own)]
-    names = _planners(options, own["schedule"])
-    plans += [partition(found, cluster, planner=name, **own, **each) for name, each in _planner_options(options, names)]
+    terms = {"schedule": LAYOUT_SCHEDULE} | given(options, ("schedule", "num_microbatches"))
+    plans = [plan_of_layout(options.layout, measured, cluster, **terms)]
+    names = _planners(options, terms["schedule"])
+    plans += [
+        partition(measured, cluster, planner=name, **terms, **each) for name, each in _planner_options(options, names)
+    ]
     plans = [_with_options(each, options) for each in plans]
     if options.out:
         plans[0].save(options.out)
-    return _compared(plans, found, cluster)
+    return _compared(plans, measured, cluster)
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
@@ -370,23 +372,23 @@ def simulate(options: argparse.Namespace) -> Answer:
     return answer if options.layout is None else _beside_optimal(answer, chosen, found, cluster)
 
 
-def _beside_optimal(answer: Answer, chosen: Plan, found: Profile, cluster: Cluster) -> Answer:
+def _beside_optimal(answer: Answer, chosen: Plan, measured: Profile, cluster: Cluster) -> Answer:
     """Add the comparison of a layout with the optimal plan under its schedule, and with the bound of all plans."""
-    best = partition(found, cluster, schedule=chosen.schedule, num_microbatches=chosen.num_microbatches)
-    compared = _compared([chosen, best], found, cluster)
+    best = partition(measured, cluster, schedule=chosen.schedule, num_microbatches=chosen.num_microbatches)
+    compared = _compared([chosen, best], measured, cluster)
     return Answer(answer.document | {"compared": compared.document}, f"{answer.text}\n\n{compared.text}")
 
 
-def _plan_or_layout(options: argparse.Namespace, found: Profile, cluster: Cluster) -> Plan:
+def _plan_or_layout(options: argparse.Namespace, measured: Profile, cluster: Cluster) -> Plan:
     if (options.plan is None) == (options.layout is None):
         raise InputError("option.plan_or_layout", "expected a PLAN or --layout, one of both")
-    own = given(options, ("schedule", "num_microbatches"))
+    terms = given(options, ("schedule", "num_microbatches"))
     if options.layout is not None:
-        return plan_of_layout(options.layout, found, cluster, **own)
-    if own:
-        option = next(iter(own)).replace("_", "-")
-        raise InputError("option.of_layout", f"--{option} is of --layout; the plan has its own: omit it")
-    return load_plan(options.plan, found.graph)
+        return plan_of_layout(options.layout, measured, cluster, **terms)
+    if terms:
+        option = next(iter(terms)).replace("_", "-")
+        raise InputError("option.of_layout", f"--{option} applies to --layout; a plan's file has its own: omit it")
+    return load_plan(options.plan, measured.graph)
 
 
 def _sizes(found: Profile, count: int) -> list[float]:

@@ -129,6 +129,7 @@ def with_stages(problem: Problem, stages: Sequence[Sequence[int]], replicas: Seq
     """
     num_devices, num_stages = len(problem.cluster.devices), len(stages)
     counts = list(replicas) or [num_devices // num_stages] * num_stages
+    ranks: list[tuple[int, ...]]
     if num_stages > num_devices and num_stages % num_devices == 0 and not replicas:
         check_interleaves(problem.schedule, num_stages // num_devices)
         ranks = [(problem.rules.position(k, num_devices),) for k in range(num_stages)]

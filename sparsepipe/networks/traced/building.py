@@ -44,7 +44,9 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
     return module
 
 
-def builder(model: str, args: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[UserFunction, dict[str, Any]]:
+def builder(
+    model: str, args: Mapping[str, object], facts: Mapping[str, object]
+) -> tuple[UserFunction, dict[str, object]]:
     """Return the function that builds a module by name, ours or the user's own, and its arguments.
 
     `facts` and `args` are as in `build_module`.
@@ -65,11 +67,11 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
-def _wanted(function: Callable[..., Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _wanted(function: Callable[..., Any], facts: Mapping[str, object]) -> dict[str, object]:
     return {name: facts[name] for name in _parameters(function) if name in facts}
 
 
-def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[str, object]) -> None:
     """Raise InputError if a function does not take these arguments, or wants others."""
     parameters = _parameters(function)
     if not parameters and given:
@@ -85,7 +87,7 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
         raise InputError("model.arguments_refused", text, setting="model_args") from None
 
 
-def called_once(module: nn.Module, batch: Any) -> frozenset[str]:
+def called_once(module: nn.Module, batch: object) -> frozenset[str]:
     """Return the paths of the modules that a forward calls once, on a minibatch of inputs: others cannot be cut at.
 
     `batch`: a tensor, a tuple of positional arguments, or a dict of keywords. Raises InputError if the forward raises.

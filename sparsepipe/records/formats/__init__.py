@@ -1,10 +1,11 @@
-"""File formats of other systems (PipeDream's, SparsePipe's), and stages exported as Python modules."""
+"""File formats of other systems, plans and layouts of other runtimes, and stages exported as Python modules."""
 
 from ...util.lazy_names import lazy_names
 
 _MODULES = (
-    *("clusters", "dnn_partitioning", "dynpipe", "dynpipe_logs", "pipedream_conf", "pipedream_driver", "plan_files"),
-    *("sailor", "sdpipe", "sparsepipe_servers", "spot_machines", "stage_modules"),
+    *("blocks", "clusters", "dnn_partitioning", "dynpipe", "dynpipe_logs", "layouts", "pipedream_conf"),
+    *("pipedream_driver", "plan_files", "runtime_settings", "sailor", "sdpipe", "sparsepipe_servers"),
+    *("spot_machines", "stage_modules", "torch_pipelining"),
 )
 
 __all__: list[str] = []

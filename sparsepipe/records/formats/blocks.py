@@ -55,7 +55,7 @@ def blocks_of(layers: Sequence[str], modules: Collection[str] | None = None) -> 
     if waiting:
         members[waiting[0]] = waiting
     numbered = [k for k, name in enumerate(members) if main is not None and list_of.get(name) == main]
-    found = []
+    blocks = []
     for k, (name, ids) in enumerate(members.items()):
         if not numbered or numbered[0] <= k <= numbered[-1]:
             letter = "t"
@@ -63,8 +63,8 @@ def blocks_of(layers: Sequence[str], modules: Collection[str] | None = None) -> 
             letter = "E"
         else:
             letter = "m" if _MTP.search(name) else "L"
-        found.append(Block(name, tuple(ids), letter))
-    return tuple(found)
+        blocks.append(Block(name, tuple(ids), letter))
+    return tuple(blocks)
 
 
 def _numbered_lists(layers: Sequence[str]) -> dict[str, dict[str, None]]:

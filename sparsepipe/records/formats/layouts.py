@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ...errors import InputError, one_line
 from ...util.io.fields import MOST_DEVICES, shown
@@ -32,26 +32,28 @@ KINDS: Mapping[str, str] = {"embedding": "E", "decoder": "t", "mtp": "m", "loss"
 MOST_LAYERS = 100_000  # of a layout, all repetitions written out
 _MOST_TEXT = 1_000_000  # characters of a layout
 _FQNS = ("module_fqns_per_model_part", "pipeline_parallel_module_fqns_per_model_part")  # torchtitan's, by version
+Item = TypeVar("Item")
 _MESH = 5  # numbers of each process mesh of FlagScale: tensor, context, expert, data, pipeline
 
 
 @dataclass(frozen=True)
-class Layout:
+class StageLayout:
     """The stages of a network as another runtime writes them.
 
     Attributes:
         form: "letters", "names", "splits", "modules", "parts" or "counts".
-        value: Of letters and names a tuple of strings for each stage; of splits (name, side) each; of modules names; of
-            parts and counts numbers.
+        names: Letters or names of each stage; of splits a name and its side each; of modules all in one tuple.
+        numbers: Parts or counts.
         replicas: Replicas of each stage, if the layout says so.
     """
 
     form: str
-    value: tuple[Any, ...]
+    names: tuple[tuple[str, ...], ...] = ()
+    numbers: tuple[int, ...] = ()
     replicas: tuple[int, ...] = ()
 
 
-def read_layout(source: str | Path) -> Layout:
+def read_layout(source: str | Path) -> StageLayout:
     """Read a layout, or the file that has it.
 
     Raises InputError in one line: no form that is known, unbalanced parentheses, more than `MOST_LAYERS` layers.
@@ -83,15 +85,15 @@ def _file(text: str) -> Path | None:
         return None
 
 
-def _of_text(text: str) -> Layout:
+def _of_text(text: str) -> StageLayout:
     if len(text) > _MOST_TEXT:
         raise InputError("layout.too_large", f"a layout of {len(text):,} characters, expected {_MOST_TEXT:,} at most")
     text = text.strip().strip("'\"").strip()
     if text[:1] not in ("[", "{"):
-        return Layout("letters", parse_letters(text))
+        return StageLayout("letters", tuple(map(tuple, parse_letters(text))))
     plain = re.sub(r"<?(?:\w+\.)*SplitPoint\.(\w+)(?:: \d+>)?", r'"\1"', text)
-    read: tuple[Callable[[str], Any], ...] = (json.loads, literal_eval)
-    for parse in read:
+    readers: tuple[Callable[[str], object], ...] = (json.loads, literal_eval)
+    for parse in readers:
         try:
             return _of_document(parse(plain))
         except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
@@ -100,7 +102,7 @@ def _of_text(text: str) -> Layout:
     raise InputError("layout.malformed", f"layout {shown(text)}: neither JSON nor a Python literal: check its brackets")
 
 
-def _of_document(document: Any) -> Layout:
+def _of_document(document: object) -> StageLayout:
     """Tell the forms apart by what a parsed layout is made of."""
     if isinstance(document, Mapping):
         return _of_mapping(document)
@@ -110,9 +112,9 @@ def _of_document(document: Any) -> Layout:
         if all(type(number) is int and 0 <= number <= MOST_LAYERS for number in document):
             numbers = tuple(document)
             if numbers[0] == 0 and list(numbers) == sorted(set(numbers)) and len(numbers) > 1:
-                return Layout("parts", numbers)
+                return StageLayout("parts", numbers=numbers)
             if min(numbers) > 0:
-                return Layout("counts", numbers)
+                return StageLayout("counts", numbers=numbers)
     raise InputError(
         "layout.malformed",
         f"layout {shown(document)}: expected a list of names for each stage, split points by name, a _pp_plan, growing "
@@ -120,7 +122,7 @@ def _of_document(document: Any) -> Layout:
     )
 
 
-def _of_mapping(document: Mapping[Any, Any]) -> Layout:
+def _of_mapping(document: Mapping[object, object]) -> StageLayout:
     for section in (document.get("parallelism"), document):
         for key in _FQNS:
             if isinstance(section, Mapping) and section.get(key) is not None:
@@ -131,12 +133,13 @@ def _of_mapping(document: Mapping[Any, Any]) -> Layout:
             section = section.get(key, {}) if isinstance(section, Mapping) else {}
         if isinstance(section, Mapping) and "hetero_pipeline_layer_split" in section:
             return _of_flagscale(section)
-    if document and all(isinstance(name, str) for name in document):
-        values = list(document.values())
-        if all(isinstance(side, str) and side.lower() in ("beginning", "end") for side in values):
-            return Layout("splits", tuple((name, side.lower()) for name, side in document.items()))
-        if all(isinstance(value, list | tuple) and len(value) == 2 for value in values):
-            return Layout("modules", tuple(document))
+    names = tuple(name for name in document if isinstance(name, str))
+    values = list(document.values())
+    sides = [side.lower() for side in values if isinstance(side, str)]
+    if names and len(names) == len(sides) == len(values) and set(sides) <= {"beginning", "end"}:
+        return StageLayout("splits", tuple(zip(names, sides, strict=True)))
+    if names and len(names) == len(values) and all(isinstance(v, list | tuple) and len(v) == 2 for v in values):
+        return StageLayout("modules", (names,))
     raise InputError(
         "layout.malformed",
         f"layout {shown(document)}: expected names with SplitPoint.BEGINNING or END, a _pp_plan, "
@@ -144,16 +147,17 @@ def _of_mapping(document: Mapping[Any, Any]) -> Layout:
     )
 
 
-def _of_lists(stages: Sequence[Sequence[str]]) -> Layout:
+def _of_lists(stages: Sequence[Sequence[str]]) -> StageLayout:
     if sum(map(len, stages)) > MOST_LAYERS or len(stages) > MOST_DEVICES:
         raise InputError("layout.too_large", f"a layout of more than {MOST_LAYERS:,} names: expected fewer")
     kinds = {name.strip().lower() for stage in stages for name in stage}
     if kinds <= KINDS.keys() and "decoder" in kinds:
-        return Layout("letters", tuple("".join(KINDS[name.strip().lower()] for name in stage) for stage in stages))
-    return Layout("names", tuple(map(tuple, stages)))
+        letters = (tuple(KINDS[name.strip().lower()] for name in stage) for stage in stages)
+        return StageLayout("letters", tuple(letters))
+    return StageLayout("names", tuple(map(tuple, stages)))
 
 
-def _of_flagscale(hetero: Mapping[Any, Any]) -> Layout:
+def _of_flagscale(hetero: Mapping[object, object]) -> StageLayout:
     counts = _of_document(hetero["hetero_pipeline_layer_split"])
     meshes = hetero.get("hetero_process_meshes") or []
     if counts.form != "counts" or not isinstance(meshes, list) or len(meshes) % _MESH:
@@ -174,13 +178,13 @@ def _of_flagscale(hetero: Mapping[Any, Any]) -> Layout:
                 f"mesh {mesh}: a replica of {tensor * context} devices; expected tensor and context parallel sizes of "
                 "1: profile such a replica as one device",
             )
-        replicas += [data] * min(pipeline, len(counts.value) + 1)
-    if replicas and len(replicas) != len(counts.value):
+        replicas += [data] * min(pipeline, len(counts.numbers) + 1)
+    if replicas and len(replicas) != len(counts.numbers):
         raise InputError(
             "layout.meshes_malformed",
-            f"the meshes have {number_of(len(replicas), 'stage')}, hetero_pipeline_layer_split {len(counts.value)}",
+            f"the meshes have {number_of(len(replicas), 'stage')}, hetero_pipeline_layer_split {len(counts.numbers)}",
         )
-    return Layout("counts", counts.value, tuple(replicas))
+    return StageLayout("counts", numbers=counts.numbers, replicas=tuple(replicas))
 
 
 # --- Megatron's letters -------------------------------------------------------------------------------------------
@@ -201,14 +205,14 @@ def _expanded(text: str, most: int, whole: str) -> str:
     parts: list[str] = []
     at = 0
     while at < len(text):
-        found = _GROUP.match(text, at)
-        if found is None:
+        group = _GROUP.match(text, at)
+        if group is None:
             raise InputError(
                 "layout.letters",
                 f"layout {shown(whole)}: {shown(text[at : at + 12])} is none of E, t, m, L, |, x*N and (…)*N with a "
                 "closing parenthesis and no others inside",
             )
-        inside, times, letter, letter_times = found.groups()
+        inside, times, letter, letter_times = group.groups()
         unit = letter if inside is None else _expanded(inside, most, whole)
         digits = (times if inside is not None else letter_times) or "1"
         count = int(digits) if len(digits) < 10 else most + 1
@@ -220,7 +224,7 @@ def _expanded(text: str, most: int, whole: str) -> str:
             )
         parts.append(unit * count)
         most -= len(unit) * count
-        at = found.end()
+        at = group.end()
     return "".join(parts)
 
 
@@ -248,11 +252,11 @@ def letters_text(stages: Sequence[str]) -> str:
 # --- stages of a network ------------------------------------------------------------------------------------------
 
 
-def stages_of(layout: Layout, graph: LayerGraph, *, num_devices: int) -> tuple[list[list[int]], list[str]]:
+def stages_of(layout: StageLayout, graph: LayerGraph, *, num_devices: int) -> tuple[list[list[int]], list[str]]:
     """Return the layers of each stage by their places in the graph, and a line for each name that counts once alone.
 
     Args:
-        layout: Layout as `read_layout` returns it.
+        layout: StageLayout as `read_layout` returns it.
         graph: Layer graph of a profile; ids of its layers are qualified names of modules.
         num_devices: Number of stages of a `_pp_plan`, which says none.
 
@@ -261,9 +265,9 @@ def stages_of(layout: Layout, graph: LayerGraph, *, num_devices: int) -> tuple[l
     """
     ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
     if layout.form == "names":
-        stages, notes = _by_names(layout.value, ids, module_layers(graph))
+        stages, notes = _by_names(layout.names, ids, module_layers(graph))
     elif layout.form == "splits":
-        stages, notes = _parts(ids, _split_positions(layout.value, ids)), []
+        stages, notes = _parts(ids, _split_positions([(name, side) for name, side in layout.names], ids)), []
     else:
         groups = _groups(layout, blocks_of(ids, module_layers(graph)), num_devices)
         stages, notes = [[id for block in group for id in block.layers] for group in groups], []
@@ -272,13 +276,13 @@ def stages_of(layout: Layout, graph: LayerGraph, *, num_devices: int) -> tuple[l
     return [[graph.index[id] for id in stage] for stage in stages], notes
 
 
-def _groups(layout: Layout, blocks: Sequence[Block], num_devices: int) -> list[Sequence[Block]]:
+def _groups(layout: StageLayout, blocks: Sequence[Block], num_devices: int) -> list[list[Block]]:
     if layout.form == "letters":
-        return _by_letters(layout.value, blocks)
+        return _by_letters(["".join(letters) for letters in layout.names], blocks)
     middle = [k for k, block in enumerate(blocks) if block.letter == "t"]
-    numbers = layout.value
+    numbers = layout.numbers
     if layout.form == "modules":
-        _check_modules(numbers, blocks)
+        _check_modules(layout.names[0], blocks)
         numbers = _even(len(middle), num_devices)
     bounds = list(numbers) if layout.form == "parts" else [0, *accumulate(numbers)]
     if layout.form == "parts" and bounds[-1] == len(blocks):
@@ -297,7 +301,7 @@ def _groups(layout: Layout, blocks: Sequence[Block], num_devices: int) -> list[S
     )
 
 
-def _by_letters(stages: Sequence[str], blocks: Sequence[Block]) -> list[Sequence[Block]]:
+def _by_letters(stages: Sequence[str], blocks: Sequence[Block]) -> list[list[Block]]:
     written = "".join(stages)
     there = {letter: [block for block in blocks if block.letter == letter] for letter in "EtmL"}
     for letter, name in (("E", "embeddings"), ("t", "block"), ("m", "block of multi-token prediction"), ("L", "head")):
@@ -314,13 +318,13 @@ def _by_letters(stages: Sequence[str], blocks: Sequence[Block]) -> list[Sequence
             "layout.order", f"layout {shown(letters_text(stages))}: expected E first, then t, then m, and L last"
         )
     waiting = {letter: iter(there[letter]) for letter in "tm"}
-    groups = []
+    groups: list[list[Block]] = []
     for stage in stages:
         group: list[Block] = []
         for letter in stage:
             group += there[letter] if letter in "EL" else [next(waiting[letter])]
         groups.append(group)
-    return groups  # type: ignore[return-value]
+    return groups
 
 
 def _even(count: int, stages: int) -> tuple[int, ...]:
@@ -362,26 +366,26 @@ def _by_names(
             if name in stage_of:
                 twice.append(f"layout: {name} is in stages {stage_of[name]} and {k}: it counts in the first")
             stage_of.setdefault(name, k)
-    used, found, waiting = set(), [list[str]() for _ in stages], list[str]()
+    used, layers, waiting = set(), [list[str]() for _ in stages], list[str]()
     known, last = frozenset(modules), -1
     for id in ids:
         parts = id.split(".")
         prefixes = (".".join(parts[:k]) for k in range(len(parts), 0, -1))
-        name = next((prefix for prefix in prefixes if prefix in stage_of), None)
-        if name is not None:
-            used.add(name)
-            last = stage_of[name]
-            found[last] += [*waiting, id]
+        holder = next((prefix for prefix in prefixes if prefix in stage_of), None)
+        if holder is not None:
+            used.add(holder)
+            last = stage_of[holder]
+            layers[last] += [*waiting, id]
             waiting = []
         elif id in known:
             raise InputError("layout.layer_missing", f"layer {id} is in no stage: add it, or its module, to one")
         elif last < 0:
             waiting.append(id)
         else:
-            found[last].append(id)  # a function goes with what runs before it
+            layers[last].append(id)  # a function goes with what runs before it
     if unused := [name for name in stage_of if name not in used]:
         raise _unknown(unused[0])
-    return found, twice
+    return layers, twice
 
 
 def _unknown(name: str) -> InputError:
@@ -390,5 +394,5 @@ def _unknown(name: str) -> InputError:
     )
 
 
-def _parts(items: Sequence[Any], cuts: Sequence[int]) -> list[Any]:
+def _parts(items: Sequence[Item], cuts: Sequence[int]) -> list[list[Item]]:
     return [list(items[a:b]) for a, b in zip([0, *cuts], [*cuts, len(items)], strict=True)]

@@ -29,7 +29,7 @@ TORCH_SCHEDULES: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Export:
+class RuntimeExport:
     """A plan as another runtime takes it: texts by the names of their files, and what the runtime cannot express."""
 
     texts: Mapping[str, str]
@@ -42,7 +42,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Form:
+class PlanForm:
     """A plan in the form that all these runtimes share."""
 
     plan: Plan
@@ -131,7 +131,7 @@ class Form:
         return all(stage.recompute for stage in self.plan.stages)
 
 
-def _torchtitan(form: Form) -> Export:
+def _torchtitan(form: PlanForm) -> RuntimeExport:
     blocks = form.blocks()
     counts, moved = cut_at_blocks(form.plan, [[block] for block in blocks])
     lost = form.lost(schedules=tuple(TORCH_SCHEDULES)) + moved
@@ -154,10 +154,10 @@ def _torchtitan(form: Form) -> Export:
         lines += ["", "[training]", f"local_batch_size = {form.batch_size * form.microbatches}"]
     if form.recomputes:
         lines += ["", "[activation_checkpoint]", 'mode = "full"']
-    return Export({"torchtitan.toml": _headed(form, lost, lines)}, tuple(lost))
+    return RuntimeExport({"torchtitan.toml": _headed(form, lost, lines)}, tuple(lost))
 
 
-def _megatron(form: Form) -> Export:
+def _megatron(form: PlanForm) -> RuntimeExport:
     groups = _groups(form)
     counts, moved = cut_at_blocks(form.plan, groups)
     lost = form.lost(schedules=("1f1b-flush",)) + moved
@@ -178,10 +178,10 @@ def _megatron(form: Form) -> Export:
         lines += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     if layout[:1] != "E" or layout[-1:] != "L":
         lost.append("Megatron expects embeddings first and the loss last: the profile has no such layers")
-    return Export({"megatron_arguments.txt": _headed(form, lost, lines)}, tuple(lost))
+    return RuntimeExport({"megatron_arguments.txt": _headed(form, lost, lines)}, tuple(lost))
 
 
-def _deepspeed(form: Form) -> Export:
+def _deepspeed(form: PlanForm) -> RuntimeExport:
     blocks = form.blocks()
     if form.plan.stages_per_rank > 1:
         raise InputError("export.interleaved", "DeepSpeed has one stage on each rank; this plan has several: plan one")
@@ -214,10 +214,10 @@ def _deepspeed(form: Form) -> Export:
     if form.recomputes:
         lost.append("DeepSpeed recomputes by an argument of the module: give activation_checkpoint_interval=1")
     texts = {"deepspeed_module.py": _headed(form, lost, lines), "deepspeed_config.json": config + "\n}\n"}
-    return Export(texts, tuple(lost))
+    return RuntimeExport(texts, tuple(lost))
 
 
-def _flagscale(form: Form) -> Export:
+def _flagscale(form: PlanForm) -> RuntimeExport:
     if form.plan.stages_per_rank > 1:
         raise InputError("export.interleaved", "FlagScale has one stage on each rank here: plan one, or --to megatron")
     numbered = [[block] for block in form.blocks() if block.letter == "t"]
@@ -265,10 +265,10 @@ def _flagscale(form: Form) -> Export:
             f"  micro_batch_size: {form.batch_size}",
             f"  global_batch_size: {form.batch_size * form.microbatches * form.data}",
         ]
-    return Export({"flagscale.yaml": _headed(form, lost, lines)}, tuple(lost))
+    return RuntimeExport({"flagscale.yaml": _headed(form, lost, lines)}, tuple(lost))
 
 
-def _groups(form: Form) -> list[list[Block]]:
+def _groups(form: PlanForm) -> list[list[Block]]:
     """Blocks as Megatron counts them: all embeddings are one, and so is what comes behind the last block."""
     groups: list[list[Block]] = []
     for block in form.blocks():
@@ -285,7 +285,7 @@ def _quoted(text: str) -> str:
     return json.dumps(plain, ensure_ascii=False)
 
 
-def _headed(form: Form, lost: Sequence[str], lines: Sequence[str]) -> str:
+def _headed(form: PlanForm, lost: Sequence[str], lines: Sequence[str]) -> str:
     estimate = form.plan.estimate
     expected = f", {estimate.period_seconds * 1e3:.4g} ms a microbatch expected" if estimate else ""
     head = (
@@ -295,7 +295,7 @@ def _headed(form: Form, lost: Sequence[str], lines: Sequence[str]) -> str:
     return "\n".join([*(f"# {' '.join(line.split())}" for line in said), *lines]) + "\n"
 
 
-SETTINGS: Mapping[str, tuple[str, Callable[[Form], Export]]] = {
+SETTINGS: Mapping[str, tuple[str, Callable[[PlanForm], RuntimeExport]]] = {
     "torchtitan": ("torchtitan", _torchtitan),
     "megatron": ("Megatron", _megatron),
     "deepspeed": ("DeepSpeed", _deepspeed),
@@ -305,7 +305,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[[Form], Export]]] = {
 
 def runtime_settings(
     plan: Plan, target: str, *, graph: LayerGraph | None = None, batch_size: int | None = None
-) -> Export:
+) -> RuntimeExport:
     """Return the settings by which another runtime trains a plan of one pipeline.
 
     Args:
@@ -324,4 +324,4 @@ def runtime_settings(
     plan = plan.one("other runtimes take one pipeline; give one of its `pipelines`")
     if graph is not None:
         plan.check(graph)
-    return write(Form(plan, graph, batch_size, name))
+    return write(PlanForm(plan, graph, batch_size, name))

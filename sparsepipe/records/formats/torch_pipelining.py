@@ -8,13 +8,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import InputError
 from ...util.io.functions import UserFunction
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
-from .runtime_settings import TORCH_SCHEDULES, Export, Form
+from .runtime_settings import TORCH_SCHEDULES, PlanForm, RuntimeExport
 
 SCRIPT = "train_pipeline.py"
 _LOSSES = {
@@ -25,8 +24,8 @@ _SMOOTHING = {"label_smoothing": 0.1}  # of the loss of tokens, if its arguments
 
 
 @dataclass(frozen=True)
-class Training:
-    """What a script trains with.
+class ScriptTraining:
+    """Describe the network, the data and the loss of a script.
 
     Attributes:
         model: The function that returns the network.
@@ -40,16 +39,18 @@ class Training:
     """
 
     model: UserFunction
-    model_args: Mapping[str, Any]
+    model_args: Mapping[str, object]
     modules: Collection[str]
     data: UserFunction
-    data_args: Mapping[str, Any]
+    data_args: Mapping[str, object]
     loss: UserFunction | str
-    loss_args: Mapping[str, Any]
+    loss_args: Mapping[str, object]
     batch_size: int
 
 
-def training_script(plan: Plan, training: Training, folder: Path, *, graph: LayerGraph | None = None) -> Export:
+def training_script(
+    plan: Plan, training: ScriptTraining, folder: Path, *, graph: LayerGraph | None = None
+) -> RuntimeExport:
     """Return the script that trains a plan of one pipeline by torch.distributed.pipelining.
 
     Args:
@@ -67,7 +68,7 @@ def training_script(plan: Plan, training: Training, folder: Path, *, graph: Laye
     plan = plan.one("torch's schedules train one pipeline; give one of its `pipelines`")
     if graph is not None:
         plan.check(graph)
-    form = Form(plan, graph, training.batch_size, "torch.distributed.pipelining")
+    form = PlanForm(plan, graph, training.batch_size, "torch.distributed.pipelining")
     lost = [line for line in form.lost(schedules=tuple(TORCH_SCHEDULES), recompute=True) if line not in form.skips()]
     points = split_points(plan, training.modules, graph)
     positions = [plan.stages[stages[0]].ranks for stages in plan.positions]
@@ -91,7 +92,7 @@ def training_script(plan: Plan, training: Training, folder: Path, *, graph: Laye
         "data_args": dict(training.data_args),
         "loss": _loss(training, folder),
     }
-    return Export({SCRIPT: _TEMPLATE.format(**values)}, tuple(lost))
+    return RuntimeExport({SCRIPT: _TEMPLATE.format(**values)}, tuple(lost))
 
 
 def _reference(function: UserFunction, folder: Path) -> str:
@@ -99,7 +100,7 @@ def _reference(function: UserFunction, folder: Path) -> str:
     return f"{Path(home).as_posix() if home.endswith('.py') else home!s}:{function.name}"
 
 
-def _loss(training: Training, folder: Path) -> str:
+def _loss(training: ScriptTraining, folder: Path) -> str:
     if isinstance(training.loss, UserFunction):
         arguments = f", **{dict(training.loss_args)!r}" if training.loss_args else ""
         return f"function({_reference(training.loss, folder)!r})(output, target{arguments})"
