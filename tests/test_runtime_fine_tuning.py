@@ -180,6 +180,7 @@ def test_files_are_read_without_their_code(tmp_path):
     (tmp_path / "text.pth").write_text("no weights")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     torch.save({"a": torch.ones(2).to_sparse()}, tmp_path / "sparse.pt")
+    torch.save({"a": torch.ones(2, dtype=torch.complex128)}, tmp_path / "complex.pt")
     torch.save({"epoch": 3, "w": torch.ones(2)}, tmp_path / "cut.pt", _use_new_zipfile_serialization=False)
     (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:-35])
     within: dict[str, object] = {}
@@ -187,6 +188,7 @@ def test_files_are_read_without_their_code(tmp_path):
     torch.save(within, tmp_path / "within.pt")
     for name, code in (
         ("sparse.pt", "initial.unreadable"),
+        ("complex.pt", "initial.type_unsupported"),
         ("cut.pt", "initial.unreadable"),
         ("within.pt", "initial.no_tensors"),
         ("code.pt", "initial.needs_code"),

@@ -420,10 +420,22 @@ _PACKAGES: Mapping[str, Mapping[str, Callable[[], Family]]] = {
 }
 
 
+def _package(name: str) -> str:
+    return next((package for package, names in _PACKAGES.items() if name in names), "")
+
+
 def absent(name: str) -> str:
     """Return the package that a network needs and that is not installed; "" if all are."""
-    package = next((package for package, names in _PACKAGES.items() if name in names), "")
+    package = _package(name)
     return package if package and importlib.util.find_spec(package) is None else ""
+
+
+def import_package(name: str) -> None:
+    """Import what a network needs, and what all traces need."""
+    for module in filter(None, (_package(name), "torch.export", "torch._dynamo")):
+        importlib.import_module(module)
+    if _package(name) == "transformers":
+        from transformers import AutoConfig, AutoModel, PreTrainedModel  # noqa: F401 - each is imported when asked for
 
 
 def engine(name: str) -> Any:

@@ -17,7 +17,7 @@ KINDS = ("cut", "unbalanced", "one layer", "refused", "wrong", "crash")
 HEAVIEST = 0.65  # share of the time of the heavier of two stages, unless one layer alone takes more
 ROUNDING = {True: 1e-4, False: 1e-9}  # of the largest number compared with, by whether that is in float32
 LONGEST = 400  # seconds
-REPEATS = 3  # of which the fastest counts
+REPEATS = 7  # of which the fastest counts
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Outcome:
 
 def outcome(name: str) -> Outcome:
     """Return what becomes of a network, in a process of its own: one that ends it is a crash, too."""
+    families.import_package(name)  # once for all of its networks
     read, write = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=lambda: write.send(_outcome(name)))
     process.start()
