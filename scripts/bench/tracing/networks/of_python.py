@@ -551,8 +551,8 @@ class Memory(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)
-        weights = (x @ self.bank.t()).softmax(-1)
-        y = self.b(x + weights @ self.bank)
+        bank = self.bank.clone()  # the backward reads it
+        y = self.b(x + (x @ bank.t()).softmax(-1) @ bank)
         if self.training:
             with torch.no_grad():
                 where = (self.cursor + torch.arange(len(x))) % 16
