@@ -420,6 +420,9 @@ _PACKAGES: Mapping[str, Mapping[str, Callable[[], Family]]] = {
 }
 
 
+_ENGINES = {"MinkowskiEngine": "minkowski", "spconv": "spconv"}
+
+
 def _package(name: str) -> str:
     return next((package for package, names in _PACKAGES.items() if name in names), "")
 
@@ -431,17 +434,18 @@ def absent(name: str) -> str:
 
 
 def import_package(name: str) -> None:
-    """Import what a network needs, and what all traces need."""
-    for module in filter(None, (_package(name), "torch.export", "torch._dynamo")):
+    """Import what a network needs, and what all traces need; our engines import sparse libraries, repaired."""
+    package = _package(name)
+    for module in ("torch.export", *([package] if package and package not in _ENGINES else [])):
         importlib.import_module(module)
-    if _package(name) == "transformers":
+    if package == "transformers":
         from transformers import AutoConfig, AutoModel, PreTrainedModel  # noqa: F401 - each is imported when asked for
 
 
 def engine(name: str) -> Any:
     """Return the engine that a network's values cross boundaries with."""
-    sparse = {"MinkowskiEngine": "minkowski", "spconv": "spconv"}
-    return next((engines.engine(kind) for package, kind in sparse.items() if name in _PACKAGES[package]), PlainEngine())
+    kind = _ENGINES.get(_package(name))
+    return engines.engine(kind) if kind else PlainEngine()
 
 
 def build(name: str) -> Family:
@@ -470,6 +474,6 @@ def _runs(module: nn.Module, minibatches: list[Any]) -> bool:
         warnings.simplefilter("ignore")
         try:
             module.train()(*args, **kwargs)
-        except RuntimeError:
+        except Exception:  # of any kind: what it raises on float32, tracing says
             return False
     return True
