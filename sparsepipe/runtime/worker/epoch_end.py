@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CODE_FAILURES, InputError
+from ...networks.losses.metrics import unknown_best
 from ...util.io.fields import complaint
 from ...util.io.functions import UserFunction
 from ..config import RunConfig

@@ -275,6 +275,6 @@ OF_TIMM: Mapping[str, Callable[[], Family]] = {
     "timm efficientvit": of_timm("efficientvit_b0"),
     "timm edgenext": of_timm("edgenext_xx_small"),
     "timm lcnet": of_timm("lcnet_035"),
-    "timm halonet": of_timm("halonet26t"),
+    "timm halonet": of_timm("halonet26t", size=256),
     "timm fastvit": of_timm("fastvit_t8"),
 }

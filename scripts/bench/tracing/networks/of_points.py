@@ -426,21 +426,20 @@ def spconv_network(build: Callable[[Any], nn.Module]) -> Callable[[], Family]:
 
         from tests.spconv_networks import SIZES, cloud
 
-        minibatches = [(*reversed(cloud(n, m, seed=i)), n) for i, (n, m) in enumerate(SIZES)]
-        return build(spconv), minibatches
+        return build(spconv), [tuple(reversed(cloud(*size, seed=i))) for i, size in enumerate(SIZES)]
 
     return made
 
 
 class _OfSpconv(nn.Module):
-    """Makes the sparse tensor of features, coordinates and the number of samples."""
+    """Makes the sparse tensor of features and coordinates."""
 
     def __init__(self, spconv: Any, body: nn.Module, head: nn.Module, *, dense: bool) -> None:
         super().__init__()
         self.make, self.body, self.head, self.dense = spconv.SparseConvTensor, body, head, dense
 
-    def forward(self, features: Tensor, indices: Tensor, samples: int) -> Tensor:
-        x = self.body(self.make(features, indices, [24, 24, 24], samples))
+    def forward(self, features: Tensor, indices: Tensor) -> Tensor:
+        x = self.body(self.make(features, indices, [24, 24, 24], indices[-1, 0].item() + 1))
         return self.head(x.dense().flatten(2).mean(2)) if self.dense else self.head(x.features)
 
 

@@ -326,9 +326,12 @@ NETWORKS: Mapping[str, Callable[[], Family]] = {
     "efficientnet": pictured("efficientnet", width_coefficient=0.25, depth_coefficient=0.25, hidden_dim=320),
     "dinov2": pictured("dinov2"),
     "dinov2_with_registers": pictured("dinov2_with_registers"),
-    "focalnet": pictured("focalnet", embed_dim=8, depths=[1, 1], focal_levels=[2, 2], focal_windows=[3, 3], patch_size=4),
+    "focalnet": pictured(
+        "focalnet", embed_dim=8, depths=[1, 1], focal_levels=[2, 2], focal_windows=[3, 3], patch_size=4
+    ),
     "hiera": pictured(
-        "hiera", embed_dim=8, depths=[1, 1, 1], num_heads=[1, 2, 2], image_size=[32, 32], num_query_pool=2, patch_size=[7, 7]
+        "hiera", embed_dim=8, depths=[1, 1, 1], num_heads=[1, 2, 2], image_size=[32, 32], num_query_pool=2,
+        patch_size=[7, 7],
     ),
     "swiftformer": pictured("swiftformer", embed_dims=[8, 16, 16, 16], depths=[1] * 4),
     "textnet": pictured("textnet"),
