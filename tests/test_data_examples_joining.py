@@ -252,6 +252,7 @@ def test_an_iterable_that_ends_early_or_never_is_named(tmp_path: Path) -> None:
         ([{"a": 1, "b": 2}], "sample.no_target"),
         ([{"coord": np.ones((2, 3)), "boxes": object()}], "sample.not_numbers"),
         ([{"coord": np.ones((2, 3)), "offset": [1, 3]}], "sample.offset_differs"),
+        ([{"coord": np.ones((2, 3))}, {"coord": np.ones((0, 3))}], "sample.no_points"),
     ],
 )
 def test_items_that_do_not_go_together_are_named(items: list, code: str) -> None:

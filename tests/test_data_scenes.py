@@ -18,6 +18,8 @@ from sparsepipe.data import AUGMENTATIONS, Augmentation
 from sparsepipe.data.augmentation import named_augmentation, turned_about_z
 from sparsepipe.data.formats import Cloud
 from sparsepipe.data.predicted_points import joined
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads.learning import composed
 
 
 def scenes(root: Path, *, metric: bool = True, counts: tuple[int, ...] = (150, 200, 120, 180)) -> Path:
@@ -97,6 +99,28 @@ def test_crops_in_training_change_with_the_epoch_alone(tmp_path: Path) -> None:
     assert all(np.ptp(sample.coordinates.numpy(), axis=0).max() <= 30 for sample in epochs)
     fewer = opened(tmp_path, "train", crop="column:3", num_points=10)
     assert len(fewer.sample(1, epoch=1)) <= 10
+
+
+def test_crops_of_an_evaluation_cover_scenes_that_are_augmented(tmp_path: Path) -> None:
+    """They were random ones: an augmentation made them those of training."""
+    plain, moved = opened(scenes(tmp_path), crop="cuboid:2"), opened(tmp_path, crop="cuboid:2", augmentation="flip")
+    assert len(moved) == len(plain) > 2 and np.array_equal(moved.voxel_counts() > 0, plain.voxel_counts() > 0)
+    again = opened(tmp_path, crop="cuboid:2", augmentation="flip")
+    for index in range(len(moved)):
+        points = [each.points(index) for each in (plain, moved)]
+        assert np.array_equal(*points), "of the same cells"
+        assert torch.equal(moved.sample(index, epoch=2).coordinates, again.sample(index, epoch=2).coordinates)
+        assert len(moved.sample(index).coordinates) <= len(points[0])
+    with raises("dataset.no_files"):
+        len(data.VoxelDataset(plain.folder, "test", recipe=plain.recipe, files=[], cache="off"))
+
+
+@pytest.mark.parametrize("changes", [{"crop": "sphere:1.5"}, {"augmentation": "mix3d"}])
+def test_no_budget_is_kept_by_samples_of_another_size_in_each_epoch(tmp_path: Path, changes: dict) -> None:
+    config = RunConfig("minkunet14a", str(scenes(tmp_path)), batch_voxels=400, **changes)
+    with raises("order.sizes_change"):
+        composed(config, opened(tmp_path, "train", **changes), epoch=0)
+    assert composed(config, opened(tmp_path, "test"), epoch=0)
 
 
 @pytest.mark.parametrize("metric", [True, False])

@@ -116,6 +116,32 @@ class OneLargePart(nn.Module):
         return {"logits": self.trunk(torch.relu(self.stem(x)))}
 
 
+class CountsMinibatches(Blocks):
+    """A buffer counts, and later statements read it: both are in one layer."""
+
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        if self.training:
+            self.limit += 1
+        x = self.blocks[2](x) / (1 + self.limit)
+        return self.head(self.blocks[3](x))
+
+
+class CallsLocal(Blocks):
+    """Statements that cannot be recorded call functions of the forward."""
+
+    def forward(self, x):
+        def limited(x, most=0.3):
+            return x.clamp(max=float(self.limit)) if top(x) > most else x
+
+        def top(x):
+            return float(x.detach().max())
+
+        x = self.blocks[1](self.blocks[0](x))
+        x = limited(x)
+        return self.head(limited(self.blocks[3](self.blocks[2](x))))
+
+
 class NormInside(Blocks):
     """A statement calls a batch norm, whose statistics are a stage's own."""
 
@@ -132,6 +158,7 @@ class NormInside(Blocks):
 
 KINDS = [
     *(Checks, Decides, CountsRows, WritesParts, LeavesEarly, Skips, HardExperts, Method, OneLargePart, NormInside),
+    *(CountsMinibatches, CallsLocal),
 ]
 
 
@@ -181,6 +208,23 @@ class Counts(Blocks):
 def test_a_statement_that_changes_an_attribute_is_none():
     network = trace(Counts().double(), samples(4))
     assert network.opaque_paths == {""}
+
+
+class Replaces(Blocks):
+    """A buffer gets another tensor: a statement of its own would keep that to itself."""
+
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        if self.training:
+            self.limit = 0.9 * self.limit + 0.1 * x.detach().mean()
+        return self.head(self.blocks[3](self.blocks[2](x - self.limit)))
+
+
+def test_a_buffer_that_is_replaced_is_kept():
+    network = trace(Replaces().double(), samples(4))
+    assert len(network.rows) >= 4
+    for training in (True, False):
+        assert not differences(network, samples(3), engine=PlainEngine(), training=training)
 
 
 class Depth(Blocks):

@@ -3,6 +3,8 @@
 The oracle is one process: any plan that flushes has its numbers, and so has a run that was interrupted and resumed.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,8 @@ from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
 from sparsepipe.runtime.stages.network_stage import keep_in_float32
 from sparsepipe.runtime.training_state.moving_average import MovingAverage
 from sparsepipe.runtime.worker.epoch_end import BestEpoch
+from sparsepipe.runtime.workloads.opening import check_best
+from sparsepipe.runtime.workloads.resolved import resolve
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -156,6 +160,33 @@ def test_scores_compare_by_their_kind():
     assert not by_score.is_over and by_score.minibatches == 1
     with raises("setting.best_unknown", "mean_iou", "loss, accuracy"):
         BestEpoch(RunConfig("m", "d", best="miou")).compare(0, 5, {"loss": 1.0, "accuracy": 0.5, "samples": 3})
+
+
+LABELS = """
+import torch
+class Items:
+    num_classes, loss = 3, "classes"
+    def __init__(self, split): self.split = split
+    def __len__(self): return 4
+    def __getitem__(self, i): return torch.ones(2), torch.tensor(i % 3 if self.split == "train" else -100)
+def items(split): return Items(split)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "code"),
+    [
+        ({"best": "auc", "metrics": ("auc",)}, "setting.best_unlabelled"),
+        ({"best": "auc"}, "setting.best_unknown"),
+        ({"best": "accuracy"}, ""),
+        ({"best": "auc", "metrics": ("auc",), "validation_split": "train"}, ""),
+    ],
+)
+def test_a_best_score_that_no_validation_has_is_refused_before_training(tmp_path, chosen, code):
+    (tmp_path / "own.py").write_text(LABELS)
+    run = resolve(RunConfig("own.py:net", f"{tmp_path / 'own.py'}:items", batch_size=2, **chosen))
+    with raises(code) if code else nullcontext():
+        check_best(run)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from sparsepipe.runtime.workloads.resolved import resolve
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
 ONE, TWO = [[0]], [[0], [1]]
 FROZEN = ("conv1_1.*", "bn1_1.*", "bn2_1.bn.weight", "bn2_1.bn.bias", "conv2_1.*")
+THAWED = ("conv2_1.*", "bn2_1.*")  # which get gradients from the second epoch on
 GROUPS = {
     "bn*": {"optimizer": "torch.optim:NAdam"},
     "*.bias": {"weight_decay": 0},
@@ -37,6 +38,7 @@ GROUPS = {
 }
 SETTINGS = {
     "frozen": {"freeze": FROZEN, "initial": "given"},
+    "thawed": {"freeze": (*FROZEN[:2], *(f"{pattern}@1" for pattern in THAWED)), "initial": "given"},
     "groups": {
         "optimizer": "muon",
         "nesterov": True,
@@ -44,6 +46,7 @@ SETTINGS = {
         "clip_norm": 0.5,
         "learning_rate_schedule": "plateau",
         "schedule_args": '{"patience": 0, "threshold": 1}',  # no loss is good enough
+        "freeze": ("conv1_1.*@1", "bn1_1.*@1"),
         "validate": True,
     },
 }
@@ -85,20 +88,23 @@ def test_stages_train_like_one_process(name, runs):
 
 
 @pytest.mark.slow
-def test_frozen_layers_keep_weights_and_statistics(runs):
+@pytest.mark.parametrize("name", ["frozen", "thawed"])
+def test_frozen_layers_keep_weights_and_statistics(name, runs):
     """A plain loop with torch's own means is the oracle: requires_grad, eval() of batch norms, SGD."""
-    result, clouds = runs[0]["frozen cut"], runs[1]
+    result, clouds = runs[0][f"{name} cut"], runs[1]
+    frozen = {"frozen": (FROZEN, FROZEN), "thawed": ((*FROZEN[:2], *THAWED), FROZEN[:2])}[name]  # by epoch
     module = Subnetwork(network(NORMED, num_classes=3), engine("native"))
     module.load_state_dict(drawn(7))
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in FROZEN))
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3)
     dataset = data.load(str(clouds), split="train", voxel_size=0.12, num_points=128, seed=0)
     losses = []
     for epoch in range(2):
         module.train()
-        module.bn1_1.bn.eval()
+        for key, parameter in module.named_parameters():
+            parameter.requires_grad_(not any(fnmatchcase(key, pattern) for pattern in frozen[epoch]))
+        for norm in ("bn1_1", "bn2_1"):
+            if f"{norm}.*" in frozen[epoch]:
+                module.get_submodule(norm).bn.eval()
         order = data.minibatches(len(dataset), batch_size=4, seed=0, epoch=epoch)
         for step in range(0, len(order), 2):
             members = order[step : step + 2]
@@ -115,7 +121,7 @@ def test_frozen_layers_keep_weights_and_statistics(runs):
     state = load_file(exported)
     module.load_state_dict(state)  # each name, and none besides
     for key, tensor in drawn(7).items():
-        kept = key.startswith(("conv1_1", "bn1_1", "conv2_1")) or key in FROZEN
+        kept = any(fnmatchcase(key, pattern) for pattern in frozen[-1])
         assert torch.equal(state[key], tensor) == kept, key
     assert not any("conv1_1" in key for key in result.tensors("velocity"))
 
@@ -174,6 +180,7 @@ def test_files_are_read_without_their_code(tmp_path):
     (tmp_path / "text.pth").write_text("no weights")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     torch.save({"a": torch.ones(2).to_sparse()}, tmp_path / "sparse.pt")
+    torch.save({"a": torch.ones(2, dtype=torch.complex128)}, tmp_path / "complex.pt")
     torch.save({"epoch": 3, "w": torch.ones(2)}, tmp_path / "cut.pt", _use_new_zipfile_serialization=False)
     (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:-35])
     within: dict[str, object] = {}
@@ -181,6 +188,7 @@ def test_files_are_read_without_their_code(tmp_path):
     torch.save(within, tmp_path / "within.pt")
     for name, code in (
         ("sparse.pt", "initial.unreadable"),
+        ("complex.pt", "initial.type_unsupported"),
         ("cut.pt", "initial.unreadable"),
         ("within.pt", "initial.no_tensors"),
         ("code.pt", "initial.needs_code"),
@@ -235,8 +243,20 @@ def test_a_module_is_frozen_by_names():
     assert not module.train().norm.training and module.a.training
     with raises("setting.pattern_unmatched"):
         freeze(module, ["head.*"])
-    with raises("freeze.nothing_left"):
-        freeze(Tied(), ["*"])
+    for patterns in (["*"], ["*@2"], ["a.*", "norm.*@2", "b.*@1"]):
+        with raises("freeze.nothing_left"):
+            freeze(Tied(), patterns)
+    module = Tied()
+    freeze(module, ["a.*@2", "norm.*"])
+    assert all(p.requires_grad for p in module.a.parameters()) and not module.train().norm.training
+    with raises("setting.pattern_unmatched"):
+        freeze(Tied(), ["head.*@2"])
+
+
+@pytest.mark.parametrize("pattern", ["a.*@0", "a.*@two", "a.*@-1", "@2"])
+def test_a_pattern_has_a_number_of_epochs(pattern):
+    with raises("freeze.epochs"):
+        sp.RunConfig("minkpointnet", "shapes", freeze=(pattern,))
 
 
 def test_statistics_follow_the_data_unless_they_match():

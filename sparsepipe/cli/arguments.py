@@ -96,7 +96,10 @@ def _models(verb: Parser) -> None:
 def _profile(verb: Parser) -> None:
     shared = ("model", "model_args", "data", "data_args", "loss", "loss_args", "voxel_size", "batch_size", "num_points")
     of_data = ("collate", "crop", "features")
-    settings = [*of_run(*shared, *of_data, "engine", "device", "threads", "seed"), *rows(ProfileConfig).values()]
+    settings = [
+        *of_run(*shared, *of_data, "freeze", "engine", "device", "threads", "seed"),
+        *rows(ProfileConfig).values(),
+    ]
     setting_options(verb, settings, defaults={"voxel_size": "", "batch_size": "", "threads": "1"})
     verb.add_argument(
         *flags("--out"), type=expanded, metavar="FILE", help="file of the profile: JSON for .json, else graph.txt"

@@ -80,7 +80,7 @@ def profile(options: argparse.Namespace) -> Answer:
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from ..profiling import profile_model
 
-    names = ("voxel_size", "num_points", "loss", "engine", "device", "threads", "seed", *rows(ProfileConfig))
+    names = ("voxel_size", "num_points", "loss", "freeze", "engine", "device", "threads", "seed", *rows(ProfileConfig))
     of_samples = ("collate",) if is_examples(options.data) else ("collate", "crop", "features")
     found = profile_model(
         options.model,

@@ -241,7 +241,10 @@ def _without_defaults(options: argparse.Namespace, typed: argparse.Namespace) ->
 
 
 # Settings of a plan's network or data, which mean nothing to others.
-_DEPENDENT = {"model": ("model_args",), "data": ("data_args", "loss", "loss_args", "num_points", "collate", "crop")}
+_DEPENDENT = {
+    "model": ("model_args", "freeze"),
+    "data": ("data_args", "loss", "loss_args", "num_points", "collate", "crop"),
+}
 
 
 def _suiting(options: argparse.Namespace, settings: Mapping[str, object]) -> dict[str, object]:
@@ -292,6 +295,8 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace, facts: Pla
     chosen = accumulating(_as_driver_says(driver, chosen), config.accumulation)
     warn(f"plan: {text}" for text in chosen.warnings)
     warn(without_effect(typed, resolved, chosen))
+    if facts is not None and config.freeze and list(config.freeze) != facts.settings.get("freeze"):
+        warn(["frozen layers were profiled with gradients: stages with them are faster than planned; profile --freeze"])
     if not options.dry_run:
         warn(unread_files(config.data, lambda _: resolved.data.folder))
     if resolved.is_table and (options.launcher == SLURM or options.dry_run):

@@ -78,7 +78,7 @@ def load(
         features: Names of the features of each voxel, such as "occupancy" or "normals".
         augmentation: Augmentation, or its name, or names joined by "+". It changes the samples in each epoch.
         crop: Part of a scene in metres, such as "sphere:radius=2". In split "train": a random one for each sample and
-            epoch. In other splits: as many as cover the scene, each a sample.
+            epoch. In other splits: as many as cover the scene, each a sample, which an augmentation then changes.
         cache: Folder of prepared samples. "off": no cache. Default: SPARSEPIPE_CACHE, or the user's cache.
 
     Returns:
@@ -186,6 +186,13 @@ class VoxelDataset:
         recipe = self.recipe
         return recipe.augmentation is not None or (recipe.crop is not None and self.split == _TRAIN)
 
+    @property
+    def size_changes(self) -> bool:
+        """Return whether samples are of other points in each epoch: of a random crop, or of scenes that are mixed."""
+        recipe = self.recipe
+        mixes = recipe.augmentation is not None and bool(recipe.augmentation.mix)
+        return mixes or (recipe.crop is not None and self.split == _TRAIN)
+
     @cached_property
     def _views(self) -> tuple[_View, ...] | None:
         """The parts of files that samples are, in an evaluation with crops or views; None: whole files.
@@ -193,7 +200,8 @@ class VoxelDataset:
         With crops every file is read, once for all processes that share a cache.
         """
         recipe = self.recipe
-        if self.split == _TRAIN or self._changes or (recipe.crop is None and recipe.views == 1):
+        changes = recipe.augmentation is not None
+        if self.split == _TRAIN or (recipe.crop is None and (changes or recipe.views == 1)):
             return None
         turns = [360 * turn / recipe.views for turn in range(recipe.views)]
         cells = self._cells_of_files()
@@ -209,6 +217,10 @@ class VoxelDataset:
         crop = self.recipe.crop
         if crop is None:
             return [[None] for _ in self._sources]
+        if not self._sources:
+            raise InputError(
+                "dataset.no_files", f"{self.folder.path}: no files to crop in split {self.split}; give one at least"
+            )
         key, said = None, time.monotonic()
         if self._cache is not None:
             facts = json.dumps([[self._key(file) for file in self._sources], str(crop)])
@@ -518,7 +530,8 @@ class VoxelDataset:
         given_integer(epoch, "epoch")
         if epoch < 0:
             raise InputError("dataset.epoch_negative", f"epoch {epoch} given, expected 0 or more", epoch=epoch)
-        seed = sample_seed(self.recipe.seed, f"{self.files[index].name}:{epoch}")
+        cell = "" if self._views is None else f":{self._views[index].cell}:{self._views[index].degrees}"
+        seed = sample_seed(self.recipe.seed, f"{self.files[index].name}{cell}:{epoch}")
         cloud = self._changed(index, seed)
         if self.recipe.augmentation is not None and (mix := self.recipe.augmentation.mix):
             random = np.random.default_rng([seed, 2])
@@ -531,8 +544,13 @@ class VoxelDataset:
         return self._voxelized(cloud, self.files[index])
 
     def _changed(self, index: int, seed: int) -> Cloud:
-        """Return an epoch's points of a sample: drawn from its reservoir, or from a random crop of it, then changed."""
+        """Return an epoch's points of a sample: drawn from its reservoir, or from a random crop of it, then changed.
+
+        Crops that cover a scene are not drawn.
+        """
         file, recipe = self.files[index], self.recipe
+        if self._views is not None and recipe.augmentation is not None:
+            return recipe.augmentation.apply(self._cloud(index, self._read(file)), seed=seed)
         kept = self._kept.get(index)
         if kept is None:
             kept = self._reservoir(file)

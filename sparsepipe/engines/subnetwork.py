@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..networks.base import LayerRow
 from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
-from ..networks.freezing import RUNNING_MEAN, check_trains, matching
+from ..networks.freezing import RUNNING_MEAN, check_trains, in_epoch, matching
 from ..networks.rows import INPUT, Network, Row
 from ..networks.running import run_layers
 from ..util.derived.seeds import derived_seed
@@ -152,16 +152,17 @@ def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
 
 
 def frozen_network(network: Network, engine: Engine, patterns: Sequence[str]) -> Network:
-    """Return a table of rows whose tensors that match a pattern are not trained.
+    """Return a table of rows whose tensors that match a pattern are not trained in any epoch.
 
-    Raises InputError for a pattern that matches no tensor, and if none is left to train.
+    Raises InputError for a pattern that matches no tensor, and if none is left to train in the first epoch.
     """
     modules = {row.id: engine.layer(row) for row in network.rows}
     trained = {id: [f"{id}.{name}" for name, _ in module.named_parameters()] for id, module in modules.items()}
     names = [f"{id}.{name}" for id, module in modules.items() for name in module.state_dict()]
-    frozen = matching(patterns, names, setting="freeze")
+    at_first = matching(in_epoch(patterns, 0), names, setting="freeze")
+    frozen = matching(in_epoch(patterns, None), names, setting="freeze")
     rows = frozenset(id for id, parameters in trained.items() if parameters and frozen.issuperset(parameters))
-    check_trains(frozen, [name for parameters in trained.values() for name in parameters])
+    check_trains(at_first, [name for parameters in trained.values() for name in parameters])
     return replace(network, frozen=frozen, frozen_rows=rows)
 
 

@@ -4,6 +4,7 @@ It is what the planners' cost model expects of the job's own minibatches (planni
 the job is compared with. A running job without one uses the plan's own estimate; if it has none, a line says so.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +99,7 @@ def _expected(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster 
     from ..planning.run_estimate import estimated_for_run  # here: no launch without a profile waits for planners
 
     devices = cluster or Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
-    return estimated_for_run(
+    expected = estimated_for_run(
         plan,
         profile,
         devices,
@@ -106,6 +107,18 @@ def _expected(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster 
         voxel_size=config.voxel_size,
         forward_only=forward_only,
     )
+    return expected if config.ema is None or forward_only else _with_moving_averages(expected, profile)
+
+
+def _with_moving_averages(plan: Plan, profile: Profile) -> Plan:
+    """Return a plan whose estimate counts the moving averages of the weights, which have the size of the weights."""
+    assert plan.estimate is not None
+    weight_bytes = {layer.id: layer.parameter_bytes for layer in profile.graph.layers}
+    stages = [
+        replace(part, memory_bytes=part.memory_bytes + sum(weight_bytes[id] for id in stage.layers))
+        for stage, part in zip(plan.stages, plan.estimate.stages, strict=True)
+    ]
+    return replace(plan, estimate=replace(plan.estimate, stages=tuple(stages)))
 
 
 def _beyond_devices(plan: Plan, cluster: Cluster | None) -> str:

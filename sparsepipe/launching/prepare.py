@@ -446,6 +446,10 @@ def _check_data(run: ResolvedRun) -> None:
         from ..runtime.workloads.opening import check_settings
 
         check_settings(run)
+    if config.best is not None and config.validate:
+        from ..runtime.workloads.opening import check_best  # here, too
+
+        check_best(run)
     if is_there and not run.data.has_examples:
         run.check_clouds(("train", *([config.validation_split] if config.validate else [])), engine=config.engine)
 

@@ -40,7 +40,7 @@ from .devices import limited_to, usable
 from .measure import Progress, Training, profile
 
 # Settings of a run that trains what was measured: the network, the data and the sizes.
-_OF_RUN = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "num_points")
+_OF_RUN = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "num_points", "freeze")
 # Settings of a run that `data_args` may hold: they say what samples are. A data function has options of its own.
 _OF_CLOUDS, _OF_EXAMPLES = ("collate", "crop", "features"), ("collate",)
 _PARTS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples: the smallest tells what does not grow
@@ -68,6 +68,7 @@ def profile_model(
     data_args: Mapping[str, Any] | None = None,
     loss: str | None = None,
     loss_args: Mapping[str, Any] | None = None,
+    freeze: Sequence[str] = (),
     engine: str = "auto",
     device: str = "cpu",
     device_type: str | None = None,
@@ -93,6 +94,7 @@ def profile_model(
         data_args: Arguments of the data set's function, `collate`, or of clouds `crop` and `features`.
         loss: Loss function, by name or as `path/loss.py:function`. Default: that of the data set.
         loss_args: Arguments of the loss function.
+        freeze: Patterns of weights that the run freezes, such as "backbone.*": their layers get no gradients.
         engine: Sparse-convolution backend: "auto", "native", "minkowski", "spconv" or "torch".
         device: "cpu" or "cuda".
         device_type: Name of the device type in the profile. Default: its hardware name.
@@ -134,6 +136,7 @@ def profile_model(
         data_args=_as_json(data_args),
         loss=loss,
         loss_args=_as_json(loss_args),
+        freeze=tuple(freeze),
         engine=engine,
         device=device,
         threads=threads,
@@ -175,7 +178,7 @@ def profile_model(
     if isinstance(model, str):  # another module cannot be named
         known = {name: getattr(config, name) for name in _OF_RUN}
         known |= {"voxel_size": voxel_size} | {name: getattr(config, name) for name in of_data}
-        origin["settings"] = {name: value for name, value in known.items() if value is not None}
+        origin["settings"] = {name: value for name, value in known.items() if value not in (None, ())}
     likewise = config.replace(engine=task.engine.name).to_json()  # said aloud once, and theirs too
     training = Training(
         sizes=typical,

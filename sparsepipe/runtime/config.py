@@ -20,6 +20,7 @@ from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..data.samplers import SAMPLERS
 from ..engines import ENGINES
 from ..errors import InputError
+from ..networks.freezing import check_epochs
 from ..networks.losses import LOSSES, METRICS
 from ..records.workload_facts import WorkloadFacts, workload_facts
 from ..util.io.fields import MOST_MINIBATCHES, json_object, shown
@@ -450,7 +451,7 @@ class WeightsConfig(Settings):
         (),
         Several(Text("'backbone.*'"), "('backbone.*',)"),
         "patterns of frozen weights: no gradient, no optimizer state. A batch norm whose running_mean matches "
-        "keeps its statistics and normalizes with them",
+        "keeps its statistics and normalizes with them. 'backbone.*@2': for the first 2 epochs",
         unit="PATTERN[,PATTERN]",
         words="none",
     )
@@ -458,6 +459,8 @@ class WeightsConfig(Settings):
     def __post_init__(self) -> None:
         if isinstance(self.freeze, list):
             object.__setattr__(self, "freeze", tuple(self.freeze))
+        if isinstance(self.freeze, tuple):
+            check_epochs([pattern for pattern in self.freeze if isinstance(pattern, str)])
         initial = self.initial
         if initial is not None and (isinstance(initial, PathLike) or str(initial).startswith("~")):
             object.__setattr__(self, "initial", fspath(expanded(initial)))

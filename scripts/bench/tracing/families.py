@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from scripts.bench.tracing.networks import of_graphs, of_images, of_points, of_python, of_transformers
 from sparsepipe import engines
 from sparsepipe.engines.plain import PlainEngine
+from sparsepipe.networks.traced.inputs import Inputs
+from sparsepipe.networks.traced.recording import put_back
 
 Family = tuple[nn.Module, list[Any]]
 
@@ -396,36 +399,81 @@ FAMILIES: Mapping[str, Callable[[], Family]] = {
     "if in a method": rows(Helper),
     **_OF_MINKOWSKI,
     **_OF_SPCONV,
+    **of_transformers.NETWORKS,
+    **of_images.OF_TORCHVISION,
+    **of_images.OF_TIMM,
+    **of_graphs.NETWORKS,
+    **of_python.NETWORKS,
+    **of_points.NETWORKS,
+    **of_points.OF_MINKOWSKI,
+    **of_points.OF_SPCONV,
 }
 
 
-SINGLE = frozenset(["mixtral"])  # its grouped product of matrices is in float32 alone
+_PACKAGES: Mapping[str, Mapping[str, Callable[[], Family]]] = {
+    "transformers": {**_OF_TRANSFORMERS, **of_transformers.NETWORKS},
+    "torchvision": of_images.OF_TORCHVISION,
+    "timm": of_images.OF_TIMM,
+    "torch_geometric": of_graphs.NETWORKS,
+    "MinkowskiEngine": {**_OF_MINKOWSKI, **of_points.OF_MINKOWSKI},
+    "spconv": {**_OF_SPCONV, **of_points.OF_SPCONV},
+}
+
+
+_ENGINES = {"MinkowskiEngine": "minkowski", "spconv": "spconv"}
+
+
+def _package(name: str) -> str:
+    return next((package for package, names in _PACKAGES.items() if name in names), "")
 
 
 def absent(name: str) -> str:
     """Return the package that a network needs and that is not installed; "" if all are."""
-    packages = {"transformers": _OF_TRANSFORMERS, "MinkowskiEngine": _OF_MINKOWSKI, "spconv": _OF_SPCONV}
-    package = next((package for package, names in packages.items() if name in names), "")
+    package = _package(name)
     return package if package and importlib.util.find_spec(package) is None else ""
+
+
+def import_package(name: str) -> None:
+    """Import what a network needs, and what all traces need; our engines import sparse libraries, repaired."""
+    package = _package(name)
+    for module in ("torch.export", *([package] if package and package not in _ENGINES else [])):
+        importlib.import_module(module)
+    if package == "transformers":
+        from transformers import AutoConfig, AutoModel, PreTrainedModel  # noqa: F401 - each is imported when asked for
 
 
 def engine(name: str) -> Any:
     """Return the engine that a network's values cross boundaries with."""
-    sparse = {**dict.fromkeys(_OF_MINKOWSKI, "minkowski"), **dict.fromkeys(_OF_SPCONV, "spconv")}
-    return engines.engine(sparse[name]) if name in sparse else PlainEngine()
+    kind = _ENGINES.get(_package(name))
+    return engines.engine(kind) if kind else PlainEngine()
 
 
 def build(name: str) -> Family:
     """Return a module and its minibatches, the same each time, in float64 if it runs so."""
+    module, minibatches = _built(name)
+    wide = module.double(), [pytree.tree_map(_wide, each) for each in minibatches]
+    return wide if _runs(*wide) else _built(name)
+
+
+def _built(name: str) -> Family:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module, minibatches = FAMILIES[name]()
+        return FAMILIES[name]()
 
-    if name in SINGLE:
-        return module, minibatches
 
-    def wide(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+def _wide(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return module.double(), [pytree.tree_map(wide, each) for each in minibatches]
+
+def _runs(module: nn.Module, minibatches: list[Any]) -> bool:
+    """Return whether a module takes float64: some make numbers of float32, or have kernels for these alone."""
+    inputs = Inputs.of("", minibatches[0], module.forward)
+    args, kwargs = inputs.arguments({})
+    with put_back(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module.train()(*args, **kwargs)
+        except Exception:  # of any kind: what it raises on float32, tracing says
+            return False
+    return True

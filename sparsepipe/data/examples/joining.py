@@ -72,6 +72,8 @@ def joined_items(items: Sequence[Any], what: str) -> dict[str, Any]:
             padding = {"padding": IGNORED} if name in target else {}
             stacked[name] = collated([entries[name] for entries in named], f"{what}[{name!r}]", **padding)
         return stacked
+    if 0 in counts:
+        raise InputError("sample.no_points", f"{what}: a cloud has no points, expected at least one; leave it out")
     joined: dict[str, Any] = {}
     for name, first in named[0].items():
         if name == OFFSET:

@@ -10,7 +10,7 @@ A new metric is a class here with the members of `Metric`, and a name in METRICS
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,15 @@ from .classes import as_rows, class_ious
 from .outputs import described, main_output
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over the ranks, in place
+
+REPORTED: Mapping[
+    str, tuple[str, ...]
+] = {  # metric → its numbers; those of a function are known once it has been called
+    "f1": ("f1", "precision", "recall"),
+    "mean_iou": ("mean_iou", "iou_classes"),
+    "auc": ("auc",),
+    "map": ("map", "map_50", "map_75"),
+}
 
 
 class Metric(Protocol):
@@ -119,6 +128,16 @@ class Measures:
     def _joined(self, name: str) -> Tensor:
         parts = self._rows[name]
         return torch.cat([parts[minibatch] for minibatch in sorted(parts)])
+
+
+def unknown_best(name: str, scores: Iterable[str]) -> InputError:
+    """Return the error of a setting `best` that is none of the scores of a validation."""
+    known = ", ".join(score for score in scores if score not in ("samples", "counted"))
+    return InputError(
+        "setting.best_unknown",
+        f"{{best}} is {name!r}, but the validation reports {known}; name one of them, or add it by {{metrics}}",
+        setting=dict.fromkeys(("best", "metrics")),
+    )
 
 
 class Tally:

@@ -13,7 +13,7 @@ from torch.utils import checkpoint
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.functions import UserFunction, is_function
 from .. import MODULE_NETWORKS
-from ..freezing import RUNNING_MEAN, check_trains, matching
+from ..freezing import RUNNING_MEAN, check_trains, in_epoch, matching
 
 
 def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], *, seed: int) -> nn.Module:
@@ -116,17 +116,19 @@ def called_once(module: nn.Module, batch: object) -> frozenset[str]:
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the tensors of a torch module that match a pattern.
+    """Freeze the tensors of a torch module that match a pattern in every epoch.
 
     Raises:
-        InputError: A pattern matches no tensor, or no parameter is left to train.
+        InputError: A pattern matches no tensor, or no parameter is left to train in the first epoch.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    frozen = matching(patterns, [*module.state_dict()], setting="freeze")
+    at_first = matching(in_epoch(patterns, 0), [*module.state_dict()], setting="freeze")
+    frozen = matching(in_epoch(patterns, None), [*module.state_dict()], setting="freeze")
     for name, parameter in parameters.items():
         if name in frozen:
             parameter.requires_grad_(False)
-    check_trains([name for name, parameter in parameters.items() if not parameter.requires_grad], parameters)
+    fixed = [name for name, parameter in parameters.items() if name in at_first or not parameter.requires_grad]
+    check_trains(fixed, parameters)
     for path, part in module.named_modules():
         if (f"{path}.{RUNNING_MEAN}" if path else RUNNING_MEAN) in frozen:
             part.train = MethodType(_keep_evaluating, part)  # of this part alone

@@ -369,13 +369,15 @@ _FUTURE = __future__.annotations.compiler_flag
 def _moved_out(source: _Source, span: _Range, names: tuple[str, ...]) -> _Body:
     """Return the statements that stand where a range stood."""
     moved = copy.deepcopy(span.body[span.first : span.last])
+    carried = _local_functions(source, moved, span)
+    moved = [*carried, *moved]
     outside = _loaded(source.tree.body, without=span.body[span.first : span.last])
     loop = _loop_around(source, span)
     loaded, stored, written = _names(moved)
     if loop:
         outside |= loaded
     outputs = [name for name in names if name in stored | written and name in outside | written]
-    inputs = [name for name in names if name in loaded | written]
+    inputs = [name for name in names if name in loaded | written and name not in {each.name for each in carried}]
     leaves = _Leaves(moved)
     to_the_end = span.body is source.tree.body and leaves.returns
     result = f"(lambda given: {{name: given[name] for name in {tuple(outputs)!r} if name in given}})(locals())"
@@ -401,6 +403,18 @@ def _moved_out(source: _Source, span: _Range, names: tuple[str, ...]) -> _Body:
         for node in [each] if each is head else ast.walk(each):
             ast.copy_location(node, first)
     return made
+
+
+def _local_functions(source: _Source, moved: _Body, span: _Range) -> list[ast.FunctionDef]:
+    """Return copies of the functions, defined in the body around, that statements call: none can be an argument."""
+    inside = {id(each) for each in span.body[span.first : span.last]}
+    known = {
+        each.name: each for each in source.tree.body if isinstance(each, ast.FunctionDef) and id(each) not in inside
+    }
+    found: list[ast.FunctionDef] = []
+    while names := [name for name in known if name in _names([*found, *moved])[0]]:
+        found = [*(copy.deepcopy(known.pop(name)) for name in names), *found]
+    return found
 
 
 class _Continues(ast.NodeTransformer):

@@ -97,6 +97,9 @@ class Statement(Call):
             after = vars(values[self.self_name])
             if changed := [name for name in after if name not in before or after[name] is not before[name]]:
                 raise TypeError(f"a statement that is one layer changes self.{changed[0]}; register it as a buffer")
+            now = values[self.self_name]._buffers  # type: ignore[attr-defined]  # a module
+            if replaced := [name for name in now if now[name] is not tensors.get(name)]:
+                raise TypeError(f"a statement that is one layer replaces self.{replaced[0]}: change it in place")
         return result
 
 

@@ -362,7 +362,12 @@ class LayerTracer(fx.Tracer):
         """Let whoever holds what was changed read the result from now on, and no one what shares its memory."""
         written = set(node.meta["written"])
         if written and isinstance(node.target, Call):
-            raise CannotBeTraced("module.changes_own_tensor", "the forward changes a tensor in place")
+            buffers = dict(self.module.named_buffers(remove_duplicate=False))
+            own = {each for each in written if each.op == "get_attr" and each.target in buffers}
+            node.meta["buffers"] |= {str(each.target) for each in own}  # which its layer alone will hold: see Grouping
+            written -= own
+            if written:
+                raise CannotBeTraced("module.changes_own_tensor", "the forward changes a tensor in place")
         if isinstance(changed, fx.Proxy):
             written.add(changed.node)
         if any(source.op == "get_attr" for source in written):
@@ -480,6 +485,8 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             original = getattr(place, name)
             stack.callback(setattr, place, name, original)
             setattr(place, name, _refused(tracer, original))
+        stack.callback(setattr, nn.Module, "__setattr__", nn.Module.__setattr__)
+        nn.Module.__setattr__ = _kept_buffers(tracer, nn.Module.__setattr__)  # type: ignore[assignment,method-assign]
         single: Any = torch.autograd.function._SingleLevelFunction  # Function.apply calls it, under whatever name
         single.apply = classmethod(_recorded_apply(tracer, torch._C._FunctionBase.__dict__["apply"]))
         stack.callback(delattr, single, "apply")
@@ -507,6 +514,17 @@ def _refused(tracer: LayerTracer, original: Callable[..., Any]) -> Callable[...,
         return entered
 
     return refused
+
+
+def _kept_buffers(tracer: LayerTracer, original: Callable[..., None]) -> Callable[..., None]:
+    """Have a statement refused, and so made a layer of its own, that gives a buffer a value of the recording."""
+
+    def kept(module: nn.Module, name: str, value: Any) -> None:
+        if not tracer.running and isinstance(value, fx.Proxy) and name in module.__dict__.get("_buffers", ()):
+            raise CannotBeTraced("module.replaces_buffer", "it replaces a buffer")
+        original(module, name, value)
+
+    return kept
 
 
 def _recorded_apply(tracer: LayerTracer, apply: Any) -> Callable[..., Any]:

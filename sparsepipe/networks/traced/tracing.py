@@ -195,7 +195,7 @@ def _first_that_agrees(
         if way.record is _with_fx and _hides_much(network):
             partial = network
             continue
-        if partial is not None and (way.record is _as_one or not _sees_more(network, partial)):
+        if partial is not None and (way.record is _as_one or not _sees_more(network, partial, examples)):
             return partial
         return network
     raise InputError(
@@ -215,11 +215,28 @@ def _hides_much(network: TracedNetwork) -> bool:
     return 2 * hidden > total
 
 
-def _sees_more(network: TracedNetwork, partial: TracedNetwork) -> bool:
-    """Return whether an exported network has more layers, and takes minibatches and sequences of any length too."""
+def _sees_more(network: TracedNetwork, partial: TracedNetwork, examples: Examples) -> bool:
+    """Return whether a network has more layers, and takes minibatches and sequences of any length too, also of 1."""
     lengths = [(name, axis) for name, sizes in network.sizes.axes.items() for axis in exported.open_axes(len(sizes))]
     free = not any(network.sizes.fixed(name, axis) for name, axis in lengths)
-    return free and len(network.rows) > len(partial.rows)
+    return free and len(network.rows) > len(partial.rows) and _takes_single(network, examples)
+
+
+def _takes_single(network: TracedNetwork, examples: Examples) -> bool:
+    """Return whether layers take minibatches with one sample, or of length 1, if the module does."""
+    for training in examples.expected:
+        stage = network.build(engine=None).train(training)
+        for tensors in network.sizes.single(examples.first.tensors):
+            inputs = examples.first.another(tensors)
+            try:
+                _run(network.module, (inputs,), training)
+            except InputError:
+                continue
+            try:
+                stage(inputs.tensors, minibatch=0)
+            except InputError:
+                return False
+    return True
 
 
 def _assembled(

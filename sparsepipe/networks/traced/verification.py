@@ -176,6 +176,10 @@ def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -
             calls = [str(step.target) for step in each.steps if step.op == "call_module"]
             uneven.update(calls if len(calls) > 1 or len(row.programs) < 2 else ())
             uneven.update(path for step in each.steps if step.op != "call_module" for path in paths_called(step))
+    # Also those that a part calls, too, in which layers are not looked into: an activation that all share.
+    called = {path: module_at(network.module, path) for row in network.rows for path in row.modules if path}
+    inner = {id(each) for part in called.values() for each in part.modules() if each is not part}
+    uneven.update(path for path, part in called.items() if id(part) in inner)
     for row in network.rows:
         program = row.programs.get(training) if uneven.isdisjoint(row.modules) else None
         alone = program is not None and sum(step.op == "call_module" for step in program.steps) == 1

@@ -131,8 +131,11 @@ class StageRunner(Protocol):
         """Let batch norms in training share their statistics with the replicas in `group`; None: each has its own."""
         ...
 
-    def begin(self, *, training: bool) -> None:
-        """Begin with an empty pipeline: an epoch, what a run that resumes has left of one, or a validation."""
+    def begin(self, *, training: bool, epoch: int = 0) -> None:
+        """Begin with an empty pipeline: an epoch, what a run that resumes has left of one, or a validation.
+
+        `epoch`: its number, by which weights may be frozen.
+        """
         ...
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Mapping[str, Any]]:

@@ -28,6 +28,7 @@ from ...engines.subnetwork import build
 from ...networks import Network
 from ...networks.base import AnyNetwork, direct_reads
 from ...networks.batch_norm import Group
+from ...networks.freezing import RUNNING_MEAN, in_epoch, matches
 from ...networks.losses import CrossEntropy, Loss, Outcome
 from ...networks.losses.of_users import UserLoss
 from ...networks.traced.copies import other_weights
@@ -206,6 +207,7 @@ class NetworkStage:
         self._outputs, self._direct = network.outputs, network.direct_inputs
         self._judges_rows = isinstance(network, Network)  # whose output is one tensor, sparse or dense
         self._differentiable, self._rectified = network.differentiable, network.rectified
+        self._freeze, self._frozen = config.freeze, frozenset[str]()
         self.reads_samples = self.is_first or bool(direct_reads(network, self.module.table, last=self.is_last))
         self.begin(training=True)
 
@@ -242,10 +244,24 @@ class NetworkStage:
     def share_statistics(self, group: Group | None) -> None:
         self.module.synchronise(group)
 
-    def begin(self, *, training: bool) -> None:
+    def begin(self, *, training: bool, epoch: int = 0) -> None:
         self.module.train(training)
+        self._keep_frozen(epoch)
         self._forwards = Compressor(self._forwards_compression)
         self._backwards = Compressor(self._backwards_compression)
+
+    def _keep_frozen(self, epoch: int) -> None:
+        """Have weights that are frozen in this epoch get no gradients, and their batch norms keep the statistics."""
+        patterns = in_epoch(self._freeze, epoch)
+        self._frozen = frozenset(name for name in self.parameters() if matches(patterns, name))
+        kept = {name for name in self.buffers() if name.endswith(RUNNING_MEAN) and matches(patterns, name)}
+        for path, part in self.module.named_modules():
+            if f"{path}.{RUNNING_MEAN}" in kept:
+                part.training = False
+
+    def _trained(self, weights: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of the weights that get gradients in this epoch."""
+        return [name for name in weights if name not in self._frozen]
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         alive, leaves, size = self._enter(received, trained=True)
@@ -303,21 +319,24 @@ class NetworkStage:
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         edges, given = self._entries(flight, gradients, scale)
-        wanted = [*flight.version.tensors.values(), *flight.leaves]
+        weights = flight.version.tensors
+        trained = self._trained(weights)
+        wanted = [*(weights[name] for name in trained), *flight.leaves]
         found: list[Tensor | None] = [None] * len(wanted)
         if edges and wanted:
             found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True))
-        count = len(flight.version.tensors)
-        return found[:count], found[count:]
+        of_weights = dict(zip(trained, found, strict=False))
+        return [of_weights.get(name) for name in weights], found[len(trained) :]
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor | None], Later]:
         edges, given = self._entries(flight, gradients, scale)
+        views = dict(zip(flight.version.tensors, flight.weights, strict=True))
+        weights = [views[name] for name in self._trained(views)]
         if not edges:
-            nothing: list[Tensor | None] = [None] * len(flight.weights)
-            return [None] * len(flight.leaves), Later(nothing, flight.weights)
-        return split_backward(edges, given, flight.weights, flight.leaves)
+            return [None] * len(flight.leaves), Later([None] * len(weights), weights)
+        return split_backward(edges, given, weights, flight.leaves)
 
     def _entries(
         self, flight: InFlight, gradients: Sequence[Tensor | None], scale: float
@@ -330,7 +349,9 @@ class NetworkStage:
         return [o.edge for o, _ in pairs], [g.to(o.device, o.dtype) for o, g in pairs]
 
     def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor | None]:
-        return later.compute()
+        names = list(flight.version.tensors)
+        of_weights = dict(zip(self._trained(flight.version.tensors), later.compute(), strict=True))
+        return [of_weights.get(name) for name in names]
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
         assert flight.received is not None

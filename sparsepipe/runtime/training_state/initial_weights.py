@@ -262,6 +262,9 @@ def _tensors(content: object, path: Path) -> dict[str, Tensor]:
                 if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
                     text = f"{path}: {name} is sparse, quantized or without values; save dense tensors of numbers"
                     raise InputError("initial.unreadable", text, setting="initial")
+                if tensor.dtype == torch.complex128:  # a run keeps its weights in safetensors, which have no such type
+                    text = f"{path}: {name} has the type complex128, expected complex64; convert it"
+                    raise InputError("initial.type_unsupported", text, setting="initial")
             return tensors
         content = inner
     raise InputError(

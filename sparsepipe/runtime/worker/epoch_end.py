@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CODE_FAILURES, InputError
+from ...networks.losses.metrics import unknown_best
 from ...util.io.fields import complaint
 from ...util.io.functions import UserFunction
 from ..config import RunConfig
@@ -75,13 +76,7 @@ class BestEpoch:
         if self.metric is None:
             return False
         if self.metric not in scores:
-            known = ", ".join(name for name in scores if name not in ("samples", "counted"))
-            raise InputError(
-                "setting.best_unknown",
-                f"{{best}} is {self.metric!r}, but the validation reports only {known}; choose one of them, or add "
-                f"it by {{metrics}}",
-                setting=dict.fromkeys(("best", "metrics")),
-            )
+            raise unknown_best(self.metric, scores)
         value = scores[self.metric]
         sign = -1.0 if self.metric.endswith(_LOWER_IS_BETTER) else 1.0
         is_better = (

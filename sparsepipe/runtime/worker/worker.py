@@ -283,7 +283,7 @@ class Worker:
         if not part.first:
             self.epochs.so_far = EpochSoFar()
         for replica in self.replicas.values():
-            replica.runner.begin(training=True)
+            replica.runner.begin(training=True, epoch=part.epoch)
         program, epoch, control = self.programs.of(part.count), part.epoch, self.control
         control.begin(epoch * self.workload.epoch_minibatches + part.first, part.count, feed if units else None)
         executors = {

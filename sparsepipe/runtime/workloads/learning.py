@@ -30,7 +30,7 @@ from ...util.io.fields import json_object
 from ...util.io.told import tell
 from ...util.text.counting import number_of
 from ...values.plan import Plan
-from ..config import Composition, RunConfig
+from ..config import BUDGETS, Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
@@ -394,6 +394,14 @@ def check_training(run: ResolvedRun, initial: Mapping[str, Tensor]) -> Match | N
 def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[int, ...], ...]:
     """Return the minibatches of an epoch that sizes decide. Raises InputError that names a sample beyond the budget."""
     found = Composition.of(config)
+    if found.budget is not None and isinstance(samples, data.VoxelDataset) and samples.size_changes:
+        name = next(name for name in BUDGETS if getattr(config, name) is not None)
+        raise InputError(
+            "order.sizes_change",
+            f"{config.data}: random crops and mixed scenes have another size in each epoch, so minibatches keep to no "
+            f"budget; omit {{{name}}} and give {{batch_size}}",
+            setting=dict.fromkeys((name, "batch_size")),
+        )
 
     def stage_seconds(sizes: data.order.Sizes) -> data.order.Sizes:
         return np.stack([np.interp(sizes, found.sizes, row) for row in found.seconds], axis=1)

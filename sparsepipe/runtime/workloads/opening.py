@@ -2,23 +2,27 @@
 way.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ... import data
 from ...data.examples import ExampleDataset
+from ...data.labels import IGNORED
 from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
 from ...engines.subnetwork import frozen_network
 from ...errors import InputError
 from ...networks import network
 from ...networks.base import AnyNetwork
-from ...networks.losses import Loss
+from ...networks.losses import CrossEntropy, Loss, Segmentation, Tally
+from ...networks.losses.classes import PixelCrossEntropy
+from ...networks.losses.metrics import REPORTED, unknown_best
 from ...util.io.fields import json_object
-from ...util.io.functions import short_name
+from ...util.io.functions import is_function, short_name
 from ...util.io.told import tell
 from .resolved import ResolvedRun
 
@@ -61,6 +65,42 @@ def check_settings(run: ResolvedRun) -> None:
         _ = run.data.validation
     if run.is_table:
         _ = run.loss if run.config.loss or run.config.loss_args else run.data.training
+
+
+def check_best(run: ResolvedRun) -> None:
+    """Raise InputError if no validation of a run will report the score that `best` names.
+
+    That is a score of another name, or of a metric that counts labelled items, if the split has none.
+    """
+    config, loss = run.config, run.loss
+    best, of_metrics = config.best, {score for name in config.metrics for score in REPORTED.get(name, ())}
+    if best is None:
+        return
+    if best in of_metrics:
+        if not any(map(partial(_has_labels, loss), _batches(run.data.validation, config.batch_size))):
+            raise InputError(
+                "setting.best_unlabelled",
+                f"{{best}} is {best!r}, but nothing in split {config.validation_split} of {config.data} has a label; "
+                "name another score, such as loss, or another {validation_split}",
+                setting=dict.fromkeys(("best", "validation_split")),
+            )
+        return
+    knows_all = isinstance(loss, CrossEntropy | Segmentation) and not any(map(is_function, config.metrics))
+    scores = {**Tally(loss).report(), **dict.fromkeys(sorted(of_metrics))}
+    translates = {"begin", "end"} <= run.data.validation.facts.keys()  # which adds its BLEU
+    if knows_all and not translates and best not in scores:
+        raise unknown_best(best, scores)
+
+
+def _batches(split: Dataset, size: int) -> Iterator[Any]:
+    return map(split.batch, data.minibatches(len(split), batch_size=size, shuffle=False))
+
+
+def _has_labels(loss: Loss, batch: Any) -> bool:
+    """Return whether a metric counts an item of a minibatch. Of targets that are no classes nothing is known."""
+    target = batch.labels if isinstance(batch, data.PointBatch) else batch.target
+    target = loss.known(target) if isinstance(loss, PixelCrossEntropy) else target
+    return not isinstance(target, Tensor) or bool((target != IGNORED).any())
 
 
 def _table_task(run: ResolvedRun, training: Dataset, validation: Dataset | None) -> LearningTask:

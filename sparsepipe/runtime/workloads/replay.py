@@ -383,7 +383,7 @@ class SleptStage:
     def share_statistics(self, group: Group | None) -> None:
         """There are none."""
 
-    def begin(self, *, training: bool) -> None:
+    def begin(self, *, training: bool, epoch: int = 0) -> None:
         """Nothing is kept between epochs."""
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
