@@ -32,9 +32,9 @@ SHOWN = "() => window.jupyterapp?.shell.currentWidget?.context?.path"
 # Whether the explorer's first picture is as wide as its place: controls that come later make that narrower.
 FITTED = """() => {
   const view = document.querySelector(".sp-view[data-serial='1']"), lanes = view && view.querySelector(".sp-lanes svg");
-  return Boolean(lanes) && lanes.viewBox.baseVal.width === Math.floor(view.clientWidth);
+  return Boolean(lanes) && lanes.viewBox.baseVal.width === Math.floor(view.querySelector(".sp-picture").clientWidth);
 }"""
-PARTS = ".noUi-handle, .jupyter-button, .widget-dropdown, .sp-view, .sp-view svg"
+PARTS = ".noUi-handle, .jupyter-button, .widget-dropdown, .sp-picture, .sp-view svg"
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ def explorer(lab_page, lab):
     if lab_page.evaluate(SHOWN) != "explorer.ipynb":
         open_notebook(lab_page, lab, "explorer.ipynb")
     lab_driver.run_cells(lab_page)
+    for name in ("Advanced", "⋯"):
+        button(lab_page, name).click()
     for name in ("gpu", "within a node", "memory", "stages per device"):
         slider(lab_page, name).wait_for()
     for name in ("set baseline A", "pin cuts", "export"):
@@ -121,11 +123,12 @@ def test_stages_per_device_are_dragged(explorer):
     )
     value = number(explorer, "stages per device")
     until(lambda: explorer.evaluate(RANKS) == 4, "as many devices, each with several stages")
-    names = explorer.locator(".sp-stages title", has_text="conv").all_text_contents
+    tips = "() => [...document.querySelectorAll('.sp-stages text[data-tip*=conv]')].map((one) => one.dataset.tip)"
+    names = partial(explorer.evaluate, tips)
     own = ", ".join(str(4 * lap) for lap in range(value))
     layers = re.compile(rf"{own} · gpu: conv0(, | … conv\d+ \(\d+ layers\), )")  # of one layer its name alone
     until(lambda: layers.match(names()[0]), "the stages of a device, with the layers of each")
-    explorer.wait_for_selector("text=unknown")
+    explorer.wait_for_selector(".sp-tiles >> text=unknown", state="attached")
     until(button(explorer, "pin cuts").is_disabled, "no cuts to pin")
     code = explorer.locator(".sp-code pre")
     until(lambda: f"stages_per_device={value})" in code.text_content(), "them in the code")
@@ -151,12 +154,12 @@ def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explo
     explorer.keyboard.press("ArrowLeft")
     explorer.wait_for_function(f"() => document.querySelector('.sp-cut').getAttribute('aria-valuenow') == {at - 1}")
     explorer.wait_for_function(
-        f"() => document.querySelectorAll('.sp-stages title')[0].textContent.includes('({at - 1} layers)')"
+        f"() => document.querySelector('.sp-stages text[data-tip]').dataset.tip.includes('({at - 1} layers)')"
     )
     cell = explorer.evaluate("() => document.querySelector('.sp-strip').clientWidth / 24")
     drag(explorer, first, cell)
     explorer.wait_for_function(
-        f"() => document.querySelectorAll('.sp-stages title')[0].textContent.includes('({at} layers)')"
+        f"() => document.querySelector('.sp-stages text[data-tip]').dataset.tip.includes('({at} layers)')"
     )
     x, y = middle(first)
     explorer.mouse.down()

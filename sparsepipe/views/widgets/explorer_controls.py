@@ -23,6 +23,7 @@ from .controls import (
     choice_slider,
     count_slider,
     dropdown,
+    folded,
     latency_slider,
     memory_slider,
     number_slider,
@@ -33,7 +34,7 @@ from .html_view import HtmlView
 from .messages import Messages
 from .planning import Answer
 from .sentences import sentence
-from .settings import AS_GIVEN, BY_TYPE, Settings, placement_told
+from .settings import AS_GIVEN, BY_TYPE, Settings, map_of, placement_told
 from .several import NOBODY, Several
 from .stage_editor import StagesByHand
 from .stop_slider import StopSlider
@@ -147,18 +148,24 @@ class ExplorerControls:
         return [control for group in groups for control in group.controls]
 
     @property
-    def rows(self) -> list[ipywidgets.DOMWidget]:
-        """Controls to display, under a head for each group."""
+    def boxes(self) -> list[ipywidgets.DOMWidget]:
+        """The controls that matter most, and below a button the others, under a head for each group."""
         names = ("Devices and links", "Workload", "Plan", "Pipelines")
         heads = [HtmlView(Html("<b>{}</b>").format(name)) for name in names]
-        plan, stages = self.plan, self.stages
-        return [
-            *(heads[0], *self.devices.controls, self.devices.placed),
-            *(heads[1], *self.workload.controls, *self.sizes.controls),
-            *(heads[2], *plan.controls[:-1], plan.stages_per_device.note, plan.recompute),
-            *(looks.HBox(list(stages.controls)), stages.editor.widget),
-            *(heads[3], self.pipelines.widget),
-        ]
+        plan, stages, workload = self.plan, self.stages, self.workload
+        most = [*workload.controls[:-1], self.devices.first_link, plan.schedule]
+        fold = looks.VBox(
+            [
+                *(heads[0], *self.devices.advanced, self.devices.placed),
+                *(heads[1], workload.compression, *self.sizes.controls),
+                *(heads[2], plan.planner, plan.weights, plan.microbatches, plan.stages_per_device.slider),
+                *(plan.stages_per_device.note, plan.recompute),
+                *(looks.HBox(list(stages.controls)), stages.editor.widget),
+                *(heads[3], self.pipelines.widget),
+            ]
+        )
+        fold.add_class("sp-fold")
+        return [*most, folded("Advanced", "shows all other controls", fold), fold]
 
     def settings(self) -> Settings:
         """The current settings of the controls."""
@@ -183,6 +190,7 @@ class ExplorerControls:
             cuts=self.stages.cuts,
             stage_devices=self.stages.devices,
             several=self.pipelines.picked,
+            hosts=devices.hosts,
         )
 
     def follow(self, change: Any, answer: Answer | None) -> None:
@@ -209,7 +217,35 @@ class DeviceControls:
         self.between = bandwidth_slider("between nodes", [cluster.network.bandwidth], f"bandwidth {between}")
         self.between_latency = latency_slider("latency between nodes", [cluster.network.latency], f"latency {between}")
         self.placed = HtmlView(layout={"width": "330px"})
-        self.memory = memory_slider("memory limit of every device; as given: the limit of each type")
+        self.memory = memory_slider("memory", "memory limit of every device; as given: the limit of each type")
+        self.hosts: tuple[tuple[tuple[str, int], ...], ...] | None = None  # as set on the map
+        self._stepping = False
+        for control in (*self.counts.values(), self.placement):
+            control.observe(self._by_rule, names="value")
+
+    def step(self, host: int, name: str, by: int, settings: Settings) -> None:
+        """Add devices of a type to a host of the map, or remove them. Raises InputError if there are too many."""
+        hosts = [dict(drawn["counts"]) for drawn in map_of(self.cluster, settings)["hosts"]]
+        count = hosts[host][name] + by
+        if count < 0:
+            return
+        hosts[host][name] = count
+        set_by_hand = self.placement.value == AS_GIVEN
+        self._stepping, before = set_by_hand, self.hosts
+        try:
+            if set_by_hand:
+                self.hosts = tuple(tuple(held.items()) for held in hosts)
+            self.counts[name].value += by
+        except BaseException:
+            self.hosts = before
+            raise
+        finally:
+            self._stepping = False
+
+    def _by_rule(self, _: object) -> None:
+        """A count that is set by a slider is placed by the rule, and no more as on the map."""
+        if not self._stepping:
+            self.hosts = None
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
@@ -223,6 +259,16 @@ class DeviceControls:
         """Say below the sliders on which nodes the devices are."""
         told = placement_told(self.cluster, settings)
         self.placed.value = _SMALL.format(told) if told else ""
+
+    @property
+    def advanced(self) -> list[ipywidgets.DOMWidget]:
+        """All but the link that matters most."""
+        return [control for control in self.controls if control is not self.first_link]
+
+    @property
+    def first_link(self) -> StopSlider:
+        """The bandwidth between nodes; of one node that within it."""
+        return self.between if self.between in self.controls else self.inside
 
 
 class WorkloadControls:

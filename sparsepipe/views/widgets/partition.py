@@ -19,16 +19,20 @@ from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
 from ...values.trace import Trace
+from ..markup import Html
 from . import looks
+from .controls import folded
 from .explorer_controls import ExplorerControls
 from .explorer_view import OF_ONE, ExplorerView
 from .exporter import Exporter
+from .html_view import HtmlView
+from .labs import Lab, LabMenu
 from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
 from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
-from .settings import Settings
+from .settings import Settings, map_of
 from .sizes import AskedSizes
 from .tips import Shown, with_tips
 
@@ -150,7 +154,8 @@ class PlanOnScreen:
 
 
 class PartitionExplorer(Shown):
-    """Sliders over a profile. `widget` is what to display.
+    """Sliders over a profile. `widget` is what to display. Without a profile and a cluster it opens the first lab of
+    its menu, two RTX and two TITAN V.
 
     `plan` is the plan for what the `controls` say, None while that cannot be planned; `shown` is what the picture
     shows: the last plan that could be made, with its settings. At first they are those of `cluster`, as given.
@@ -163,8 +168,8 @@ class PartitionExplorer(Shown):
 
     def __init__(
         self,
-        profile: Profile,
-        cluster: Cluster,
+        profile: Profile | None = None,
+        cluster: Cluster | None = None,
         *,
         minibatches: int = 12,
         note: str = "",
@@ -173,41 +178,70 @@ class PartitionExplorer(Shown):
         plans: Path | str = "plans",
         board: Board | None = None,
     ) -> None:
-        _check(profile, cluster)
-        scale = Scale.of(profile, voxels_by_size)
-        self.profile = profile
-        self.planning = Planning(profile, cluster, scale, minibatches=minibatches)
-        self.together = PipelinesPlanning(self.planning)
+        given = None if profile is None and cluster is None else Lab(profile, cluster)  # type: ignore[arg-type]
         self.messages = Messages()
-        self.state = PlanOnScreen()
+        self.labs = LabMenu(given, self.messages, self.open)
+        self._note, self._voxels_by_size, self._minibatches = note, voxels_by_size, minibatches
+        self._figures, self._plans, self._board = expanded(figures), expanded(plans), board
         self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
         self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
+        self.widget = looks.VBox([], layout=ipywidgets.Layout())
+        self.widget.add_class("sp-explorer")
+        self.open(self.labs.lab)
+
+    def open(self, lab: Lab) -> None:
+        """Show another lab: its network, its devices, and controls for these. Raises InputError if it has no costs."""
+        profile, cluster = lab.profile, lab.cluster
+        voxels = self._voxels_by_size if lab is self.labs.lab else None  # they are of the profile given
+        scale = Scale.of(profile, voxels)
+        self.later.drop()
+        self.sizes_later.drop()
+        self.profile = profile
+        self.planning = Planning(profile, cluster, scale, minibatches=self._minibatches)
+        self.together = PipelinesPlanning(self.planning)
+        self.state = PlanOnScreen()
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
-        self.view = ExplorerView(profile, self.messages, note=note)
+        self.view = ExplorerView(profile, self.messages, note=self._note)
         drawing, shown = self.view.drawing, self.messages.shown
-        drawing.on_cut(self.controls.stages.move_cut)
+        drawing.on_cut(shown(self._move_cut))
         drawing.on_copy(self.as_code)
+        drawing.on_step(shown(self._step))
         self.view.pin.on_click(shown(lambda _: self._pin(self.current())))
         self.view.unpin.on_click(shown(lambda _: self._pin(None)))
         self.exporter = Exporter(
             self.messages,
-            expanded(figures),
+            self._figures,
             lambda: self.view.figures(self._asked_sizes(self.current())),
             button=SettledButton(drawing),
         )
-        self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=expanded(plans), board=board)
+        self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=self._plans, board=self._board)
         for control in self.controls.every:
             control.observe(self.changed, names="value")
         for control in self.controls.sizes.controls:
             control.observe(self._sizes_changed, names="value")
-        pins = looks.HBox([self.view.pin, self.view.unpin])
-        left = looks.VBox(
-            [*self.controls.rows, pins, self.saver.widget, self.exporter.widget],
-            layout={"flex": "0 0 350px", "overflow": "hidden"},
-        )
-        self.widget = with_tips(looks.HBox([left, self.view.widget], layout=ipywidgets.Layout(flex_flow="row wrap")))
+        grid = with_tips(self._grid(lab))
         self.state.begin()
         self.changed()
+        self.widget.children = (grid,)
+
+    def _grid(self, lab: Lab) -> ipywidgets.Box:
+        """A header, the picture's parts and the controls: explorer.css says what stands where."""
+        title = HtmlView(Html("<b>{}</b> on").format(lab.network))
+        title.add_class("sp-title")
+        gap = looks.Label()
+        gap.add_class("sp-gap")
+        more = looks.VBox([self.saver.widget, self.exporter.widget])
+        more.add_class("sp-more")
+        button = folded("⋯", "shows where plans are saved, and what exports figures", more)
+        header = looks.HBox([title, self.labs.menu, gap, *self.saver.buttons, button])
+        header.add_class("sp-header")
+        pins = looks.HBox([self.view.pin, self.view.unpin], layout={"flex_flow": "row wrap"})
+        pins.add_class("sp-right")
+        left = looks.VBox([*self.labs.controls, *self.controls.boxes])
+        left.add_class("sp-controls")
+        grid = looks.VBox([header, *self.view.parts, left, pins, more], layout=ipywidgets.Layout())
+        grid.add_class("sp-grid")
+        return grid
 
     @property
     def plan(self) -> Plan | None:
@@ -239,6 +273,18 @@ class PartitionExplorer(Shown):
         """The plan to compare with: A."""
         return self.view.pinned.plan if self.view.pinned is not None else None
 
+    def _move_cut(self, cut: int, at: int) -> None:
+        """Move a cut; the first move keeps the others where they are."""
+        stages, answer = self.controls.stages, self.state.of_one
+        if answer is not None and not stages.pin_cuts.value and len(answer.ends) > cut:
+            stages.pin_cuts.value = True
+        stages.move_cut(cut, at)
+
+    def _step(self, host: int, name: str, by: int) -> None:
+        """Add a device to a host of the map, or remove one."""
+        self.controls.devices.step(host, name, by, self.controls.settings())
+        self.changed()  # also if a device moved from host to host
+
     def changed(self, change: Any = None) -> None:
         """Redraw once for one change, whatever other controls follow from it."""
 
@@ -267,6 +313,7 @@ class PartitionExplorer(Shown):
             self.later.drop()
             self.sizes_later.drop()
             self.controls.devices.tell(asked)
+            self.view.drawing.show_map(map_of(self.planning.cluster, asked))
             try:
                 if asked.several is not None:
                     self._ask(self.together.asked(asked))
@@ -364,23 +411,3 @@ class PartitionExplorer(Shown):
             self.view.draw_sizes(asked, superseded=lambda: self.sizes_later.superseded)
         except Exception:
             self.messages.fail(traceback.format_exc())
-
-
-def _check(profile: Profile, cluster: Cluster) -> None:
-    for given, expected in ((profile, Profile), (cluster, Cluster)):
-        if not isinstance(given, expected):
-            kind = expected.__name__
-            raise InputError(
-                "explorer.value_kind",
-                f"{given!r} given, expected a {kind}: {kind}.load(path) reads one",
-                given=given,
-                kind=kind,
-            )
-    for name in (device_type.name for device_type in cluster.device_types):
-        if name not in profile.device_types:
-            raise InputError(
-                "profile.no_device_type",
-                f"the cluster has devices of type {name!r}, the profile knows {', '.join(profile.device_types)}: "
-                f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})",
-                name=name,
-            )

@@ -6,6 +6,7 @@ plotly a tenth of a second for each. Cuts are handles to drag with the mouse or 
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -30,9 +31,11 @@ _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
 class PartitionView(looks.Control, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = page_code("names", "svg_marks", "partition_cuts", "partition_view")
+    _esm = page_code("names", "svg_marks", "partition_cuts", "device_map", "partition_view")
+    _css = Path(__file__).with_name("explorer.css")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
+    map = traitlets.Unicode("{}").tag(sync=True)  # JSON: hosts, their devices and links, as the controls say
     sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
@@ -42,7 +45,9 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self.add_class("sp-drawing")
         self._open, self._number = False, 0  # whether a page shows it
+        self._step: Callable[[int, str, int], None] | None = None
         self._waiting: dict[int, Callable[[], Any]] = {}
         self._code: Callable[[], str] | None = None
         self.on_msg(self._answer)
@@ -55,6 +60,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
             "hint": sentence(scene["hint"]),
         }
         self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
+
+    def show_map(self, drawn: Mapping[str, object]) -> None:
+        """Replace the map of hosts, devices and links."""
+        self.map = json.dumps(drawn, separators=(",", ":"))
 
     def show_sizes(self, scene: Mapping[str, object]) -> None:
         """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""
@@ -69,6 +78,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     def on_cut(self, act: Callable[[int, int], None]) -> None:
         """Call `act(cut, layers before it)` with each cut that is moved."""
         self.observe(lambda change: act(change["new"]["cut"], change["new"]["at"]), names="moved")
+
+    def on_step(self, act: Callable[[int, str, int], None]) -> None:
+        """Call `act(host, device type, by)` with each click that adds a device to a host of the map, or removes one."""
+        self._step = act
 
     def on_copy(self, code: Callable[[], str]) -> None:
         """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
@@ -93,6 +106,9 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self._open = self._open or "open" in content
         if content.get("settled") in self._waiting:  # the first page to answer; others show the same
             self._waiting.pop(content["settled"])()
+        step = content.get("step")
+        if isinstance(step, dict) and self._step is not None:
+            self._step(step["host"], step["type"], step["by"])
         if "copy" in content:
             self.settled(self._send_code)
 

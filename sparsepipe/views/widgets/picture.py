@@ -26,15 +26,17 @@ _UNITS = [MemoryNeed(*(float(k == unit) for k in range(4))) for unit in range(4)
 
 def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, note: str) -> dict[str, Any]:
     """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with."""
-    settings, movable = answer.settings, answer.settings.cuts is not None
+    settings, kept = answer.settings, answer.settings.cuts is not None
+    movable = kept or (answer.plan.stages_per_rank == 1 and settings.stage_devices is None)
     before = pinned.plan if pinned is not None else None
     drawn = scene(answer.plan, answer.problem, answer.trace, bound=answer.bound, batch_size=batch_size, before=before)
-    where = blocked(answer.plan, answer.problem, answer.ends) if movable else {"blocked": [], "reasons": []}
+    where = blocked(answer.plan, answer.problem, answer.ends) if kept else {"blocked": [], "reasons": []}
     drawn |= {
-        "cuts": {"at": answer.ends, "movable": movable, **where},
+        "cuts": {"at": answer.ends, "movable": movable, "ghost": answer.best_ends if kept else [], **where},
         "hint": "drag a cut, or focus it and press the arrow keys"
+        + ("; dashed: the best cuts known" if kept and answer.best_ends else "")
         if movable
-        else 'layers in network order, height proportional to time; select "pin cuts" to drag the cuts',
+        else "layers in network order, height proportional to time",
         "code": answer.as_code(),
     }
     if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
