@@ -193,6 +193,32 @@ class ExplorerControls:
             hosts=devices.hosts,
         )
 
+    def show(self, settings: Settings, answer: Answer | None) -> None:
+        """Let the controls say these settings, of one pipeline. `answer`: the answer with pinned cuts or devices."""
+        devices, workload, plan = self.devices, self.workload, self.plan
+        self.pipelines.slider.value = 1
+        for name, count in settings.devices:
+            devices.counts[name].value = count
+        devices.placement.value = settings.placement
+        devices.hosts = settings.hosts
+        devices.inside.value, devices.inside_latency.value = settings.bandwidth, settings.latency
+        devices.between.value, devices.between_latency.value = settings.network_bandwidth, settings.network_latency
+        devices.memory.value = settings.memory_bytes or 0.0
+        if workload.scale:
+            workload.batch_size.value, workload.voxel_size.value = settings.batch_size, settings.voxel_size
+        workload.compression.value = settings.compression
+        self.stages.pin_cuts.value = settings.cuts is not None
+        self.stages.pin_devices.value = settings.stage_devices is not None
+        plan.schedule.value, plan.planner.value = settings.schedule, settings.planner
+        plan.weights.options = WEIGHT_POLICIES[settings.schedule]
+        plan.weights.value = settings.weights
+        if WEIGHT_RULES[settings.weights].updates_by_step:
+            plan.microbatches.value = settings.num_microbatches
+        plan.stages_per_device.slider.value = settings.stages_per_device
+        plan.recompute.value = settings.recompute
+        if answer is not None:
+            self.stages.show(answer)
+
     def follow(self, change: Any, answer: Answer | None) -> None:
         """Let the other controls offer what goes with a change. `answer`: the plan on screen, of one pipeline."""
         self.stages.follow(change, answer)

@@ -21,6 +21,7 @@ from ...values.profile import Profile
 from ...values.trace import Trace
 from ..markup import Html
 from . import looks
+from .candidates import Candidates
 from .controls import folded
 from .explorer_controls import ExplorerControls
 from .explorer_view import OF_ONE, ExplorerView
@@ -33,7 +34,7 @@ from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
 from .settings import Settings, map_of
-from .sizes import AskedSizes
+from .sizes import AskedSizes, Superseded
 from .tips import Shown, with_tips
 
 Work = TypeVar("Work")
@@ -185,6 +186,8 @@ class PartitionExplorer(Shown):
         self._figures, self._plans, self._board = expanded(figures), expanded(plans), board
         self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
         self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
+        self.candidates_later: Later[Answer] = Later(self._draw_candidates, pause=_PAUSE, name="candidates")
+        self._points: list[list[Any]] | None = None  # of the Pareto view, while it is shown
         self.widget = looks.VBox([], layout=ipywidgets.Layout())
         self.widget.add_class("sp-explorer")
         self.open(self.labs.lab)
@@ -196,7 +199,9 @@ class PartitionExplorer(Shown):
         scale = Scale.of(profile, voxels)
         self.later.drop()
         self.sizes_later.drop()
+        self.candidates_later.drop()
         self.profile = profile
+        self.candidates = Candidates(Planning(profile, cluster, scale, minibatches=self._minibatches))
         self.planning = Planning(profile, cluster, scale, minibatches=self._minibatches)
         self.together = PipelinesPlanning(self.planning)
         self.state = PlanOnScreen()
@@ -206,6 +211,7 @@ class PartitionExplorer(Shown):
         drawing.on_cut(shown(self._move_cut))
         drawing.on_copy(self.as_code)
         drawing.on_step(shown(self._step))
+        drawing.on_candidate(shown(self._choose), shown(self._toggle_points))
         self.view.pin.on_click(shown(lambda _: self._pin(self.current())))
         self.view.unpin.on_click(shown(lambda _: self._pin(None)))
         self.exporter = Exporter(
@@ -312,6 +318,7 @@ class PartitionExplorer(Shown):
             self.state.ask(asked)
             self.later.drop()
             self.sizes_later.drop()
+            self.candidates_later.drop()
             self.controls.devices.tell(asked)
             self.view.drawing.show_map(map_of(self.planning.cluster, asked))
             try:
@@ -388,6 +395,8 @@ class PartitionExplorer(Shown):
 
     def _pin(self, answer: Answer | PipelinesAnswer | None) -> None:
         self.view.compare_with(answer)
+        if isinstance(answer, Answer):
+            self.candidates.pin(answer)
         if self.shown is not None and not self.state.pending:
             self.view.draw(self.shown)
             self._ask_sizes()
@@ -396,9 +405,51 @@ class PartitionExplorer(Shown):
         return AskedSizes(answer, self.controls.sizes.cv, self.view.serial)
 
     def _ask_sizes(self) -> None:
-        """Have the orders of the plan in the picture compared in a moment."""
+        """Have the orders of the plan in the picture, and other plans, compared in a moment."""
         if self.shown is not None:
             self.sizes_later.ask(self._asked_sizes(self.shown))
+        if isinstance(self.shown, Answer):
+            self.candidates_later.ask(self.shown)
+        elif self.shown is not None:
+            self.view.drawing.show_candidates({"note": "For one pipeline: set pipelines to 1 in Advanced."})
+
+    def _draw_candidates(self, answer: Answer) -> None:
+        """Plan and show the candidates of an answer, unless the controls say something else by then."""
+        superseded = lambda: self.candidates_later.superseded  # noqa: E731
+        try:
+            told: dict[str, Any] = {"rows": self.candidates.rows(answer, self.view.pinned, superseded)}
+            if self._points is not None:
+                self._points = told["points"] = self.candidates.points(answer, superseded)
+        except Superseded:
+            return
+        except Exception:
+            self.messages.fail(traceback.format_exc())
+            return
+        if not superseded():
+            self.view.drawing.show_candidates(told)
+
+    def _toggle_points(self) -> None:
+        """Show time against memory of all schedules, or show it no more."""
+        self._points = [] if self._points is None else None
+        if isinstance(self.shown, Answer):
+            self.candidates_later.ask(self.shown)
+
+    def _choose(self, key: str, act: str) -> None:
+        """Show a candidate, make it the baseline, or remove a pin."""
+        shown = self.state.last()
+        if act == "remove":
+            removed = self.candidates.remove(key)
+            if self.view.pinned is not None and removed.settings == self.view.pinned.settings:
+                self._pin(None)
+            else:
+                self._ask_sizes()
+            return
+        settings, answer = self.candidates.settings(key, shown.settings)
+        if act == "baseline":
+            self._pin(answer or self.planning.answer(settings))
+            return
+        self.state.change(lambda: self.controls.show(settings, answer))
+        self.changed()
 
     def _sizes_changed(self, _: object) -> None:
         self.controls.sizes.follow()

@@ -1,6 +1,6 @@
 // Draws a plan: numbers, layers with their cuts, stages in time and memory, what each rank does, the layer graph.
 // A scene comes as one JSON text; scenes that come while one is drawn are skipped, the last one never. Read together with
-// names.js, svg_marks.js, partition_cuts.js and device_map.js, as one module; explorer.css has its looks.
+// names.js, svg_marks.js, partition_cuts.js, device_map.js and candidates.js, as one module; explorer.css has its looks.
 
 const WORDS = [150, 190];            // pixels beside the stage bars at most: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
@@ -277,7 +277,7 @@ function changes(scene) {
 }
 
 function render({ model, el }) {
-  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
+  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches</i></div><div class="sp-lanes"></div>
@@ -300,6 +300,8 @@ function render({ model, el }) {
   const cuts = new Cuts(find("strip"), find("reason"), moveCut);
   const map = new DeviceMap(find("map"), (content) => model.send(content));
   const drawMap = () => map.update(JSON.parse(model.get("map")), scene.chips, model.get("palette"));
+  const candidates = new Candidates(find("candidates"), find("strip"), (content) => model.send(content));
+  const drawCandidates = () => candidates.update(JSON.parse(model.get("candidates")), scene, model.get("palette"), Boolean(model.get("stale")));
   let graph = {}, waiting = false, width = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
@@ -362,6 +364,7 @@ function render({ model, el }) {
     put("tiles", tiles(scene));
     find("tiles").classList.toggle("sp-many", Boolean(scene.pipelines));
     drawMap();
+    drawCandidates();
     const suggested = scene.try ? '<button type="button" class="sp-try" data-tip="Move this layer, and see what it saves">try</button>' : "";
     put("why", suggested + whole([scene.why, ...scene.notes.map(ended)].join(" ")));
     put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
@@ -422,6 +425,7 @@ function render({ model, el }) {
   model.on("change:pending", soon);
   model.on("change:graph", regraph);
   model.on("change:map", drawMap);
+  model.on("change:candidates", drawCandidates);
   model.on("change:sizes", drawSizes);
   model.on("msg:custom", copied);
   const observer = new ResizeObserver(() => { if (Math.floor(picture.clientWidth) !== width) soon(); });
@@ -429,7 +433,7 @@ function render({ model, el }) {
   regraph();
   drawSizes();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:sizes", drawSizes], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:candidates", drawCandidates], ["change:sizes", drawSizes], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();

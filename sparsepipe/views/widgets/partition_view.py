@@ -31,11 +31,12 @@ _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
 class PartitionView(looks.Control, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = page_code("names", "svg_marks", "partition_cuts", "device_map", "partition_view")
+    _esm = page_code("names", "svg_marks", "partition_cuts", "device_map", "candidates", "partition_view")
     _css = Path(__file__).with_name("explorer.css")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
     map = traitlets.Unicode("{}").tag(sync=True)  # JSON: hosts, their devices and links, as the controls say
+    candidates = traitlets.Unicode("{}").tag(sync=True)  # JSON: rows and points of candidates.py
     sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
@@ -48,6 +49,8 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self.add_class("sp-drawing")
         self._open, self._number = False, 0  # whether a page shows it
         self._step: Callable[[int, str, int], None] | None = None
+        self._candidate: Callable[[str, str], None] | None = None
+        self._pareto: Callable[[], None] | None = None
         self._waiting: dict[int, Callable[[], Any]] = {}
         self._code: Callable[[], str] | None = None
         self.on_msg(self._answer)
@@ -64,6 +67,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     def show_map(self, drawn: Mapping[str, object]) -> None:
         """Replace the map of hosts, devices and links."""
         self.map = json.dumps(drawn, separators=(",", ":"))
+
+    def show_candidates(self, told: Mapping[str, object]) -> None:
+        """Replace the rows of candidates, and their points."""
+        self.candidates = json.dumps(told, separators=(",", ":"))
 
     def show_sizes(self, scene: Mapping[str, object]) -> None:
         """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""
@@ -82,6 +89,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     def on_step(self, act: Callable[[int, str, int], None]) -> None:
         """Call `act(host, device type, by)` with each click that adds a device to a host of the map, or removes one."""
         self._step = act
+
+    def on_candidate(self, act: Callable[[str, str], None], pareto: Callable[[], None]) -> None:
+        """Call `act(key, "show" | "baseline" | "remove")` with each click on a candidate, `pareto()` for all points."""
+        self._candidate, self._pareto = act, pareto
 
     def on_copy(self, code: Callable[[], str]) -> None:
         """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
@@ -109,6 +120,11 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         step = content.get("step")
         if isinstance(step, dict) and self._step is not None:
             self._step(step["host"], step["type"], step["by"])
+        chosen, act = content.get("candidate"), self._candidate
+        if isinstance(chosen, dict) and act is not None:
+            self.settled(lambda: act(chosen["key"], chosen["act"]))
+        if "pareto" in content and self._pareto is not None:
+            self.settled(self._pareto)
         if "copy" in content:
             self.settled(self._send_code)
 

@@ -89,6 +89,10 @@ class Planning:
         trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
         return Answer(settings, problem, plan, bound, trace, self.scaled(settings), best)
 
+    def plan(self, settings: Settings) -> Plan:
+        """Plan without a timeline. Raises InputError for settings that cannot be planned."""
+        return self._plan(self.problem(settings), settings)[0]
+
     def scaled(self, settings: Settings) -> Scaled | None:
         """The batch size and voxel size chosen, with the law of voxels; None if they are those profiled."""
         scale, chosen = self.scale, (settings.batch_size, settings.voxel_size)

@@ -1,0 +1,156 @@
+"""Candidates next to the plan on screen: the plans of all planners, pins, and time against memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from ...errors import InputError
+from ...planning import PLANNERS, planner_for, planners_with
+from ...util.text.numbers import duration, scaled_bytes
+from ...values.plan import Plan
+from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from .planning import Answer, Planning
+from .settings import Settings
+from .sizes import Superseded
+
+MOST_PINS = 5
+_STAGES = (1, 2)  # per device, of the points
+_SAME = 5e-4  # relative: periods that differ by less are shown as equal
+
+
+class Candidates:
+    """Plans to choose from, for the settings of an answer of one pipeline. `pins` are kept until they are removed.
+
+    `planning` must be used by nothing else: `rows` and `points` are called in a thread of their own.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self.pins: list[Answer] = []
+        self._planning = planning
+        self._points: list[Settings] = []
+
+    def pin(self, answer: Answer) -> None:
+        """Keep an answer; the oldest pin makes room for a sixth."""
+        if answer.settings not in [pin.settings for pin in self.pins]:
+            self.pins = [*self.pins, answer][-MOST_PINS:]
+
+    def remove(self, key: str) -> Answer:
+        """Remove a pin by its row's key; returns it."""
+        return self.pins.pop(self._number(key, "pin", len(self.pins)))
+
+    def settings(self, key: str, shown: Settings) -> tuple[Settings, Answer | None]:
+        """Return the settings that a row or point stands for, and the answer to them if it is pinned.
+
+        Raises InputError for a row that is not there any more.
+        """
+        if key in PLANNERS:
+            return _of_planner(key, shown), None
+        if key.startswith("pin"):
+            pin = self.pins[self._number(key, "pin", len(self.pins))]
+            return pin.settings, pin
+        return self._points[self._number(key, "point", len(self._points))], None
+
+    def rows(self, answer: Answer, baseline: Answer | None, superseded: Callable[[], bool]) -> list[dict[str, Any]]:
+        """Return a row for every planner, then one for every pin. Raises Superseded once nobody waits for them."""
+        reference = _period((baseline or answer).plan)
+        rows = []
+        for name in PLANNERS:
+            if superseded():
+                raise Superseded
+            settings = _of_planner(name, answer.settings)
+            row = {"key": name, "name": name, "shown": settings == answer.settings, "baseline": False}
+            try:
+                plan = self._planning.plan(settings)
+            except InputError as error:
+                rows.append(row | {"refused": str(error)})
+                continue
+            rows.append(row | _facts(plan, reference))
+        for k, pin in enumerate(self.pins):
+            is_baseline = baseline is not None and pin.settings == baseline.settings
+            name = f"{'A · ' if is_baseline else ''}{pin.plan.planner}, {pin.plan.schedule}"
+            row = {"key": f"pin {k}", "name": name, "shown": pin.settings == answer.settings, "baseline": is_baseline}
+            rows.append(row | {"about": pin.told()} | _facts(pin.plan, reference))
+        return rows
+
+    def points(self, answer: Answer, superseded: Callable[[], bool]) -> list[list[Any]]:
+        """Return [key, seconds, bytes, words, on the front] over schedules × recomputation × stages per device.
+
+        Bytes are those of the worst device; no plan is better in both than one on the front. Raises Superseded once
+        nobody waits for them.
+        """
+        found: list[tuple[Settings, Plan]] = []
+        for settings in _variants(answer.settings, devices=len(answer.cluster.devices)):
+            if superseded():
+                raise Superseded
+            try:
+                found.append((settings, self._planning.plan(settings)))
+            except InputError:  # which no point can show
+                continue
+        self._points = [settings for settings, _ in found]
+        sizes = [(_period(plan), _memory(plan)) for _, plan in found]
+        return [
+            [f"point {k}", *size, _words(settings), not any(_better(other, size) for other in sizes)]
+            for k, ((settings, _), size) in enumerate(zip(found, sizes, strict=True))
+        ]
+
+    @staticmethod
+    def _number(key: str, kind: str, count: int) -> int:
+        number = key.removeprefix(f"{kind} ")
+        if not (number.isdecimal() and int(number) < count):
+            raise InputError("explorer.candidate_lost", f"candidate {key!r} does not exist any more: choose another")
+        return int(number)
+
+
+def _of_planner(name: str, settings: Settings) -> Settings:
+    """What a planner is asked for: pinned stages are not its own."""
+    several = settings.stages_per_device if name in planners_with("stages_per_device") else 1
+    return replace(settings, planner=name, cuts=None, stage_devices=None, several=None, stages_per_device=several)
+
+
+def _variants(settings: Settings, *, devices: int) -> Iterator[Settings]:
+    able = planners_with("stages_per_device")
+    for schedule, recompute, stages in product(WEIGHT_POLICIES, (False, True), _STAGES):
+        fewest, most = SCHEDULE_RULES[schedule].stages_per_rank
+        if stages < fewest or (most is not None and stages > most):
+            continue
+        planner = planner_for(schedule, settings.planner)
+        if stages > 1 and planner not in able:
+            planner = able[0]
+        weights = WEIGHT_POLICIES[schedule][0]
+        count = max(settings.num_microbatches, 2 * devices) if WEIGHT_RULES[weights].updates_by_step else 1
+        changed = {"schedule": schedule, "weights": weights, "recompute": recompute, "stages_per_device": stages}
+        yield replace(_of_planner(planner, settings), num_microbatches=count, **changed)
+
+
+def _facts(plan: Plan, reference: float) -> dict[str, Any]:
+    period = _period(plan)
+    change = period / reference - 1
+    sizes = [len(stage.layers) for stage in plan.stages]
+    return {
+        "time": duration(period),
+        "delta": "=" if abs(change) < _SAME else f"{change:+.1%}",
+        "memory": scaled_bytes(_memory(plan)),
+        "parts": sizes,
+        "ends": [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)],
+        "refused": "",
+    }
+
+
+def _words(settings: Settings) -> str:
+    several = f", {settings.stages_per_device} stages per device" if settings.stages_per_device > 1 else ""
+    return f"{settings.planner}, {settings.schedule}{several}{', recomputation' if settings.recompute else ''}"
+
+
+def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[0] and one[1] <= other[1] and one != other
+
+
+def _period(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.period_seconds
+
+
+def _memory(plan: Plan) -> float:
+    """Bytes of the worst device."""
+    return max(position.memory_bytes for position in plan.position_estimates)
