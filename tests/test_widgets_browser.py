@@ -57,6 +57,28 @@ def explorer(lab_page, lab):
 
 
 RANKS = "() => document.querySelectorAll('.sp-rank').length"
+TOPS = "() => ['.sp-stages', '.sp-lanes', '.sp-why', '.sp-map'].map((one) => document.querySelector(one).offsetTop)"
+
+
+def test_devices_are_added_on_the_map_and_nothing_moves(explorer):
+    """A candidate is shown by a click; the buttons of the header are a few keys away."""
+    before = explorer.evaluate(TOPS)
+    explorer.get_by_label("One more gpu on local").click()
+    explorer.wait_for_function(f"() => ({RANKS})() === 5")
+    assert explorer.evaluate("() => document.querySelectorAll('.sp-chip').length") == 5
+    assert explorer.evaluate(TOPS)[0] == before[0] and explorer.evaluate(TOPS)[3] == before[3]
+    explorer.get_by_label("One fewer gpu on local").click()
+    explorer.wait_for_function(f"() => ({RANKS})() === 4")
+    explorer.locator("[data-key='data-parallel'] .sp-row").click()
+    explorer.wait_for_function("() => document.querySelectorAll('.sp-stages .sp-bar').length === 1")
+    assert explorer.evaluate(TOPS) == before, "room is left for as many stages as there are devices"
+    explorer.locator(".jp-OutputArea-output .sp-header select").focus()
+    keys = 0
+    while "save plan" not in explorer.evaluate("() => document.activeElement.textContent"):
+        explorer.keyboard.press("Tab")
+        keys += 1
+    assert keys <= 10
+    assert not explorer.problems
 
 
 def slider(page, name):
@@ -438,7 +460,12 @@ def widgets(lab_page, lab):
     lab_page.wait_for_selector(".sp-runs tbody tr")
     lab_page.wait_for_selector("a:text('timeline of a run')")
     lab_page.wait_for_selector(".js-plotly-plot .main-svg")
+    for name in ("Advanced", "⋯", "Add a card, or open a file"):
+        for fold in lab_page.get_by_role("button", name=name).all():
+            fold.click()
     lab_page.wait_for_selector("[title*='chooses the stages']")
+    lab_page.locator(".sp-pareto-button").first.click()
+    lab_page.wait_for_selector(".sp-point")
     settle(lab_page, ".jupyter-widgets, .main-svg, .sp-view svg")
     return lab_page
 

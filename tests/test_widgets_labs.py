@@ -79,7 +79,8 @@ def test_a_card_is_as_fast_as_was_said_and_a_file_opens_its_hosts(explorer, tmp_
     card = explorer.shown_cluster.nodes[1].device_types[1]
     assert card.memory_bytes == 11e9
     layers = range(len(explorer.profile.graph.layers))
-    assert explorer.profile.time(layers, card.name) == pytest.approx(2 * explorer.profile.time(layers, "fast"))
+    slow, fast = (explorer.profile.time(layers, name) for name in (card.name, "fast"))
+    assert slow == pytest.approx(tuple(2 * seconds for seconds in fast))
     (tmp_path / "three.toml").write_text(cluster_of(fast=1, slow=2).to_toml())
     labs.file.value = str(tmp_path / "three.toml")
     assert held(explorer) == [["fast"], ["slow", "slow"]] and explorer.messages.value == ""
@@ -123,17 +124,16 @@ def test_points_are_plans_and_the_front_is_what_no_plan_beats(explorer):
     points = explorer.candidates.points(explorer.current(), no_later)
     assert len(points) > 10
     for key, seconds, size, _, front in points:
-        beaten = [
-            other for other in points if other[1] <= seconds and other[2] <= size and other[1:3] != [seconds, size]
-        ]
-        assert front == (not beaten)
+        beaten_by = [one for one in points if one[1] <= seconds and one[2] <= size and one[1:3] != [seconds, size]]
+        assert front == (not beaten_by)
         if front:
             explorer._choose(key, "show")
             assert explorer.plan.estimate.period_seconds == pytest.approx(seconds)
             assert max(part.memory_bytes for part in explorer.plan.position_estimates) == pytest.approx(size)
 
 
-def test_the_suggestion_is_a_cut_that_saves_time(explorer):
+def test_the_suggestion_is_a_cut_that_saves_time():
+    explorer = PartitionExplorer(profile_of(num_layers=20), cluster_of(), minibatches=6)
     explorer.controls.plan.planner.value = "model-parallel"
     ends = explorer.current().ends
     explorer.view.drawing.moved = {"cut": 0, "at": ends[0] + 3, "number": 1}

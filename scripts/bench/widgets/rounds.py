@@ -20,6 +20,8 @@ def measure(browser: Any, lab: Lab, case: Case, options: argparse.Namespace) -> 
     page.add_init_script(PAGE)
     run_notebook(page, lab, "bench.ipynb")
     page.wait_for_selector(".sp-view[data-serial]")
+    page.get_by_role("button", name="Advanced").click()
+    page.wait_for_timeout(1000)
     page.evaluate(WATCH)
     busy = load()
     sliders = {

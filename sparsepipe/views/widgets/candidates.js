@@ -53,7 +53,7 @@ class Candidates {
   pareto(points, old) {
     const button = `<button type="button" class="sp-pareto-button" ${old ? "disabled" : ""} data-tip="Plans of all schedules, with recomputation and without, with one and two stages per device">time × memory</button>`;
     if (!points) return button;
-    const W = 240, H = 150, L = 34, B = 22, times = points.map((p) => p[1]), bytes = points.map((p) => p[2]);
+    const W = 240, H = 150, L = 50, B = 22, times = points.map((p) => p[1]), bytes = points.map((p) => p[2]);
     const scale = (values) => { const low = Math.min(...values), high = Math.max(...values), far = high - low || high || 1; return (v) => (v - low) / far; };
     const sx = scale(times), sy = scale(bytes), X = (v) => L + 8 + sx(v) * (W - L - 18), Y = (v) => H - B - 8 - sy(v) * (H - B - 18);
     const front = points.filter((p) => p[4]).sort((a, b) => a[1] - b[1]);
@@ -64,7 +64,7 @@ class Candidates {
         `data-tip="${escape(`${words}: ${duration(seconds)}, ${size(memory)} on the worst device`)}"/>`;
     if (points.length) {
       out += text(L + 4, H - 8, duration(Math.min(...times)), 'class="sp-faint"') + text(W, H - 8, duration(Math.max(...times)), 'class="sp-faint" text-anchor="end"');
-      out += text(0, H - B - 4, size(Math.min(...bytes)).split(" ")[0], 'class="sp-faint"') + text(0, 12, size(Math.max(...bytes)), 'class="sp-faint"');
+      out += [[H - B - 4, Math.min(...bytes)], [12, Math.max(...bytes)]].map(([y, value]) => text(L - 4, y, size(value), 'class="sp-faint" text-anchor="end"')).join("");
     }
     return button + svg(W, H, out, `time and memory of ${points.length} plans; the line joins those that no other beats in both`);
   }
