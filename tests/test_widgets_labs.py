@@ -9,6 +9,7 @@ from test_widgets_words import profile_of
 from sparsepipe import Cluster, DeviceType, Link, Node, partition
 from sparsepipe.planning import PLANNERS
 from sparsepipe.planning.run_estimate import judged
+from sparsepipe.study.unlike_devices import unlike_devices
 from sparsepipe.views.widgets import PartitionExplorer
 from sparsepipe.views.widgets.labs import PRESETS, Lab
 
@@ -141,3 +142,17 @@ def test_the_suggestion_is_a_cut_that_saves_time():
     before, advice = explorer.plan.estimate.period_seconds, json.loads(explorer.view.drawing.scene)["try"]
     explorer.view.drawing.moved = {**advice, "number": 2}
     assert explorer.plan.estimate.period_seconds < before
+
+
+def test_the_shaded_band_is_what_is_not_extrapolated():
+    explorer = PartitionExplorer(*unlike_devices("minkvgg11bn-narrow"))
+    workload, scale = explorer.controls.workload, explorer.planning.scale
+    names = [kind.name for kind in explorer.shown_cluster.device_types]
+    workload.shade(explorer.profile, names)
+    for slider in (workload.batch_size, workload.voxel_size):
+        first, last = map(slider.of_key, slider.band)
+        assert first < last
+        for value in slider.values:
+            chosen = (value, 0.03) if slider is workload.batch_size else (16, value)
+            beyond = scale.scaled(explorer.profile, *chosen).certainty(types=names).extrapolated
+            assert beyond == (not first <= value <= last)

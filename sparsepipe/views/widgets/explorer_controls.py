@@ -1,6 +1,6 @@
 """The partition explorer's controls: devices and links, workload, plan, stages by hand, pipelines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ipywidgets
@@ -11,6 +11,7 @@ from ...planning.scale import Scale
 from ...runtime.config import RunConfig
 from ...util.io.options import option_values, written_value
 from ...util.io.settings import rows
+from ...util.text.sizes import EXTRAPOLATED
 from ...values.cluster import Cluster
 from ...values.profile import Profile
 from ...values.replication import RULES, parse_rule
@@ -309,11 +310,32 @@ class WorkloadControls:
         self.batch_size = choice_slider(samples.label, batch_size, batches, most=_MOST_SAMPLES, tip=samples.help)
         self.voxel_size = number_slider(voxels.label, voxel_size, sizes, f"voxels {scale.law}" if scale else "")
         self.compression = dropdown("compression", _COMPRESSIONS, "compression of features at stage boundaries")
+        self._measured: dict[float, tuple[float, float]] = {}  # voxel size: smallest and largest batch size
+
+    def shade(self, profile: Profile, types: Iterable[str]) -> None:
+        """Shade what was measured on these device types: batch sizes at the voxel size chosen, and the reverse."""
+        scale = self.scale
+        if scale is None or not profile.sized:
+            return
+        for voxel_size in set(self.voxel_size.values) - self._measured.keys():
+            scaled = scale.scaled(profile, scale.batch_size, voxel_size)
+            ranges = [scaled.range_of_laws(name) for name in types]
+            each = scaled.size() / scale.batch_size
+            low, high = max(low for low, _ in ranges) / each, min(high for _, high in ranges) / each
+            self._measured[voxel_size] = low / EXTRAPOLATED, high * EXTRAPOLATED
+        low, high = self._measured[self.voxel_size.value]
+        self.batch_size.shade(size for size in self.batch_size.values if low <= size <= high)
+        within = [size for size in self.voxel_size.values if _within(self.batch_size.value, self._measured[size])]
+        self.voxel_size.shade(within)
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
         """All whose value is a setting."""
         return [*([self.batch_size, self.voxel_size] if self.scale else []), self.compression]
+
+
+def _within(value: float, measured: tuple[float, float]) -> bool:
+    return measured[0] <= value <= measured[1]
 
 
 class SizeControls:
@@ -340,6 +362,7 @@ class SizeControls:
     def follow(self) -> None:
         """Offer what goes with the distribution."""
         self.variation.disabled = self.distribution.value == AS_PROFILED
+        looks.show(self.variation, on=not self.variation.disabled)
 
 
 class PlanControls:
@@ -371,6 +394,8 @@ class PlanControls:
         self.microbatches.disabled = not WEIGHT_RULES[policies[0]].updates_by_step
         self.weights.disabled = len(policies) == 1
         self.planner.disabled = pinned
+        for control in (self.microbatches, self.weights, self.planner):
+            looks.show(control, on=not control.disabled)
         self.stages_per_device.follow(self.planner, self.schedule, pinned=pinned)
 
 

@@ -414,9 +414,13 @@ class PartitionExplorer(Shown):
             self.view.drawing.show_candidates({"note": "For one pipeline: set pipelines to 1 in Advanced."})
 
     def _draw_candidates(self, answer: Answer) -> None:
-        """Plan and show the candidates of an answer, unless the controls say something else by then."""
+        """Plan and show the candidates of an answer, unless the controls say something else by then.
+
+        What was measured is shaded first.
+        """
         superseded = lambda: self.candidates_later.superseded  # noqa: E731
         try:
+            self.controls.workload.shade(self.profile, {kind.name for kind in answer.cluster.device_types})
             told: dict[str, Any] = {"rows": self.candidates.rows(answer, self.view.pinned, superseded)}
             if self._points is not None:
                 self._points = told["points"] = self.candidates.points(answer, superseded)
