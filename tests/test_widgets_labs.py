@@ -104,6 +104,27 @@ def test_every_planner_is_a_candidate_and_a_click_shows_it(explorer):
             assert row["parts"] == [len(stage.layers) for stage in explorer.plan.stages]
 
 
+def test_what_the_page_foresees_of_a_move_is_what_the_kernel_says_then():
+    """Where the plan stays the same; its times at other stops are those of its estimate there."""
+    explorer = PartitionExplorer(profile_of(), cluster_of(), minibatches=6)
+    tables = explorer.candidates.moves(explorer.current(), explorer.controls.foreseen, no_later)
+    same = 0
+    for name, (field, slider) in explorer.controls.foreseen.items():
+        given = slider.value
+        base = json.loads(explorer.view.drawing.scene)["bases"][name]
+        assert tables[name]["base"] == base == explorer.current().base(field)
+        for key, foreseen in tables[name]["stops"].items():
+            slider.value = slider.of_key(key)
+            drawn = json.loads(explorer.view.drawing.scene)
+            if drawn["bases"][name] == base:
+                same += 1
+                rows = [{**row, "parts": [part[4:] for part in row["parts"]]} for row in drawn["stages"]]
+                assert foreseen["stages"] == rows
+                assert [tile for tile in foreseen["tiles"] if tile not in [own[:2] for own in drawn["tiles"]]] == []
+        slider.value = given
+    assert same > 30
+
+
 def test_pins_keep_their_settings_and_five_stay(explorer):
     counts = explorer.controls.devices.counts
     explorer._choose("data-parallel", "baseline")

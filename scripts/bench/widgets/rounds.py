@@ -52,6 +52,8 @@ def measure(browser: Any, lab: Lab, case: Case, options: argparse.Namespace) -> 
         "moves": len(every),
         "median_ms": quantile([move["took"] for move in every], 0.5),
         "p95_ms": quantile([move["took"] for move in every], 0.95),
+        "first_median_ms": quantile([move["first"] for move in every], 0.5),
+        "first_p95_ms": quantile([move["first"] for move in every], 0.95),
         "sliders": {name: summed(moves) for name, moves in found.items()} | {"drag": drag},
         "mean_ms": averages([parts_of(move, rows[move["serial"]]) for move in every if move["serial"] in rows]),
         "mean_messages": {
@@ -112,7 +114,13 @@ def dragged(page: Any, label: str) -> dict[str, Any]:
 
 def summed(moves: Sequence[Move]) -> dict[str, Any]:
     times = [move["took"] for move in moves]
-    return {"moves": len(times), "median_ms": quantile(times, 0.5), "p95_ms": quantile(times, 0.95)}
+    first = [move["first"] for move in moves]
+    return {
+        "moves": len(times),
+        "median_ms": quantile(times, 0.5),
+        "p95_ms": quantile(times, 0.95),
+        "first_p95_ms": quantile(first, 0.95),
+    }
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

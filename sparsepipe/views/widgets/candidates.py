@@ -1,6 +1,6 @@
 """Candidates next to the plan on screen: the plans of all planners, pins, and time against memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,9 +13,12 @@ from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RUL
 from .planning import Answer, Planning
 from .settings import Settings
 from .sizes import Superseded
+from .stop_slider import StopSlider
+from .view_model import moved_scene
 
 MOST_PINS = 5
 _STAGES = (1, 2)  # per device, of the points
+_REACH = 16  # stops of a slider on each side, at which a plan is judged before the slider is moved
 _SAME = 5e-4  # relative: periods that differ by less are shown as equal
 
 
@@ -73,6 +76,29 @@ class Candidates:
             rows.append(row | {"about": pin.told()} | _facts(pin.plan, reference))
         return rows
 
+    def moves(
+        self, answer: Answer, sliders: Mapping[str, tuple[str, StopSlider]], superseded: Callable[[], bool]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the times of an answer's plan at the stops near each slider's own, by the slider's name.
+
+        `sliders`: name → (the field of the settings, the slider). Raises Superseded once nobody waits for them.
+        """
+        tables = {}
+        for name, (field, slider) in sliders.items():
+            stops: dict[str, Any] = {}
+            values = [value for value in slider.values if value not in slider.named]
+            own = values.index(slider.value) if slider.value in values else 0
+            for value in values[max(0, own - _REACH) : own + _REACH + 1]:
+                if superseded():
+                    raise Superseded
+                problem, plan = self._planning.judge(answer.plan, replace(answer.settings, **{field: value}))
+                batch_size = value if field == "batch_size" else answer.settings.batch_size
+                stops[slider.key(value)] = moved_scene(
+                    plan, problem, batch_size=batch_size or self._planning.profile.batch_size
+                )
+            tables[name] = {"base": answer.base(field), "stops": stops}
+        return tables
+
     def points(self, answer: Answer, superseded: Callable[[], bool]) -> list[list[Any]]:
         """Return [key, seconds, bytes, words, on the front] over schedules × recomputation × stages per device.
 
@@ -119,7 +145,12 @@ def _variants(settings: Settings, *, devices: int) -> Iterator[Settings]:
             planner = able[0]
         weights = WEIGHT_POLICIES[schedule][0]
         count = max(settings.num_microbatches, 2 * devices) if WEIGHT_RULES[weights].updates_by_step else 1
-        changed = {"schedule": schedule, "weights": weights, "recompute": recompute, "stages_per_device": stages}
+        changed: dict[str, Any] = {
+            "schedule": schedule,
+            "weights": weights,
+            "recompute": recompute,
+            "stages_per_device": stages,
+        }
         yield replace(_of_planner(planner, settings), num_microbatches=count, **changed)
 
 

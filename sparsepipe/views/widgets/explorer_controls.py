@@ -168,6 +168,15 @@ class ExplorerControls:
         fold.add_class("sp-fold")
         return [*most, folded("Advanced", "shows all other controls", fold), fold]
 
+    @property
+    def foreseen(self) -> dict[str, tuple[str, StopSlider]]:
+        """Sliders whose moves the page shows before another plan is known: name → (field of the settings, slider)."""
+        devices, workload = self.devices, self.workload
+        of_plan = {"network_bandwidth": devices.between, "bandwidth": devices.inside}
+        if workload.scale:
+            of_plan |= {"batch_size": workload.batch_size, "voxel_size": workload.voxel_size}
+        return {slider.description: (field, slider) for field, slider in of_plan.items() if slider in self.every}
+
     def settings(self) -> Settings:
         """The current settings of the controls."""
         devices, workload, plan = self.devices, self.workload, self.plan

@@ -1,7 +1,7 @@
 """The right side of the partition explorer: pictures of a plan, and of the plan that it is compared with."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from .sizes import (
     sizes_settings,
     sizes_text,
 )
+from .stop_slider import StopSlider
 from .view_model import bottleneck, chips, fullest_device, layers, stages, timeline, with_words
 from .waiting_figures import Compared, WaitingFigures, part_text
 
@@ -195,8 +196,10 @@ class ExplorerView:
     `pinned`: the plan to compare with, A, with the settings it was made for.
     """
 
-    def __init__(self, profile: Profile, messages: Messages, *, note: str) -> None:
-        self.profile, self.note, self.serial = profile, note, 0
+    def __init__(
+        self, profile: Profile, messages: Messages, foreseen: Mapping[str, tuple[str, StopSlider]], *, note: str
+    ) -> None:
+        self.profile, self.note, self.foreseen, self.serial = profile, note, foreseen, 0
         self.drawing = PartitionView()
         self.drawing.graph = graph_text(profile)
         self.sizes = SizesForecasts(profile)
@@ -219,7 +222,7 @@ class ExplorerView:
             self.await_pipelines().show(compared(answer, note=self.note))
         else:
             batch_size = answer.settings.batch_size or self.profile.batch_size
-            drawn = picture(answer, self.pinned, batch_size=batch_size, note=self.note)
+            drawn = picture(answer, self.pinned, batch_size=batch_size, note=self.note, foreseen=self.foreseen)
         if self.waiting is not None:
             looks.show(self.waiting.widget, on=isinstance(answer, PipelinesAnswer))
         self.drawing.show({**drawn, "serial": self.serial})

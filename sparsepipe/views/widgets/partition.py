@@ -206,7 +206,7 @@ class PartitionExplorer(Shown):
         self.together = PipelinesPlanning(self.planning)
         self.state = PlanOnScreen()
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
-        self.view = ExplorerView(profile, self.messages, note=self._note)
+        self.view = ExplorerView(profile, self.messages, self.controls.foreseen, note=self._note)
         drawing, shown = self.view.drawing, self.messages.shown
         drawing.on_cut(shown(self._move_cut))
         drawing.on_copy(self.as_code)
@@ -418,9 +418,13 @@ class PartitionExplorer(Shown):
 
         What was measured is shaded first.
         """
-        superseded = lambda: self.candidates_later.superseded  # noqa: E731
+
+        def superseded() -> bool:
+            return self.candidates_later.superseded
+
         try:
             self.controls.workload.shade(self.profile, {kind.name for kind in answer.cluster.device_types})
+            self.view.drawing.show_moves(self.candidates.moves(answer, self.controls.foreseen, superseded))
             told: dict[str, Any] = {"rows": self.candidates.rows(answer, self.view.pinned, superseded)}
             if self._points is not None:
                 self._points = told["points"] = self.candidates.points(answer, superseded)

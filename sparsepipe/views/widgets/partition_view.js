@@ -361,6 +361,7 @@ function render({ model, el }) {
     find("copy").title = old || "Copy the cell that makes this plan";
     width = Math.floor(picture.clientWidth);
     if (!scene.tiles || width < 50) return;
+    root.classList.remove("sp-foreseen");
     put("tiles", tiles(scene));
     find("tiles").classList.toggle("sp-many", Boolean(scene.pipelines));
     drawMap();
@@ -393,6 +394,21 @@ function render({ model, el }) {
     root.dataset.serial = scene.serial;
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
   };
+  const foresee = (event) => {  // of a slider that moves: the present plan's times there, until the kernel has the plan
+    if (!event.target.closest || event.target.closest(".sp-grid") !== root.closest(".sp-grid")) return;
+    const { name, key } = event.detail, table = JSON.parse(model.get("moves"))[name], stop = table && table.stops[key];
+    if (!stop || !scene.bases || table.base !== scene.bases[name] || model.get("stale") || waiting) return;
+    const tips = new Map(scene.tiles.map(([tile, , tip]) => [tile, tip]));
+    const shown = stop.tiles.map(([tile, value]) => [tile, value, tips.get(tile) || ""]);
+    const gap = scene.tiles.findIndex(([tile]) => tile === "optimality gap");
+    if (gap >= 0) shown.splice(gap, 0, ["optimality gap", "…", tips.get("optimality gap")]);
+    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => [...scene.stages[k].parts[j].slice(0, 4), ...part]) }));
+    root.classList.add("sp-foreseen");
+    put("tiles", tiles({ tiles: shown }));
+    put("stages", stages({ ...scene, stages: rows, bound: null }, palette, width));
+    root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
+  };
+  document.addEventListener("sp-moved", foresee);
   find("copy").addEventListener("click", (event) => {
     event.preventDefault();
     find("code").querySelector("details").open = true;
@@ -438,6 +454,7 @@ function render({ model, el }) {
     observer.disconnect();
     turn.port1.close();
     tip.remove();
+    document.removeEventListener("sp-moved", foresee);
   };
 }
 

@@ -37,6 +37,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
     map = traitlets.Unicode("{}").tag(sync=True)  # JSON: hosts, their devices and links, as the controls say
     candidates = traitlets.Unicode("{}").tag(sync=True)  # JSON: rows and points of candidates.py
+    moves = traitlets.Unicode("{}").tag(sync=True)  # JSON: the plan's times at stops of sliders, before they are moved
     sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
@@ -71,6 +72,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     def show_candidates(self, told: Mapping[str, object]) -> None:
         """Replace the rows of candidates, and their points."""
         self.candidates = json.dumps(told, separators=(",", ":"))
+
+    def show_moves(self, tables: Mapping[str, object]) -> None:
+        """Replace what the page shows of a slider's move until its plan comes."""
+        self.moves = json.dumps(tables, separators=(",", ":"))
 
     def show_sizes(self, scene: Mapping[str, object]) -> None:
         """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""

@@ -1,6 +1,6 @@
 """What the partition explorer's picture shows of an answer, as JSON-ready values, and its figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -19,13 +19,24 @@ from .. import plots
 from ..plots.table import noted
 from .exporter import Export
 from .planning import Answer
+from .stop_slider import StopSlider
 from .view_model import scene
 
 _UNITS = [MemoryNeed(*(float(k == unit) for k in range(4))) for unit in range(4)]
 
 
-def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, note: str) -> dict[str, Any]:
-    """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with."""
+def picture(
+    answer: Answer,
+    pinned: Answer | None,
+    *,
+    batch_size: int | None,
+    note: str,
+    foreseen: Mapping[str, tuple[str, StopSlider]],
+) -> dict[str, Any]:
+    """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with.
+
+    `foreseen`: sliders whose moves the page shows at once, as `Candidates.moves` takes them.
+    """
     settings, kept = answer.settings, answer.settings.cuts is not None
     movable = kept or (answer.plan.stages_per_rank == 1 and settings.stage_devices is None)
     before = pinned.plan if pinned is not None else None
@@ -38,6 +49,7 @@ def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, no
         if movable
         else "layers in network order, height proportional to time",
         "code": answer.as_code(),
+        "bases": {name: answer.base(field) for name, (field, _) in foreseen.items()},
     }
     if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
         drawn["before"]["name"] += f", with {pinned.told()}"

@@ -38,6 +38,11 @@ class Answer:
     def cluster(self) -> Cluster:
         return self.problem.cluster
 
+    def base(self, field: str) -> str:
+        """A name of this plan and its settings but for one, by which the page knows whether a table is of them."""
+        settings = replace(self.settings, **{field: None})
+        return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, settings)) & (2**64 - 1), "x")
+
     @property
     def ends(self) -> list[int]:
         """Layers before each cut."""
@@ -92,6 +97,11 @@ class Planning:
     def plan(self, settings: Settings) -> Plan:
         """Plan without a timeline. Raises InputError for settings that cannot be planned."""
         return self._plan(self.problem(settings), settings)[0]
+
+    def judge(self, plan: Plan, settings: Settings) -> tuple[Problem, Plan]:
+        """Return what is asked for, and this plan's estimate for it. Raises InputError if there is no device."""
+        problem = self.problem(settings)
+        return problem, judged(plan, problem)
 
     def scaled(self, settings: Settings) -> Scaled | None:
         """The batch size and voxel size chosen, with the law of voxels; None if they are those profiled."""

@@ -53,6 +53,7 @@ function render({ model, el }) {
   const go = (at) => {
     const all = stops(), [key] = all[Math.max(0, Math.min(all.length - 1, at))];
     if (off() || key === model.get("value")) return;
+    el.dispatchEvent(new CustomEvent("sp-moved", { bubbles: true, detail: { name: model.get("description"), key } }));
     model.set("value", key);
     model.save_changes();
   };

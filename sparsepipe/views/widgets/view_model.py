@@ -53,6 +53,15 @@ def scene(
     }
 
 
+def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict[str, Any]:
+    """What changes of a scene while a slider moves, before another plan is known: numbers and times, no bound."""
+    rows = with_words(stages(plan, problem))
+    return {
+        "tiles": [tile[:2] for tile in tiles(plan, problem.cluster, bound=None, batch_size=batch_size)],
+        "stages": [{**row, "parts": [part[4:] for part in row["parts"]]} for row in rows],
+    }
+
+
 def layers(plan: Plan, problem: Problem) -> list[list[Any]]:
     """[layer, seconds on the device that holds it, stage]; on the slowest one where a stage has several types."""
     devices, graph = problem.cluster.devices, problem.graph
