@@ -269,6 +269,25 @@ def test_a_dragged_slider_and_a_click_at_once_act_on_what_the_slider_shows(explo
     )
 
 
+FORESEEN = """() => {
+  window.spForeseen = 0;
+  const view = document.querySelector(".sp-view");
+  const count = () => { window.spForeseen += view.classList.contains("sp-foreseen"); };
+  new MutationObserver(count).observe(view, { attributes: true, attributeFilter: ["data-drawn"] });
+}"""
+
+
+def test_the_page_answers_a_move_before_the_kernel_does(explorer):
+    explorer.wait_for_selector(".sp-row")
+    explorer.wait_for_function("() => document.querySelector('.sp-slider .noUi-band')")
+    explorer.evaluate(FORESEEN)
+    slider(explorer, "within a node").focus()
+    explorer.keyboard.press("ArrowLeft")
+    explorer.wait_for_function("() => window.spForeseen === 1")
+    explorer.wait_for_selector(".sp-view:not(.sp-foreseen)", state="attached")
+    assert not explorer.problems
+
+
 OVER = "() => [...document.querySelectorAll('.sp-orders b')].map((cell) => cell.textContent)"
 SIZES_BOX = """() => {
   const box = (name) => document.querySelector(name).getBoundingClientRect();
@@ -301,6 +320,19 @@ def test_orders_follow_the_sliders_and_move_nothing(explorer):
     )
     assert explorer.evaluate(same)
     assert not explorer.problems
+
+
+def test_a_view_whose_kernel_was_restarted_says_so_and_runs_its_cell_again(page, lab):
+    lab.write("dead.ipynb", "from sparsepipe.views.widgets import PartitionExplorer\nPartitionExplorer()")
+    run_notebook(page, lab, "dead.ipynb")
+    page.wait_for_selector(".sp-lanes svg")
+    assert page.locator(".sp-dead").is_hidden()
+    lab_driver.restart_kernel(page)
+    page.get_by_role("button", name="run its cell").click()
+    page.wait_for_selector(".sp-dead", state="hidden")
+    page.get_by_label("One more RTX on alpha").click()
+    page.wait_for_function(f"() => ({RANKS})() === 5")
+    assert not page.problems
 
 
 def test_a_layer_is_clicked(page, lab):

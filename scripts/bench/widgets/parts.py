@@ -108,8 +108,8 @@ TOLD = """(before) => {
   const came = between(spSeen.received), largest = came.reduce((a, b) => (b[1] > a[1] ? b : a), [built, 0]);
   const bytes = (list) => list.reduce((sum, [, size]) => sum + size, 0);
   const wall = (at) => Date.now() - performance.now() + at;
-  return { serial, first, took: shown - key, key: wall(key), came: wall(largest[0]), begun: wall(turn[0]), built: wall(built),
-           shown: wall(shown), messages: came.length, bytes: bytes(came),
+  return { serial, first, took: shown - key, key: wall(key), came: wall(largest[0]), begun: wall(turn[0]),
+           built: wall(built), shown: wall(shown), messages: came.length, bytes: bytes(came),
            sent_messages: between(spSeen.sent).length, sent_bytes: bytes(between(spSeen.sent)) };
 }"""
 NAMES = {

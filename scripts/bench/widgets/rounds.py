@@ -10,6 +10,7 @@ from ..rounds import load
 from .cases import Case
 from .parts import FORGET, KERNEL, PAGE, TOLD, WATCH, averages, kernel_rows, parts_of
 
+_BETWEEN = 1500  # milliseconds that a hand takes from one slider to the next
 SERIAL = "() => Number(document.querySelector('.sp-view').dataset.serial)"
 Move = Mapping[str, Any]
 
@@ -67,6 +68,7 @@ def pressed(page: Any, label: str, options: argparse.Namespace) -> list[Move]:
     """What each key press on a slider took until its picture; presses that change nothing are left out."""
     row = page.locator(".widget-inline-hbox", has=page.get_by_text(label, exact=True)).first
     row.locator(".noUi-handle").first.focus()
+    page.wait_for_timeout(_BETWEEN)
     found = []
     for k in range(options.moves):
         found += one(page, "ArrowLeft" if (k // 3) % 2 == 0 else "ArrowRight", options.rest)

@@ -51,6 +51,7 @@ class Candidates {
       `<span class="sp-row-name">${escape(name)}</span><span class="sp-facts">${facts}</span><span class="sp-mini">${strip}</span></button>${more}</li>`;
   }
   pareto(points, old) {
+    if (!this.rows.length && !points) return "";
     const button = `<button type="button" class="sp-pareto-button" ${old ? "disabled" : ""} data-tip="Plans of all schedules, with recomputation and without, with one and two stages per device">time × memory</button>`;
     if (!points) return button;
     const W = 240, H = 150, L = 50, B = 22, times = points.map((p) => p[1]), bytes = points.map((p) => p[2]);

@@ -106,9 +106,8 @@ class LabMenu:
 
     def __init__(self, given: Lab | None, messages: Messages, opened: Callable[[Lab], None]) -> None:
         self._opened = opened
-        self._labs: dict[str, Lab | None] = dict.fromkeys(PRESETS)  # those of files are read when chosen
-        if given is not None:
-            self._labs = {devices_told(given.cluster): given} | self._labs
+        self._labs: dict[str, Lab | None] = {} if given is None else {devices_told(given.cluster): given}
+        self._labs |= dict.fromkeys(PRESETS)  # which are read when they are chosen
         name = next(iter(self._labs))
         self.lab = given or Lab.preset(name)
         self.menu = looks.Dropdown(options=list(self._labs), description="my lab", tooltip="devices to plan for")

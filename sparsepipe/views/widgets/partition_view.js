@@ -119,7 +119,8 @@ function stages(scene, palette, width) {
   return svg(width, bottom + 2, out, "time and memory of each stage");
 }
 
-const LEFT = 92, APART = 1;  // pixels before the timeline, for whose lane it is, and between spans side by side
+const APART = 1;
+let LEFT = 92;  // pixels before the timeline, for whose lane it is, and between spans side by side
 const IDLE = { forward: ["#56B4E955", "waits for its input"], backward: ["#E69F0055", "waits for its gradient"], other: ["#8883", "waits for other ranks"] };
 const EDGES = ["#8882", "the pipeline fills or drains"];
 function idles(scene, palette) {  // [row, start, end, color, words] of each gap between what a rank does
@@ -268,16 +269,20 @@ function sizes(drawn, palette) {  // of samples; beside them the time that each 
     `<div class="sp-orders">${rows.join("")}</div>`;
 }
 
+function notes(scene) {  // in one line until they are asked for
+  if (!scene.notes.length) return "";
+  return `<details><summary>${scene.notes.length} ${scene.notes.length > 1 ? "notes" : "note"} on these numbers</summary>${whole(scene.notes.map(ended).join(" "))}</details>`;
+}
 function changes(scene) {
   if (!scene.before) return "";
   const all = scene.before.changes, shown = all.slice(0, 8);
   const rest = all.length > 8 ? `<li>… and ${all.length - 8} more ${all.length > 9 ? "moves" : "move"}</li>` : "";
-  return `<div class="sp-part">From A to B <i>A: ${whole(scene.before.name)}</i></div><ul class="sp-change">` +
-    shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul>";
+  return `<details><summary>From A to B: ${whole(all[0])}</summary>A: ${whole(scene.before.name)}<ul class="sp-change">` +
+    shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul></details>";
 }
 
 function render({ model, el }) {
-  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
+  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-dead" role="alert" hidden><span>The kernel was restarted or has ended: nothing here answers any more.</span><button type="button" class="sp-again">run its cell</button></div><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches</i></div><div class="sp-lanes"></div>
@@ -331,6 +336,21 @@ function render({ model, el }) {
     const box = find(name).getBoundingClientRect();
     return tell(...under[name](event.clientX - box.left, event.clientY - box.top, event.target), event.clientX, event.clientY);
   };
+  const view = root.closest(".jupyter-widgets"), cell = () => root.closest(".jp-Cell");
+  const living = new MutationObserver(() => {
+    const dead = view.classList.contains("jupyter-widgets-disconnected");  // ipywidgets' own mark
+    find("dead").hidden = !dead;
+    find("again").hidden = !cell();
+    root.classList.toggle("sp-lost", dead);
+  });
+  if (view) living.observe(view, { attributes: true, attributeFilter: ["class"] });
+  find("again").addEventListener("click", () => {  // as a hand does: choose the cell, and press the notebook's own button
+    const own = cell(), run = own.closest(".jp-NotebookPanel").querySelector('[data-command="notebook:run-cell-and-select-next"]');
+    const prompt = own.querySelector(".jp-InputPrompt");
+    for (const kind of ["mousedown", "mouseup"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, button: 0 }));
+    const button = run.shadowRoot ? run : run.querySelector("button, jp-button") || run;
+    button.click();
+  });
   root.addEventListener("pointermove", pointed);
   root.addEventListener("pointerleave", () => tell("", -1));
   root.addEventListener("focusin", (event) => {
@@ -367,7 +387,7 @@ function render({ model, el }) {
     drawMap();
     drawCandidates();
     const suggested = scene.try ? '<button type="button" class="sp-try" data-tip="Move this layer, and see what it saves">try</button>' : "";
-    put("why", suggested + whole([scene.why, ...scene.notes.map(ended)].join(" ")));
+    put("why", suggested + whole(scene.why) + notes(scene));
     put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
     fade();
@@ -379,6 +399,8 @@ function render({ model, el }) {
     put("changes", changes(scene));
     put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
     put("stages", stages(scene, palette, width));
+    LEFT = width < 480 ? 76 : 118;
+    find("seek").style.marginLeft = `${LEFT}px`;
     sight.show(scene.end);
     put("lanes", lanes(scene, palette, width, sight.seconds));
     find("of").textContent = scene.pipelines ? "Coloured by the stages of pipeline 0" : "Coloured by stage";
@@ -454,6 +476,7 @@ function render({ model, el }) {
     observer.disconnect();
     turn.port1.close();
     tip.remove();
+    living.disconnect();
     document.removeEventListener("sp-moved", foresee);
   };
 }

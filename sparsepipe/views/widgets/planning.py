@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...errors import InputError
 from ...planning import Problem, bound_of, partition, planners_with
@@ -40,7 +41,8 @@ class Answer:
 
     def base(self, field: str) -> str:
         """A name of this plan and its settings but for one, by which the page knows whether a table is of them."""
-        settings = replace(self.settings, **{field: None})
+        unset: dict[str, Any] = {field: None}
+        settings = replace(self.settings, **unset)
         return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, settings)) & (2**64 - 1), "x")
 
     @property
