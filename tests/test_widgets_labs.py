@@ -146,7 +146,7 @@ def test_points_are_plans_and_the_front_is_what_no_plan_beats(explorer):
     points = explorer.candidates.points(explorer.current(), no_later)
     assert len(points) > 10
     for key, seconds, size, _, front in points:
-        beaten_by = [one for one in points if one[1] <= seconds and one[2] <= size and one[1:3] != [seconds, size]]
+        beaten_by = [one for one in points if one[1] <= seconds and one[2] <= size and one[1:3] != (seconds, size)]
         assert front == (not beaten_by)
         if front:
             explorer._choose(key, "show")

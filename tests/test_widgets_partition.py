@@ -13,8 +13,8 @@ from sparsepipe.planning.forecast import forecast
 from sparsepipe.planning.scale import Scale
 from sparsepipe.util.text.numbers import as_measured, scaled_bytes
 from sparsepipe.views.widgets import PartitionExplorer
-from sparsepipe.views.widgets.explorer_controls import StagesPerDevice
 from sparsepipe.views.widgets.planning import compressed
+from sparsepipe.views.widgets.stage_editor import StagesPerDevice
 from sparsepipe.views.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12

@@ -38,7 +38,7 @@ _LEAST_SAMPLES, _MOST_SAMPLES, _READ_SECONDS = 8, 1000, 3.0  # whose voxels `dat
 
 def data_list(options: argparse.Namespace) -> Answer:
     damaged: list[str] = []
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "name": entry.name,
             "title": entry.title,
@@ -60,13 +60,13 @@ def data_list(options: argparse.Namespace) -> Answer:
     return Answer(rows, table([columns, *([str(row[c]) for c in columns] for row in rows)]))
 
 
-def _shipped_profile(path: Path) -> dict[str, Any]:
+def _shipped_profile(path: Path) -> dict[str, object]:
     """The row of a profile that is part of the package: nothing is to be fetched."""
     profile = Profile.load(path)
     made = profile.origin.get("published") or f"{profile.origin.get('model')}, measured"
     title = f"{made}, on {', '.join(profile.device_types)}: --profile {path.stem}"
-    row = {"name": path.stem, "title": title, "licence": "", "homepage": "", "kind": "profile", "splits": {}}
-    return row | {"fetchable": False}
+    row: dict[str, object] = {"name": path.stem, "title": title, "licence": "", "homepage": "", "kind": "profile"}
+    return row | {"splits": {}, "fetchable": False}
 
 
 def data_fetch(options: argparse.Namespace) -> Answer:

@@ -1,15 +1,19 @@
 """Candidates next to the plan on screen: the plans of all planners, pins, and time against memory."""
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from ...errors import InputError
 from ...planning import PLANNERS, planner_for, planners_with
 from ...util.text.numbers import duration, scaled_bytes
 from ...values.plan import Plan
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from .explorer_controls import ExplorerControls
+from .explorer_view import ExplorerView
+from .messages import Messages
+from .pipelines_planning import Later, PipelinesAnswer
 from .planning import Answer, Planning
 from .settings import Settings
 from .sizes import Superseded
@@ -17,6 +21,8 @@ from .stop_slider import StopSlider
 from .view_model import moved_scene
 
 MOST_PINS = 5
+_PAUSE = 0.25  # seconds from the last move until candidates are planned
+Point = tuple[str, float, float, str, bool]
 _STAGES = (1, 2)  # per device, of the points
 _REACH = 16  # stops of a slider on each side, at which a plan is judged before the slider is moved
 _SAME = 5e-4  # relative: periods that differ by less are shown as equal
@@ -54,8 +60,8 @@ class Candidates:
             return pin.settings, pin
         return self._points[self._number(key, "point", len(self._points))], None
 
-    def rows(self, answer: Answer, baseline: Answer | None, superseded: Callable[[], bool]) -> list[dict[str, Any]]:
-        """Return a row for every planner, then one for every pin. Raises Superseded once nobody waits for them."""
+    def rows(self, answer: Answer, baseline: Answer | None, superseded: Callable[[], bool]) -> list[dict[str, object]]:
+        """Return a row for every planner and for every pin. Raises Superseded if other settings were requested."""
         reference = _period((baseline or answer).plan)
         rows = []
         for name in PLANNERS:
@@ -78,17 +84,17 @@ class Candidates:
 
     def moves(
         self, answer: Answer, sliders: Mapping[str, tuple[str, StopSlider]], superseded: Callable[[], bool]
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, dict[str, object]]:
         """Return the times of an answer's plan at the stops near each slider's own, by the slider's name.
 
-        `sliders`: name → (the field of the settings, the slider). Raises Superseded once nobody waits for them.
+        `sliders`: name → (the field of the settings, the slider). Raises Superseded if other settings were requested.
         """
-        tables = {}
+        tables: dict[str, dict[str, object]] = {}
         for name, (field, slider) in sliders.items():
-            stops: dict[str, Any] = {}
+            stops: dict[str, object] = {}
             values = [value for value in slider.values if value not in slider.named]
-            own = values.index(slider.value) if slider.value in values else 0
-            for value in values[max(0, own - _REACH) : own + _REACH + 1]:
+            middle = values.index(slider.value) if slider.value in values else 0
+            for value in values[max(0, middle - _REACH) : middle + _REACH + 1]:
                 if superseded():
                     raise Superseded
                 problem, plan = self._planning.judge(answer.plan, replace(answer.settings, **{field: value}))
@@ -99,25 +105,25 @@ class Candidates:
             tables[name] = {"base": answer.base(field), "stops": stops}
         return tables
 
-    def points(self, answer: Answer, superseded: Callable[[], bool]) -> list[list[Any]]:
+    def points(self, answer: Answer, superseded: Callable[[], bool]) -> list[Point]:
         """Return [key, seconds, bytes, words, on the front] over schedules × recomputation × stages per device.
 
-        Bytes are those of the worst device; no plan is better in both than one on the front. Raises Superseded once
-        nobody waits for them.
+        Bytes are those of the worst device; no plan is better in both than one on the front. Raises Superseded if
+        other settings were requested.
         """
-        found: list[tuple[Settings, Plan]] = []
+        planned: list[tuple[Settings, Plan]] = []
         for settings in _variants(answer.settings, devices=len(answer.cluster.devices)):
             if superseded():
                 raise Superseded
             try:
-                found.append((settings, self._planning.plan(settings)))
+                planned.append((settings, self._planning.plan(settings)))
             except InputError:  # which no point can show
                 continue
-        self._points = [settings for settings, _ in found]
-        sizes = [(_period(plan), _memory(plan)) for _, plan in found]
+        self._points = [settings for settings, _ in planned]
+        sizes = [(_period(plan), _memory(plan)) for _, plan in planned]
         return [
-            [f"point {k}", *size, _words(settings), not any(_better(other, size) for other in sizes)]
-            for k, ((settings, _), size) in enumerate(zip(found, sizes, strict=True))
+            (f"point {k}", *size, _words(settings), not any(_better(other, size) for other in sizes))
+            for k, ((settings, _), size) in enumerate(zip(planned, sizes, strict=True))
         ]
 
     @staticmethod
@@ -128,8 +134,49 @@ class Candidates:
         return int(number)
 
 
+class CandidatesPanel:
+    """Has candidates planned in a thread of their own, a moment after the last move, and shown in the `view`."""
+
+    def __init__(
+        self, candidates: Candidates, controls: ExplorerControls, view: ExplorerView, messages: Messages
+    ) -> None:
+        self.candidates, self._controls, self._view, self._messages = candidates, controls, view, messages
+        self.later: Later[Answer] = Later(self._draw, pause=_PAUSE, name="candidates")
+        self._with_points = False  # whether the Pareto view is shown
+
+    def ask(self, shown: Answer | PipelinesAnswer | None) -> None:
+        """Have the candidates of what is shown planned in a moment."""
+        if isinstance(shown, Answer):
+            self.later.ask(shown)
+        elif shown is not None:
+            self._view.drawing.show_candidates({"note": "For one pipeline: set pipelines to 1 in Advanced."})
+
+    def toggle_points(self, shown: Answer | PipelinesAnswer | None) -> None:
+        """Show time against memory of all schedules, or show it no more."""
+        self._with_points = not self._with_points
+        self.ask(shown)
+
+    def _draw(self, answer: Answer) -> None:
+        """Plan and show, unless the controls say something else by then. What was measured is shaded first."""
+        drawing, candidates = self._view.drawing, self.candidates
+        superseded = self.later.is_superseded
+        try:
+            self._controls.workload.shade(answer.problem.profile, {kind.name for kind in answer.cluster.device_types})
+            drawing.show_moves(candidates.moves(answer, self._controls.foreseen, superseded))
+            drawn: dict[str, object] = {"rows": candidates.rows(answer, self._view.pinned, superseded)}
+            if self._with_points:
+                drawn["points"] = candidates.points(answer, superseded)
+        except Superseded:
+            return
+        except Exception:
+            self._messages.fail(traceback.format_exc())
+            return
+        if not superseded():
+            drawing.show_candidates(drawn)
+
+
 def _of_planner(name: str, settings: Settings) -> Settings:
-    """What a planner is asked for: pinned stages are not its own."""
+    """Return the settings that a planner is asked for: pinned stages are not its own."""
     several = settings.stages_per_device if name in planners_with("stages_per_device") else 1
     return replace(settings, planner=name, cuts=None, stage_devices=None, several=None, stages_per_device=several)
 
@@ -145,16 +192,17 @@ def _variants(settings: Settings, *, devices: int) -> Iterator[Settings]:
             planner = able[0]
         weights = WEIGHT_POLICIES[schedule][0]
         count = max(settings.num_microbatches, 2 * devices) if WEIGHT_RULES[weights].updates_by_step else 1
-        changed: dict[str, Any] = {
-            "schedule": schedule,
-            "weights": weights,
-            "recompute": recompute,
-            "stages_per_device": stages,
-        }
-        yield replace(_of_planner(planner, settings), num_microbatches=count, **changed)
+        yield replace(
+            _of_planner(planner, settings),
+            schedule=schedule,
+            weights=weights,
+            num_microbatches=count,
+            stages_per_device=stages,
+            recompute=recompute,
+        )
 
 
-def _facts(plan: Plan, reference: float) -> dict[str, Any]:
+def _facts(plan: Plan, reference: float) -> dict[str, object]:
     period = _period(plan)
     change = period / reference - 1
     sizes = [len(stage.layers) for stage in plan.stages]
@@ -173,8 +221,8 @@ def _words(settings: Settings) -> str:
     return f"{settings.planner}, {settings.schedule}{several}{', recomputation' if settings.recompute else ''}"
 
 
-def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[0] and one[1] <= other[1] and one != other
+def _better(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[0] and first[1] <= second[1] and first != second
 
 
 def _period(plan: Plan) -> float:

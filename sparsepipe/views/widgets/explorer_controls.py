@@ -5,8 +5,7 @@ from typing import Any
 
 import ipywidgets
 
-from ...errors import InputError
-from ...planning import PLANNERS, PlanSettings, check_interleaves, planner_for, planners_with
+from ...planning import PLANNERS, PlanSettings
 from ...planning.scale import Scale
 from ...runtime.config import RunConfig
 from ...util.io.options import option_values, written_value
@@ -15,7 +14,7 @@ from ...util.text.sizes import EXTRAPOLATED
 from ...values.cluster import Cluster
 from ...values.profile import Profile
 from ...values.replication import RULES, parse_rule
-from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from ...values.schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..glossary import definition
 from ..markup import Html
 from . import looks
@@ -35,78 +34,11 @@ from .html_view import HtmlView
 from .messages import Messages
 from .planning import Answer
 from .sentences import sentence
-from .settings import AS_GIVEN, BY_TYPE, Settings, map_of, placement_told
+from .settings import AS_GIVEN, BY_TYPE, Settings, hosts_of, placement_told
 from .several import NOBODY, Several
-from .stage_editor import StagesByHand
+from .stage_editor import SMALL, StagesByHand, StagesPerDevice
 from .stop_slider import StopSlider
 from .straggler_picker import StragglerPicker
-
-_MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
-
-_TIP = f"number of stages on each device; interleaved stages: {definition('interleaved stages')}"
-
-
-class StagesPerDevice:
-    """`slider` and `note` are what to display, `number` is what to plan with: what the schedule allows of the slider's
-    value, 1 where the planner knows of no more.
-    """
-
-    def __init__(self, *, num_layers: int, num_devices: int) -> None:
-        high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
-        self.slider = count_slider("stages per device", 1, low=1, high=high, most=high, tip=_TIP)
-        self.note = HtmlView(layout={"width": "330px"})
-        self._allowed: tuple[int, int | None] = (1, 1)
-        self._schedule = ""  # that the planner was last looked at for
-        self._stands_in = self._wanted = ""  # the planner taken for a schedule, and the one that was chosen
-
-    @property
-    def number(self) -> int:
-        fewest, most = self._allowed
-        wanted: int = max(fewest, self.slider.value)
-        return wanted if most is None else min(wanted, most)
-
-    def follow(self, planner: ipywidgets.Dropdown, schedule: ipywidgets.Dropdown, *, pinned: bool) -> None:
-        """Offer what goes with the planner and the schedule chosen.
-
-        A schedule that needs several stages per device takes a planner that plans them; with another schedule the
-        planner that was chosen comes back. One that is chosen afterwards stays, and is refused with its reason.
-        """
-        if planner.value != self._stands_in:
-            self._wanted = ""
-        if not pinned and schedule.value != self._schedule:
-            wanted = self._wanted or planner.value
-            self._schedule = schedule.value
-            self._stands_in = planner.value = planner_for(schedule.value, wanted)
-            self._wanted = "" if wanted == self._stands_in else wanted
-        self.offer(planner.value, schedule.value, pinned=pinned)
-
-    def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
-        """Let the slider be moved where planner and schedule know what to do with several stages per device."""
-        able = planners_with("stages_per_device")
-        self._allowed = (1, 1) if pinned or planner not in able else SCHEDULE_RULES[schedule].stages_per_rank
-        fewest, most = self._allowed
-        self.slider.disabled = fewest == most
-        if pinned:
-            told = "pinned plans have one stage per device"
-        elif planner not in able:
-            told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
-        else:
-            told = self._of_schedule(schedule)
-        self.note.value = _SMALL.format(sentence(told)) if told else ""
-
-    def _of_schedule(self, schedule: str) -> str:
-        """What a schedule has to say about the slider, and what that stands in the way of."""
-        fewest, most = self._allowed
-        asked = max(2, self.slider.value) if most == 1 else self.slider.value
-        try:
-            check_interleaves(schedule, asked)
-        except InputError as error:
-            taken = f"; {self._stands_in!r} stands in for {self._wanted!r}" if self._wanted else ""
-            return str(error) if most == 1 else f"{error}; {self.number} are planned{taken}"
-        if fewest > 1:
-            return "to pin cuts or devices, choose a schedule with one stage per device"
-        return "to pin cuts or devices, set it to 1" if self.number > 1 else ""
-
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
@@ -117,7 +49,6 @@ _VARIATIONS = (*(k / 20 for k in range(1, 21)), *(k / 10 for k in range(11, 21))
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
 _EXAMPLE = "e.g. every=2"
-_SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
 _PINNED = "Pinned cuts and devices apply to one pipeline: unpin them to plan pipeline replicas"
 
 
@@ -261,7 +192,7 @@ class DeviceControls:
 
     def step(self, host: int, name: str, by: int, settings: Settings) -> None:
         """Add devices of a type to a host of the map, or remove them. Raises InputError if there are too many."""
-        hosts = [dict(drawn["counts"]) for drawn in map_of(self.cluster, settings)["hosts"]]
+        hosts = [counts for _, counts in hosts_of(self.cluster, settings)]
         count = hosts[host][name] + by
         if count < 0:
             return
@@ -294,7 +225,7 @@ class DeviceControls:
     def tell(self, settings: Settings) -> None:
         """Say below the sliders on which nodes the devices are."""
         told = placement_told(self.cluster, settings)
-        self.placed.value = _SMALL.format(told) if told else ""
+        self.placed.value = SMALL.format(told) if told else ""
 
     @property
     def advanced(self) -> list[ipywidgets.DOMWidget]:
@@ -458,7 +389,7 @@ class PipelinesChoice:
         if change is not None and change["owner"] is self.rule:  # the options were those of another rule
             self.options.value = ""
         self._pinned = self.slider.disabled = pinned
-        self.note.value = _SMALL.format(_PINNED) if pinned else ""
+        self.note.value = SMALL.format(_PINNED) if pinned else ""
         looks.show(self.more, on=self.picked is not None)
         if self.picked is None:  # a move costs nothing more then
             return
@@ -466,7 +397,7 @@ class PipelinesChoice:
             self._rule = self.rule.value
             self.options.disabled = not option_values(parse_rule(self.rule.value))
             self.options.placeholder = "none" if self.options.disabled else _EXAMPLE
-            self.about.value = _SMALL.format(_about(self.rule.value))
+            self.about.value = SMALL.format(_about(self.rule.value))
         self.straggler.follow()
 
 

@@ -28,22 +28,13 @@ _SPEEDS = (*(k / 20 for k in range(2, 21)), *(k / 4 for k in range(5, 17)))
 class Lab:
     """A network's costs on device types, and the devices that there are.
 
-    Raises InputError for values of another kind, and for devices whose type the profile does not know.
+    Raises InputError for devices whose type the profile does not know.
     """
 
     profile: Profile
     cluster: Cluster
 
     def __post_init__(self) -> None:
-        for given, expected in ((self.profile, Profile), (self.cluster, Cluster)):
-            if not isinstance(given, expected):
-                kind = expected.__name__
-                raise InputError(
-                    "explorer.value_kind",
-                    f"{given!r} given, expected a {kind}: {kind}.load(path) reads one",
-                    given=given,
-                    kind=kind,
-                )
         for name in (device_type.name for device_type in self.cluster.device_types):
             if name not in self.profile.device_types:
                 known = ", ".join(self.profile.device_types)
@@ -53,6 +44,15 @@ class Lab:
                     f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})",
                     name=name,
                 )
+
+    @classmethod
+    def of(cls, profile: object, cluster: object) -> "Lab":
+        """Return the lab of what a caller gave. Raises InputError for values of another kind."""
+        if not isinstance(profile, Profile):
+            raise _other_kind(profile, "Profile")
+        if not isinstance(cluster, Cluster):
+            raise _other_kind(cluster, "Cluster")
+        return cls(profile, cluster)
 
     @classmethod
     def preset(cls, name: str) -> "Lab":
@@ -93,6 +93,15 @@ class Lab:
         return Lab(profile, replace(self.cluster, nodes=tuple(nodes)))
 
 
+def _other_kind(given: object, kind: str) -> InputError:
+    return InputError(
+        "explorer.value_kind",
+        f"{given!r} given, expected a {kind}: {kind}.load(path) reads one",
+        given=given,
+        kind=kind,
+    )
+
+
 def _card_name(like: str, speed: float, memory_bytes: float | None) -> str:
     parts = [f"{like} × {speed:g}" if speed != 1 else like]
     return ", ".join([*parts, *([f"{memory_bytes / 1e9:g} GB"] if memory_bytes else [])])
@@ -125,7 +134,7 @@ class LabMenu:
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
-        """What is displayed below the map."""
+        """Controls to display below the map."""
         return [self.fold, self.cards]
 
     def open(self, lab: Lab, name: str) -> None:
@@ -146,8 +155,8 @@ class LabMenu:
         self.host.options = [node.name for node in lab.cluster.nodes]
 
     def _add(self) -> None:
-        card = {"like": self.like.value, "speed": self.speed.value, "host": self.host.value}
-        lab = self.lab.with_card(**card, memory_bytes=self.memory.value or None)
+        limit = self.memory.value or None
+        lab = self.lab.with_card(like=self.like.value, speed=self.speed.value, memory_bytes=limit, host=self.host.value)
         self.open(lab, devices_told(lab.cluster))
 
     def _read(self, change: Mapping[str, str]) -> None:

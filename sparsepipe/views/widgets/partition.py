@@ -1,16 +1,13 @@
 """The partition explorer: sliders for devices, links, workload, planner, schedule, cuts and pipelines, and the plan."""
 
-import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import ipywidgets
 
-from ...errors import InputError
 from ...planning import Problem
 from ...planning.scale import Scale
 from ...util.io.files import expanded
@@ -21,7 +18,7 @@ from ...values.profile import Profile
 from ...values.trace import Trace
 from ..markup import Html
 from . import looks
-from .candidates import Candidates
+from .candidates import Candidates, CandidatesPanel
 from .controls import folded
 from .explorer_controls import ExplorerControls
 from .explorer_view import OF_ONE, ExplorerView
@@ -30,128 +27,27 @@ from .html_view import HtmlView
 from .labs import Lab, LabMenu
 from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
-from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
+from .pipelines_planning import PLANNING, Asked, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
-from .settings import Settings, map_of
-from .sizes import AskedSizes, Superseded
+from .settings import map_of
+from .sizes import AskedSizes
 from .tips import Shown, with_tips
 
-Work = TypeVar("Work")
-
-
-class Later(Generic[Work]):
-    """Calls `act` with what was asked last, `pause` seconds after it was, in one thread that ends when nothing is left.
-
-    What is asked while `act` is at work comes after it; what was asked before that, and not begun, is dropped. `act`
-    must raise nothing.
-    """
-
-    def __init__(self, act: Callable[[Work], None], *, pause: float, name: str) -> None:
-        self._act, self._pause, self._name = act, pause, name
-        self._turn = threading.Condition()
-        self._asked: list[Work] = []  # one or none
-        self._due = 0.0
-        self._thread: threading.Thread | None = None
-        self.superseded = False  # whether something was asked, or dropped, since `act` began its work
-
-    def ask(self, what: Work) -> None:
-        with self._turn:
-            self.superseded = True
-            self._asked, self._due = [what], time.monotonic() + self._pause
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
-
-    def drop(self) -> None:
-        """Forget what was asked and is not begun."""
-        with self._turn:
-            self.superseded = True
-            self._asked = []
-
-    def _work(self) -> None:
-        while True:
-            with self._turn:
-                while self._asked and (left := self._due - time.monotonic()) > 0:
-                    self._turn.wait(left)
-                if not self._asked:
-                    self._thread = None
-                    return
-                (what,), self._asked = self._asked, []
-                self.superseded = False
-            self._act(what)
-
-
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
-_PAUSE, _PATIENCE = 0.25, 300.0  # seconds: from the last move until pipelines are planned; for which a click waits
-_PLANNING = "planning the pipelines…"
+_PAUSE = 0.25  # seconds from the last move until what takes longer is begun
 
 
-class PlanOnScreen:
-    """The requested settings, and the last answer: of that, or of settings before if it was refused or is `pending`.
+@dataclass(frozen=True)
+class ExplorerOptions:
+    """Arguments of the explorer that hold for every lab; `voxels_by_size` for the profile given alone."""
 
-    The page's clicks come in one thread, cells run in another: `lock` is held by whoever changes any of it.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Condition()
-        self.asked: Settings | None = None  # what was planned last, or refused, or is being planned
-        self.shown: Answer | PipelinesAnswer | None = None
-        self.refused = ""  # why what the controls say cannot be planned
-        self.pending = False  # whether several pipelines are being planned
-        self._changing = True  # whether a change is at work, or the controls are being made
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan for what was asked; None while it cannot be planned, or is being planned."""
-        return self.shown.plan if self.shown is not None and not (self.refused or self.pending) else None
-
-    @property
-    def of_one(self) -> Answer | None:
-        """The answer for what was asked, if there is one, of one pipeline."""
-        return self.shown if self.plan is not None and isinstance(self.shown, Answer) else None
-
-    def last(self) -> Answer | PipelinesAnswer:
-        """The answer in the picture. Raises InputError if there was none yet."""
-        if self.shown is None:
-            raise InputError("explorer.no_plan", f"no plan yet: {self.refused}")
-        return self.shown
-
-    def begin(self) -> None:
-        """From here on changes count."""
-        self._changing = False
-
-    def change(self, act: Callable[[], None]) -> None:
-        """Act on a change of a control, once: not on those that follow from it."""
-        with self.lock:  # a change from another thread waits, and is not lost
-            if self._changing:
-                return
-            self._changing = True
-            try:
-                act()
-            finally:
-                self._changing = False
-                self.lock.notify_all()
-
-    def ask(self, settings: Settings, *, pending: bool = False) -> None:
-        """Note what is asked for from here on."""
-        self.asked, self.pending = settings, pending
-
-    def awaits(self, settings: Settings) -> bool:
-        """Return whether pipelines are being planned for these settings, and not for later ones."""
-        return self.pending and self.asked == settings
-
-    def take(self, answer: Answer | PipelinesAnswer) -> None:
-        """Note the answer to what was asked."""
-        self.shown, self.asked, self.pending = answer, answer.settings, False
-
-    def current(self) -> Answer | PipelinesAnswer:
-        """Wait for pipelines that are being planned. Raises InputError if what was asked was refused."""
-        if not self.lock.wait_for(lambda: not self.pending, timeout=_PATIENCE):
-            raise InputError("explorer.planning", f"{_PLANNING}, and try again")
-        if self.shown is None or self.refused:
-            raise InputError("explorer.no_plan", NO_PLAN)
-        return self.shown
+    note: str
+    voxels_by_size: Mapping[float, float]
+    minibatches: int
+    figures: Path
+    plans: Path
+    board: Board | None
 
 
 class PartitionExplorer(Shown):
@@ -179,48 +75,44 @@ class PartitionExplorer(Shown):
         plans: Path | str = "plans",
         board: Board | None = None,
     ) -> None:
-        given = None if profile is None and cluster is None else Lab(profile, cluster)  # type: ignore[arg-type]
+        given = None if profile is None and cluster is None else Lab.of(profile, cluster)
         self.messages = Messages()
         self.labs = LabMenu(given, self.messages, self.open)
-        self._note, self._voxels_by_size, self._minibatches = note, voxels_by_size, minibatches
-        self._figures, self._plans, self._board = expanded(figures), expanded(plans), board
+        self._options = ExplorerOptions(
+            note, voxels_by_size or {}, minibatches, expanded(figures), expanded(plans), board
+        )
         self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
         self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
-        self.candidates_later: Later[Answer] = Later(self._draw_candidates, pause=_PAUSE, name="candidates")
-        self._points: list[list[Any]] | None = None  # of the Pareto view, while it is shown
         self.widget = looks.VBox([], layout=ipywidgets.Layout())
         self.widget.add_class("sp-explorer")
         self.open(self.labs.lab)
 
     def open(self, lab: Lab) -> None:
         """Show another lab: its network, its devices, and controls for these. Raises InputError if it has no costs."""
-        profile, cluster = lab.profile, lab.cluster
-        voxels = self._voxels_by_size if lab is self.labs.lab else None  # they are of the profile given
+        profile, cluster, options = lab.profile, lab.cluster, self._options
+        voxels = options.voxels_by_size if lab is self.labs.lab else None  # they are of the profile given
         scale = Scale.of(profile, voxels)
         self.later.drop()
         self.sizes_later.drop()
-        self.candidates_later.drop()
-        self.profile = profile
-        self.candidates = Candidates(Planning(profile, cluster, scale, minibatches=self._minibatches))
-        self.planning = Planning(profile, cluster, scale, minibatches=self._minibatches)
-        self.together = PipelinesPlanning(self.planning)
-        self.state = PlanOnScreen()
+        planning, others = (Planning(profile, cluster, scale, minibatches=options.minibatches) for _ in range(2))
+        self.state = PlanOnScreen(planning)
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
-        self.view = ExplorerView(profile, self.messages, self.controls.foreseen, note=self._note)
+        self.view = ExplorerView(profile, self.messages, self.controls.foreseen, note=options.note)
+        self.panel = CandidatesPanel(Candidates(others), self.controls, self.view, self.messages)
         drawing, shown = self.view.drawing, self.messages.shown
         drawing.on_cut(shown(self._move_cut))
         drawing.on_copy(self.as_code)
         drawing.on_step(shown(self._step))
-        drawing.on_candidate(shown(self._choose), shown(self._toggle_points))
+        drawing.on_candidate(shown(self._choose), shown(lambda: self.panel.toggle_points(self.shown)))
         self.view.pin.on_click(shown(lambda _: self._pin(self.current())))
         self.view.unpin.on_click(shown(lambda _: self._pin(None)))
         self.exporter = Exporter(
             self.messages,
-            self._figures,
+            options.figures,
             lambda: self.view.figures(self._asked_sizes(self.current())),
             button=SettledButton(drawing),
         )
-        self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=self._plans, board=self._board)
+        self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=options.plans, board=options.board)
         for control in self.controls.every:
             control.observe(self.changed, names="value")
         for control in self.controls.sizes.controls:
@@ -248,6 +140,26 @@ class PartitionExplorer(Shown):
         grid = looks.VBox([header, *self.view.parts, left, pins, more], layout=ipywidgets.Layout())
         grid.add_class("sp-grid")
         return grid
+
+    @property
+    def profile(self) -> Profile:
+        """The costs that are planned with."""
+        return self.planning.profile
+
+    @property
+    def planning(self) -> Planning:
+        """Answers settings of one pipeline."""
+        return self.state.planning
+
+    @property
+    def together(self) -> PipelinesPlanning:
+        """Answers settings of several pipelines."""
+        return self.state.together
+
+    @property
+    def candidates(self) -> Candidates:
+        """Other plans, and pins."""
+        return self.panel.candidates
 
     @property
     def plan(self) -> Plan | None:
@@ -318,7 +230,7 @@ class PartitionExplorer(Shown):
             self.state.ask(asked)
             self.later.drop()
             self.sizes_later.drop()
-            self.candidates_later.drop()
+            self.panel.later.drop()
             self.controls.devices.tell(asked)
             self.view.drawing.show_map(map_of(self.planning.cluster, asked))
             try:
@@ -344,7 +256,7 @@ class PartitionExplorer(Shown):
         self.state.ask(asked.settings, pending=True)
         self.state.refused = ""
         self.messages.hold("")
-        self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", _PLANNING)
+        self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", PLANNING)
         self.later.ask(asked)
 
     def _plan_several(self, asked: Asked) -> None:
@@ -408,39 +320,7 @@ class PartitionExplorer(Shown):
         """Have the orders of the plan in the picture, and other plans, compared in a moment."""
         if self.shown is not None:
             self.sizes_later.ask(self._asked_sizes(self.shown))
-        if isinstance(self.shown, Answer):
-            self.candidates_later.ask(self.shown)
-        elif self.shown is not None:
-            self.view.drawing.show_candidates({"note": "For one pipeline: set pipelines to 1 in Advanced."})
-
-    def _draw_candidates(self, answer: Answer) -> None:
-        """Plan and show the candidates of an answer, unless the controls say something else by then.
-
-        What was measured is shaded first.
-        """
-
-        def superseded() -> bool:
-            return self.candidates_later.superseded
-
-        try:
-            self.controls.workload.shade(self.profile, {kind.name for kind in answer.cluster.device_types})
-            self.view.drawing.show_moves(self.candidates.moves(answer, self.controls.foreseen, superseded))
-            told: dict[str, Any] = {"rows": self.candidates.rows(answer, self.view.pinned, superseded)}
-            if self._points is not None:
-                self._points = told["points"] = self.candidates.points(answer, superseded)
-        except Superseded:
-            return
-        except Exception:
-            self.messages.fail(traceback.format_exc())
-            return
-        if not superseded():
-            self.view.drawing.show_candidates(told)
-
-    def _toggle_points(self) -> None:
-        """Show time against memory of all schedules, or show it no more."""
-        self._points = [] if self._points is None else None
-        if isinstance(self.shown, Answer):
-            self.candidates_later.ask(self.shown)
+        self.panel.ask(self.shown)
 
     def _choose(self, key: str, act: str) -> None:
         """Show a candidate, make it the baseline, or remove a pin."""

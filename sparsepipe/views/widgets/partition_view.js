@@ -336,14 +336,14 @@ function render({ model, el }) {
     const box = find(name).getBoundingClientRect();
     return tell(...under[name](event.clientX - box.left, event.clientY - box.top, event.target), event.clientX, event.clientY);
   };
-  const view = root.closest(".jupyter-widgets"), cell = () => root.closest(".jp-Cell");
+  const cell = () => root.closest(".jp-Cell");
   const living = new MutationObserver(() => {
-    const dead = view.classList.contains("jupyter-widgets-disconnected");  // ipywidgets' own mark
+    const dead = el.classList.contains("jupyter-widgets-disconnected");  // ipywidgets' own mark
     find("dead").hidden = !dead;
     find("again").hidden = !cell();
     root.classList.toggle("sp-lost", dead);
   });
-  if (view) living.observe(view, { attributes: true, attributeFilter: ["class"] });
+  living.observe(el, { attributes: true, attributeFilter: ["class"] });
   find("again").addEventListener("click", () => {  // as a hand does: choose the cell, and press the notebook's own button
     const own = cell(), run = own.closest(".jp-NotebookPanel").querySelector('[data-command="notebook:run-cell-and-select-next"]');
     const prompt = own.querySelector(".jp-InputPrompt");

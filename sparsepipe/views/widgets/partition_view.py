@@ -49,11 +49,8 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         super().__init__(**settings)
         self.add_class("sp-drawing")
         self._open, self._number = False, 0  # whether a page shows it
-        self._step: Callable[[int, str, int], None] | None = None
-        self._candidate: Callable[[str, str], None] | None = None
-        self._pareto: Callable[[], None] | None = None
+        self._acts: dict[str, Callable[..., object]] = {}  # by the name of what the page asks for
         self._waiting: dict[int, Callable[[], Any]] = {}
-        self._code: Callable[[], str] | None = None
         self.on_msg(self._answer)
 
     def show(self, scene: Mapping[str, Any]) -> None:
@@ -69,9 +66,9 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         """Replace the map of hosts, devices and links."""
         self.map = json.dumps(drawn, separators=(",", ":"))
 
-    def show_candidates(self, told: Mapping[str, object]) -> None:
+    def show_candidates(self, drawn: Mapping[str, object]) -> None:
         """Replace the rows of candidates, and their points."""
-        self.candidates = json.dumps(told, separators=(",", ":"))
+        self.candidates = json.dumps(drawn, separators=(",", ":"))
 
     def show_moves(self, tables: Mapping[str, object]) -> None:
         """Replace what the page shows of a slider's move until its plan comes."""
@@ -93,15 +90,15 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
 
     def on_step(self, act: Callable[[int, str, int], None]) -> None:
         """Call `act(host, device type, by)` with each click that adds a device to a host of the map, or removes one."""
-        self._step = act
+        self._acts["step"] = act
 
     def on_candidate(self, act: Callable[[str, str], None], pareto: Callable[[], None]) -> None:
         """Call `act(key, "show" | "baseline" | "remove")` with each click on a candidate, `pareto()` for all points."""
-        self._candidate, self._pareto = act, pareto
+        self._acts |= {"candidate": act, "pareto": pareto}
 
     def on_copy(self, code: Callable[[], str]) -> None:
         """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
-        self._code = code
+        self._acts["copy"] = code
 
     def settled(self, act: Callable[[], Any]) -> None:
         """Call `act` once all that the page was about to send has come; at once if no page shows the view.
@@ -122,20 +119,18 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self._open = self._open or "open" in content
         if content.get("settled") in self._waiting:  # the first page to answer; others show the same
             self._waiting.pop(content["settled"])()
-        step = content.get("step")
-        if isinstance(step, dict) and self._step is not None:
-            self._step(step["host"], step["type"], step["by"])
-        chosen, act = content.get("candidate"), self._candidate
-        if isinstance(chosen, dict) and act is not None:
-            self.settled(lambda: act(chosen["key"], chosen["act"]))
-        if "pareto" in content and self._pareto is not None:
-            self.settled(self._pareto)
+        if isinstance(step := content.get("step"), dict):
+            self._acts["step"](step["host"], step["type"], step["by"])
+        if isinstance(chosen := content.get("candidate"), dict):
+            self.settled(lambda: self._acts["candidate"](chosen["key"], chosen["act"]))
+        if "pareto" in content:
+            self.settled(self._acts["pareto"])
         if "copy" in content:
             self.settled(self._send_code)
 
     def _send_code(self) -> None:
         try:
-            self.send({"code": self._code() if self._code else ""})
+            self.send({"code": self._acts["copy"]()})
         except InputError as error:
             self.send({"refused": str(error)})
 

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ...errors import InputError
 from ...planning import Problem, bound_of, partition, planners_with
@@ -41,9 +40,8 @@ class Answer:
 
     def base(self, field: str) -> str:
         """A name of this plan and its settings but for one, by which the page knows whether a table is of them."""
-        unset: dict[str, Any] = {field: None}
-        settings = replace(self.settings, **unset)
-        return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, settings)) & (2**64 - 1), "x")
+        others = tuple(value for name, value in vars(self.settings).items() if name != field)
+        return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, others)) & (2**64 - 1), "x")
 
     @property
     def ends(self) -> list[int]:

@@ -1,6 +1,6 @@
 """The settings of the partition explorer's controls as one value, and the cluster that they make."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -102,7 +102,7 @@ def memory_told(cluster: Cluster) -> str:
     return ", ".join(f"{name} {SIZE.shown(limit)}" for name, limit in limits.items())
 
 
-def _links(links: Any) -> str:
+def _links(links: Sequence[Link]) -> str:
     bandwidths = sorted(link.bandwidth for link in links)
     latencies = sorted(link.latency for link in links)
     told = _range(bandwidths, BANDWIDTH)
@@ -187,24 +187,26 @@ def _on_map(given: Cluster, hosts: tuple[tuple[tuple[str, int], ...], ...]) -> D
 _MOST_KINDS = 8  # rows of the map, up to which every host offers every device type
 
 
-def map_of(given: Cluster, settings: Settings) -> dict[str, Any]:
-    """The map of hosts: the devices of each by type, also of one without any, and the links, as JSON-ready values."""
+def hosts_of(given: Cluster, settings: Settings) -> list[tuple[Node, dict[str, int]]]:
+    """The hosts of the map, also those without a device: (its node, devices by type, also types that it may get)."""
     wanted, names = dict(settings.devices), list(dict.fromkeys(device.type.name for device in given.devices))
     if settings.placement == BY_TYPE:
-        nodes = _by_type(given, wanted)
-        counts = [{node.device_types[0].name: len(node.device_types)} for node in nodes]
-    else:
-        nodes = list(given.nodes)
-        own = _on_given(given, wanted) if settings.hosts is None else _on_map(given, settings.hosts)
-        every = names if len(names) * len(nodes) <= _MOST_KINDS else []
-        counts = []
-        for node, devices in zip(nodes, own, strict=True):
-            kinds = [*(kind.name for kind in (*node.device_types, *devices)), *every]
-            held = [kind.name for kind in devices]
-            counts.append({name: held.count(name) for name in dict.fromkeys(kinds)})
+        return [(node, {node.device_types[0].name: len(node.device_types)}) for node in _by_type(given, wanted)]
+    placed_devices = _on_given(given, wanted) if settings.hosts is None else _on_map(given, settings.hosts)
+    every = names if len(names) * len(given.nodes) <= _MOST_KINDS else []
+    hosts = []
+    for node, devices in zip(given.nodes, placed_devices, strict=True):
+        kinds = [*(kind.name for kind in (*node.device_types, *devices)), *every]
+        held = [kind.name for kind in devices]
+        hosts.append((node, {name: held.count(name) for name in dict.fromkeys(kinds)}))
+    return hosts
+
+
+def map_of(given: Cluster, settings: Settings) -> dict[str, object]:
+    """The map of hosts, their devices and links, as JSON-ready values."""
     hosts = [
-        {"name": node.name, "link": _links([_as_set(node, settings).link]), "counts": own}
-        for node, own in zip(nodes, counts, strict=True)
+        {"name": node.name, "link": _links([_as_set(node, settings).link]), "counts": counts}
+        for node, counts in hosts_of(given, settings)
     ]
     return {"hosts": hosts, "network": _links([Link(settings.network_bandwidth, settings.network_latency)])}
 

@@ -53,8 +53,8 @@ def scene(
     }
 
 
-def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict[str, Any]:
-    """What changes of a scene while a slider moves, before another plan is known: numbers and times, no bound."""
+def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict[str, object]:
+    """Return the parts of a scene that change with a slider before another plan is known: numbers and times."""
     rows = with_words(stages(plan, problem))
     return {
         "tiles": [tile[:2] for tile in tiles(plan, problem.cluster, bound=None, batch_size=batch_size)],
@@ -62,14 +62,14 @@ def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict
     }
 
 
-def layers(plan: Plan, problem: Problem) -> list[list[Any]]:
+def layers(plan: Plan, problem: Problem) -> list[tuple[str, float, int]]:
     """[layer, seconds on the device that holds it, stage]; on the slowest one where a stage has several types."""
     devices, graph = problem.cluster.devices, problem.graph
     place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
     types = [{devices[rank].type.name for rank in stage.ranks} for stage in plan.stages]
     seconds = [np.max([problem.table.seconds[name][:, 0] for name in sorted(names)], axis=0) for names in types]
     ids = [graph.layers[k].id for k in problem.layers]
-    return [[id, float(seconds[place[id]][k]), place[id]] for id, k in zip(ids, problem.layers, strict=True)]
+    return [(id, float(seconds[place[id]][k]), place[id]) for id, k in zip(ids, problem.layers, strict=True)]
 
 
 def chips(plans: Sequence[Plan], cluster: Cluster) -> dict[str, dict[str, list[list[int]]]]:
