@@ -288,8 +288,8 @@ function render({ model, el }) {
     <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches</i></div><div class="sp-lanes"></div>
     <div class="sp-seek" role="slider" tabindex="0" aria-label="part of the timeline in sight" data-tip="Drag to move; Ctrl and the wheel over the timeline, or + and −, zoom"><i></i></div>
     <div class="sp-why"></div><div class="sp-changes"></div>
-    <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-sizes-part"><div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div></div>
+    <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
     <pre style="overflow:auto;margin:4px 0;word-break:normal;overflow-wrap:break-word" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div></div><style></style>`;
   el.classList.add("sp-drawing");
