@@ -337,19 +337,17 @@ function render({ model, el }) {
     return tell(...under[name](event.clientX - box.left, event.clientY - box.top, event.target), event.clientX, event.clientY);
   };
   const cell = () => root.closest(".jp-Cell");
+  let box = null;  // the box of ipywidgets that this is in, once it is: JupyterLab marks it when the kernel ends
   const living = new MutationObserver(() => {
-    const dead = el.classList.contains("jupyter-widgets-disconnected");  // ipywidgets' own mark
+    const dead = box.classList.contains("jupyter-widgets-disconnected");
     find("dead").hidden = !dead;
     find("again").hidden = !cell();
     root.classList.toggle("sp-lost", dead);
   });
-  living.observe(el, { attributes: true, attributeFilter: ["class"] });
   find("again").addEventListener("click", () => {  // as a hand does: choose the cell, and press the notebook's own button
     const own = cell(), run = own.closest(".jp-NotebookPanel").querySelector('[data-command="notebook:run-cell-and-select-next"]');
-    const prompt = own.querySelector(".jp-InputPrompt");
-    for (const kind of ["mousedown", "mouseup"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, button: 0 }));
-    const button = run.shadowRoot ? run : run.querySelector("button, jp-button") || run;
-    button.click();
+    for (const target of [own.querySelector(".jp-InputPrompt"), run])
+      for (const kind of ["mousedown", "mouseup", "click"]) target.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, composed: true, button: 0 }));
   });
   root.addEventListener("pointermove", pointed);
   root.addEventListener("pointerleave", () => tell("", -1));
@@ -380,6 +378,7 @@ function render({ model, el }) {
     find("copy").disabled = Boolean(old);
     find("copy").title = old || "Copy the cell that makes this plan";
     width = Math.floor(picture.clientWidth);
+    if (!box && (box = root.closest(".jupyter-widgets"))) living.observe(box, { attributes: true, attributeFilter: ["class"] });
     if (!scene.tiles || width < 50) return;
     root.classList.remove("sp-foreseen");
     put("tiles", tiles(scene));
