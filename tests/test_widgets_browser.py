@@ -243,7 +243,7 @@ def test_refused_settings_grey_the_picture_and_leave_nothing_to_act_on(explorer,
     looks = "(name) => getComputedStyle(document.querySelector('.sp-stages'))[name]"
     until(lambda: explorer.evaluate(looks, "filter") == "grayscale(1)", "a grey picture")
     assert explorer.evaluate(looks, "opacity") == "1", "it is read as before"
-    marked = "() => getComputedStyle(document.querySelector('.sp-part'), '::before').content"
+    marked = "() => getComputedStyle(document.querySelector('.sp-picture .sp-part'), '::before').content"
     assert explorer.evaluate(marked) == '"old · "'
     buttons = [button(explorer, name) for name in ("export", "set baseline A", "pin cuts", "pin devices")]
     until(lambda: all(map(refuses, buttons)), lambda: f"{[*map(refuses, buttons)]}: whether each says why it is grey")
