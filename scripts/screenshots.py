@@ -18,10 +18,8 @@ from sparsepipe.study import reproduce  # noqa: E402
 
 TALL = 2600  # pixels: all of an explorer or a board, above the status bar
 EXPLORER = """
-from sparsepipe.study.unlike_devices import unlike_devices
 from sparsepipe.views.widgets import PartitionExplorer
-profile, cluster = unlike_devices("minkvgg11bn-narrow")
-explorer = PartitionExplorer(profile, cluster)
+explorer = PartitionExplorer()  # two RTX and two TITAN V, as published
 explorer.controls.plan.planner.value = "data-parallel"
 explorer.view.pin.click()
 explorer.controls.plan.planner.value = "optimal"
@@ -75,7 +73,10 @@ def explorer(browser: Any, lab: Lab, path: Path) -> None:
     lab.write("explorer.ipynb", EXPLORER)
     page = open_page(browser, width=1280, height=TALL)
     run_notebook(page, lab, "explorer.ipynb")
-    page.wait_for_selector(".sp-view:not(.sp-wait) .sp-orders")  # of the last plan
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.locator(".sp-pareto-button").click()
+    page.wait_for_selector(".sp-point")
+    page.mouse.move(0, 0)  # nothing is under the pointer
     page.wait_for_timeout(1000)
     page.locator(".jp-OutputArea-output").first.screenshot(path=path)
 

@@ -71,7 +71,20 @@ def test_data_verbs(tmp_path, capsys):
     capsys.readouterr()
     code, out, _ = run("data", "list", "--json", capsys=capsys)
     assert code == 0
-    assert "modelnet40" in {entry["name"] for entry in json.loads(out)}
+    kinds = {entry["name"]: entry["kind"] for entry in json.loads(out)}
+    assert (
+        "modelnet40" in kinds and kinds["sparsepipe-profiles"] == "graphs" and kinds["minkvgg-published"] == "profile"
+    )
+
+
+def test_a_laboratory_of_published_devices_is_planned_from_the_package_alone(monkeypatch, tmp_path, capsys):
+    """Two RTX and two TITAN V: 1.57 times data parallelism, provably."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path))
+    code, out, _ = run("plan", "--profile", "minkvgg-published", "--cluster", "rtx-titan-v", "--json", capsys=capsys)
+    estimate = json.loads(out)
+    assert code == 0 and estimate["lower_bound_seconds"] == pytest.approx(estimate["period_seconds"])
+    assert estimate["data_parallel_seconds"] / estimate["period_seconds"] == pytest.approx(1.57, abs=0.005)
 
 
 def test_models_lists_tables_and_modules_without_torch():

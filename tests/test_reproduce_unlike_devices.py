@@ -15,6 +15,7 @@ from sparsepipe import (
 )
 from sparsepipe.data.manifests import get_manifest
 from sparsepipe.planning import PLANNERS
+from sparsepipe.study.machines import published_profile
 from sparsepipe.study.unlike_devices import (
     CORES,
     MEASURED,
@@ -100,11 +101,12 @@ def test_two_machines_have_both_types_that_02_measured():
 
 
 def test_the_published_profiles_are_one_parameter_away(shared_reference, monkeypatch):
-    with raises("profile.not_fetched", "RTX, tv, txp"):
-        unlike_devices(MODEL, cluster="sparsepipe-mix")
-    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
+    monkeypatch.delenv("SPARSEPIPE_DATA", raising=False)  # they are part of the package
     profile, cluster = unlike_devices(MODEL, cluster="sparsepipe-mix")
     assert profile.device_types == ("RTX", "tv", "txp") and len(cluster.devices) == 8
+    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
+    assert published_profile({name: name for name in profile.device_types}).costs == profile.costs
+    assert unlike_devices(MODEL, cluster="rtx-titan-v")[0].device_types == ("RTX", "TITAN V")
     for file in get_manifest("sparsepipe-profiles").files:
         path = shared_reference / "profiles" / "minkvgg" / file.path
         assert (path.stat().st_size, sha256(path)) == (file.num_bytes, file.sha256), "the manifest names these files"
@@ -127,7 +129,7 @@ def test_files_of_ones_own(tmp_path, shared_reference):
         unlike_devices(MODEL, profiles={"slow": files["slow"]}, cluster=str(tmp_path / "own.toml"))
     with raises("profile.not_fetched", "fast"):
         unlike_devices("other", cluster=str(tmp_path / "own.toml"))
-    with raises("manifest.not_found", "nowhere", "cluster file", "mixed-cores, sparsepipe-mix, two-cores"):
+    with raises("manifest.not_found", "nowhere", "cluster file", "mixed-cores, rtx-titan-v, sparsepipe-mix, two-cores"):
         unlike_devices(MODEL, cluster="nowhere")
 
 

@@ -32,9 +32,9 @@ SHOWN = "() => window.jupyterapp?.shell.currentWidget?.context?.path"
 # Whether the explorer's first picture is as wide as its place: controls that come later make that narrower.
 FITTED = """() => {
   const view = document.querySelector(".sp-view[data-serial='1']"), lanes = view && view.querySelector(".sp-lanes svg");
-  return Boolean(lanes) && lanes.viewBox.baseVal.width === Math.floor(view.clientWidth);
+  return Boolean(lanes) && lanes.viewBox.baseVal.width === Math.floor(view.querySelector(".sp-picture").clientWidth);
 }"""
-PARTS = ".noUi-handle, .jupyter-button, .widget-dropdown, .sp-view, .sp-view svg"
+PARTS = ".noUi-handle, .jupyter-button, .widget-dropdown, .sp-picture, .sp-view svg"
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ def explorer(lab_page, lab):
     if lab_page.evaluate(SHOWN) != "explorer.ipynb":
         open_notebook(lab_page, lab, "explorer.ipynb")
     lab_driver.run_cells(lab_page)
+    for name in ("Advanced", "⋯"):
+        button(lab_page, name).click()
     for name in ("gpu", "within a node", "memory", "stages per device"):
         slider(lab_page, name).wait_for()
     for name in ("set baseline A", "pin cuts", "export"):
@@ -55,6 +57,28 @@ def explorer(lab_page, lab):
 
 
 RANKS = "() => document.querySelectorAll('.sp-rank').length"
+TOPS = "() => ['.sp-stages', '.sp-lanes', '.sp-why', '.sp-map'].map((one) => document.querySelector(one).offsetTop)"
+
+
+def test_devices_are_added_on_the_map_and_nothing_moves(explorer):
+    """A candidate is shown by a click; the buttons of the header are a few keys away."""
+    before = explorer.evaluate(TOPS)
+    explorer.get_by_label("One more gpu on local").click()
+    explorer.wait_for_function(f"() => ({RANKS})() === 5")
+    assert explorer.evaluate("() => document.querySelectorAll('.sp-chip').length") == 5
+    assert explorer.evaluate(TOPS)[0] == before[0] and explorer.evaluate(TOPS)[3] == before[3]
+    explorer.get_by_label("One fewer gpu on local").click()
+    explorer.wait_for_function(f"() => ({RANKS})() === 4")
+    explorer.locator("[data-key='data-parallel'] .sp-row").click()
+    explorer.wait_for_function("() => document.querySelectorAll('.sp-stages .sp-bar').length === 1")
+    assert explorer.evaluate(TOPS) == before, "room is left for as many stages as there are devices"
+    explorer.locator(".jp-OutputArea-output .sp-header select").focus()
+    keys = 0
+    while "save plan" not in explorer.evaluate("() => document.activeElement.textContent"):
+        explorer.keyboard.press("Tab")
+        keys += 1
+    assert keys <= 10
+    assert not explorer.problems
 
 
 def slider(page, name):
@@ -121,11 +145,12 @@ def test_stages_per_device_are_dragged(explorer):
     )
     value = number(explorer, "stages per device")
     until(lambda: explorer.evaluate(RANKS) == 4, "as many devices, each with several stages")
-    names = explorer.locator(".sp-stages title", has_text="conv").all_text_contents
+    tips = "() => [...document.querySelectorAll('.sp-stages text[data-tip*=conv]')].map((one) => one.dataset.tip)"
+    names = partial(explorer.evaluate, tips)
     own = ", ".join(str(4 * lap) for lap in range(value))
     layers = re.compile(rf"{own} · gpu: conv0(, | … conv\d+ \(\d+ layers\), )")  # of one layer its name alone
     until(lambda: layers.match(names()[0]), "the stages of a device, with the layers of each")
-    explorer.wait_for_selector("text=unknown")
+    explorer.wait_for_selector(".sp-tiles >> text=unknown", state="attached")
     until(button(explorer, "pin cuts").is_disabled, "no cuts to pin")
     code = explorer.locator(".sp-code pre")
     until(lambda: f"stages_per_device={value})" in code.text_content(), "them in the code")
@@ -151,12 +176,12 @@ def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explo
     explorer.keyboard.press("ArrowLeft")
     explorer.wait_for_function(f"() => document.querySelector('.sp-cut').getAttribute('aria-valuenow') == {at - 1}")
     explorer.wait_for_function(
-        f"() => document.querySelectorAll('.sp-stages title')[0].textContent.includes('({at - 1} layers)')"
+        f"() => document.querySelector('.sp-stages text[data-tip]').dataset.tip.includes('({at - 1} layers)')"
     )
     cell = explorer.evaluate("() => document.querySelector('.sp-strip').clientWidth / 24")
     drag(explorer, first, cell)
     explorer.wait_for_function(
-        f"() => document.querySelectorAll('.sp-stages title')[0].textContent.includes('({at} layers)')"
+        f"() => document.querySelector('.sp-stages text[data-tip]').dataset.tip.includes('({at} layers)')"
     )
     x, y = middle(first)
     explorer.mouse.down()
@@ -218,7 +243,7 @@ def test_refused_settings_grey_the_picture_and_leave_nothing_to_act_on(explorer,
     looks = "(name) => getComputedStyle(document.querySelector('.sp-stages'))[name]"
     until(lambda: explorer.evaluate(looks, "filter") == "grayscale(1)", "a grey picture")
     assert explorer.evaluate(looks, "opacity") == "1", "it is read as before"
-    marked = "() => getComputedStyle(document.querySelector('.sp-part'), '::before').content"
+    marked = "() => getComputedStyle(document.querySelector('.sp-picture .sp-part'), '::before').content"
     assert explorer.evaluate(marked) == '"old · "'
     buttons = [button(explorer, name) for name in ("export", "set baseline A", "pin cuts", "pin devices")]
     until(lambda: all(map(refuses, buttons)), lambda: f"{[*map(refuses, buttons)]}: whether each says why it is grey")
@@ -242,6 +267,25 @@ def test_a_dragged_slider_and_a_click_at_once_act_on_what_the_slider_shows(explo
         lambda: same.count() and explorer.evaluate(RANKS) == number(explorer, "gpu") > 4,
         "A is the plan of as many devices as the slider says",
     )
+
+
+FORESEEN = """() => {
+  window.spForeseen = 0;
+  const view = document.querySelector(".sp-view");
+  const count = () => { window.spForeseen += view.classList.contains("sp-foreseen"); };
+  new MutationObserver(count).observe(view, { attributes: true, attributeFilter: ["data-drawn"] });
+}"""
+
+
+def test_the_page_answers_a_move_before_the_kernel_does(explorer):
+    explorer.wait_for_selector(".sp-row")
+    explorer.wait_for_function("() => document.querySelector('.sp-slider .noUi-band')")
+    explorer.evaluate(FORESEEN)
+    slider(explorer, "within a node").focus()
+    explorer.keyboard.press("ArrowLeft")
+    explorer.wait_for_function("() => window.spForeseen === 1")
+    explorer.wait_for_selector(".sp-view:not(.sp-foreseen)", state="attached")
+    assert not explorer.problems
 
 
 OVER = "() => [...document.querySelectorAll('.sp-orders b')].map((cell) => cell.textContent)"
@@ -276,6 +320,19 @@ def test_orders_follow_the_sliders_and_move_nothing(explorer):
     )
     assert explorer.evaluate(same)
     assert not explorer.problems
+
+
+def test_a_view_whose_kernel_was_restarted_says_so_and_runs_its_cell_again(page, lab):
+    lab.write("dead.ipynb", "from sparsepipe.views.widgets import PartitionExplorer\nPartitionExplorer()")
+    run_notebook(page, lab, "dead.ipynb")
+    page.wait_for_selector(".sp-lanes svg")
+    assert page.locator(".sp-dead").is_hidden()
+    lab_driver.restart_kernel(page)
+    page.get_by_role("button", name="run its cell").click()
+    page.wait_for_selector(".sp-dead", state="hidden")
+    page.get_by_label("One more RTX on alpha").click()
+    page.wait_for_function(f"() => ({RANKS})() === 5")
+    assert not page.problems
 
 
 def test_a_layer_is_clicked(page, lab):
@@ -435,7 +492,12 @@ def widgets(lab_page, lab):
     lab_page.wait_for_selector(".sp-runs tbody tr")
     lab_page.wait_for_selector("a:text('timeline of a run')")
     lab_page.wait_for_selector(".js-plotly-plot .main-svg")
+    for name in ("Advanced", "⋯", "Add a card, or open a file"):
+        for fold in lab_page.get_by_role("button", name=name).all():
+            fold.click()
     lab_page.wait_for_selector("[title*='chooses the stages']")
+    lab_page.locator(".sp-pareto-button").first.click()
+    lab_page.wait_for_selector(".sp-point")
     settle(lab_page, ".jupyter-widgets, .main-svg, .sp-view svg")
     return lab_page
 

@@ -61,7 +61,7 @@ def ran(folder, plan, *, speed, state="finished"):
 
 def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, cluster, tmp_path):
     explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans")
-    assert explorer.saver.launch_button not in explorer.saver.widget.children[0].children, "there is no board"
+    assert explorer.saver.launch_button not in explorer.saver.buttons, "there is no board"
     explorer.controls.plan.planner.value = "model-parallel"
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "model-parallel-2-stages-001.json"

@@ -13,8 +13,8 @@ from sparsepipe.planning.forecast import forecast
 from sparsepipe.planning.scale import Scale
 from sparsepipe.util.text.numbers import as_measured, scaled_bytes
 from sparsepipe.views.widgets import PartitionExplorer
-from sparsepipe.views.widgets.explorer_controls import StagesPerDevice
 from sparsepipe.views.widgets.planning import compressed
+from sparsepipe.views.widgets.stage_editor import StagesPerDevice
 from sparsepipe.views.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12
@@ -62,7 +62,7 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
     drawn = scene(explorer)
     assert drawn["period"] == best.estimate.period_seconds == pytest.approx(drawn["bound"])
     assert tile(explorer, "throughput") == f"{as_measured(16 / best.estimate.period_seconds)} samples/s"
-    assert tile(explorer, "optimality gap") == "0%"
+    assert tile(explorer, "optimality gap").startswith("0%")
     assert tile(explorer, "over one device") == f"{0.36 / best.estimate.period_seconds:.2f} ×"
     assert drawn["ranks"] == sorted(best.ranks)
     assert [stage for _, _, stage in drawn["layers"]] == sorted(stage for _, _, stage in drawn["layers"])

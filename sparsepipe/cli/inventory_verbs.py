@@ -5,10 +5,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from .. import data
 from ..data.examples import is_examples
+from ..data.manifests import manifests_folder
 from ..errors import InputError, one_line
 from ..launching.probes import check_cluster, measure_cluster
 from ..launching.probes.check import HostFacts
@@ -23,6 +25,7 @@ from ..util.text.counting import counted, number_of
 from ..util.text.numbers import as_measured, duration
 from ..util.text.sizes import sizes_spread, spread_text
 from ..values.cluster import Cluster, Link, Node
+from ..values.profile import Profile
 from ..views.values import link_text
 from .options import given, known_cluster
 from .output import Answer, Progress, progress_line, table, warn
@@ -35,7 +38,7 @@ _LEAST_SAMPLES, _MOST_SAMPLES, _READ_SECONDS = 8, 1000, 3.0  # whose voxels `dat
 
 def data_list(options: argparse.Namespace) -> Answer:
     damaged: list[str] = []
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "name": entry.name,
             "title": entry.title,
@@ -45,12 +48,25 @@ def data_list(options: argparse.Namespace) -> Answer:
             "splits": dict(entry.splits),
             "fetchable": entry.verifiable,
         }
-        for entry in data.list_datasets(damaged=damaged)
+        for entry in [
+            *data.list_datasets(damaged=damaged),
+            *data.list_datasets(manifests_folder().parent / "traces", damaged=damaged),
+        ]
     ]
+    rows += map(_shipped_profile, sorted((manifests_folder().parent / "profiles").glob("*.json")))
     for text in damaged:
         progress_line(f"warning: left out: {text}")
     columns = ("name", "kind", "title", "licence", "fetchable")
     return Answer(rows, table([columns, *([str(row[c]) for c in columns] for row in rows)]))
+
+
+def _shipped_profile(path: Path) -> dict[str, object]:
+    """The row of a profile that is part of the package: nothing is to be fetched."""
+    profile = Profile.load(path)
+    made = profile.origin.get("published") or f"{profile.origin.get('model')}, measured"
+    title = f"{made}, on {', '.join(profile.device_types)}: --profile {path.stem}"
+    row: dict[str, object] = {"name": path.stem, "title": title, "licence": "", "homepage": "", "kind": "profile"}
+    return row | {"splits": {}, "fetchable": False}
 
 
 def data_fetch(options: argparse.Namespace) -> Answer:

@@ -14,7 +14,7 @@ from ..util.io.files import expanded
 from ..util.text.numbers import voxel_size_text
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import Profile
-from .machines import BETWEEN, INSIDE, PUBLISHED, published_profile
+from .machines import BETWEEN, INSIDE, PUBLISHED
 
 CORES = "cores"  # for a cluster: those of this machine
 MEASURED = "measured"  # for a cluster: two machines of the types that were measured on this one (`two_machines`)
@@ -106,15 +106,10 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
     names = [kind.name for kind in devices.device_types]
     if profiles:
         profile = reduce(or_, [_named(name, expanded(path)) for name, path in profiles.items()])
-    elif set(names) <= set(PUBLISHED.values()):
-        there = published_profile({name: name for name in names})
-        if there is None:
-            raise InputError(
-                "profile.not_fetched",
-                f"profiles of {', '.join(names)} not found; run `sparsepipe data fetch sparsepipe-profiles`, or give "
-                f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}",
-            )
-        profile = there
+    elif set(names) <= {*PUBLISHED, *PUBLISHED.values()}:
+        published = Profile.load(_profiles_of("minkvgg-published"))
+        known = dict(zip(PUBLISHED.values(), PUBLISHED, strict=True))  # the names of the published files
+        profile = replace(published, costs={name: published.costs[known.get(name, name)] for name in names})
     elif shipped_path := _shipped(model):
         profile = Profile.load(shipped_path)
         if shipped_path.stem != model:

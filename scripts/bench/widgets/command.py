@@ -56,6 +56,7 @@ def table(found: dict[str, Any]) -> str:
     aims = "aims: 60 on the default network, 200 on 1,250 layers"
     lines = [f"{found['case']}, JupyterLab {SERVERS[found['server']]}: load {found['load']:.1f}"]
     lines[0] += f"; {found['moves']} moves, median {found['median_ms']}, p95 {found['p95_ms']} ms ({aims})"
+    lines[0] += f"; first answer of the page: median {found['first_median_ms']}, p95 {found['first_p95_ms']} ms"
     for name, part in found["sliders"].items():
         lines.append(f"{name:14s} " + "  ".join(f"{key} {value}" for key, value in part.items()))
     lines += [f"{name:14s} {took:7.1f} ms on average: {NAMES[name]}" for name, took in found["mean_ms"].items()]

@@ -98,16 +98,18 @@ FORGET = """() => {
   spTimes.keys.length = spTimes.drawn.length = 0;
   spSeen.received.length = spSeen.sent.length = spSeen.turns.length = 0;
 }"""
-# Of the first picture after `before`: wall-clock milliseconds, and messages between the key and it.
+# Of the first picture after `before`: wall-clock milliseconds, and messages between the key and it. `first`: of the
+# present plan's times there, which the page shows until then.
 TOLD = """(before) => {
   const [shown, serial, built] = spTimes.drawn.find(([, serial]) => serial > before), key = spTimes.keys[0];
   const turn = spSeen.turns.find(([begin, end]) => begin <= built && built <= end + 1) || [built, built];
+  const first = spTimes.drawn[0][0] - key;
   const between = (list) => list.filter(([at]) => key <= at && at <= built);
   const came = between(spSeen.received), largest = came.reduce((a, b) => (b[1] > a[1] ? b : a), [built, 0]);
   const bytes = (list) => list.reduce((sum, [, size]) => sum + size, 0);
   const wall = (at) => Date.now() - performance.now() + at;
-  return { serial, took: shown - key, key: wall(key), came: wall(largest[0]), begun: wall(turn[0]), built: wall(built),
-           shown: wall(shown), messages: came.length, bytes: bytes(came),
+  return { serial, first, took: shown - key, key: wall(key), came: wall(largest[0]), begun: wall(turn[0]),
+           built: wall(built), shown: wall(shown), messages: came.length, bytes: bytes(came),
            sent_messages: between(spSeen.sent).length, sent_bytes: bytes(between(spSeen.sent)) };
 }"""
 NAMES = {

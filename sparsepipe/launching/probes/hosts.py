@@ -4,11 +4,9 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +17,7 @@ from ...util.host.imports import python_on_host, this_python
 from ...util.host.ssh import command_failure, ssh_command, ssh_failure
 from ...util.io.fields import complaint
 from ...values.cluster import Cluster, Node
-from ...values.profile import CostSample, LayerCost, Profile
+from ...values.profile import Profile
 
 TORCH_SECONDS = 300.0  # for torch to begin and compute there, on a cold disk
 _SSH_FAILED = 255  # ssh's own exit code
@@ -135,9 +133,6 @@ def for_each(act: Callable[..., T], *each: Sequence[Any]) -> list[T]:
         return list(pool.map(act, *each))
 
 
-_SECONDS = ("forward", "backward", "forward_spread", "backward_spread", "kernel_map_seconds")  # of a sample
-
-
 def with_unmeasured(profile: Profile, cluster: Cluster) -> tuple[Profile, tuple[str, ...]]:
     """Return the profile with the unmeasured types of the cluster that can be estimated, and a line for each of these.
 
@@ -151,26 +146,9 @@ def with_unmeasured(profile: Profile, cluster: Cluster) -> tuple[Profile, tuple[
             continue
         like = min(known, key=lambda one: abs(seconds[one] / seconds[name] - 1))
         factor = seconds[name] / seconds[like]
-        profile = _with_type(profile, name, like, factor)
+        profile = profile.with_device_type(name, like=like, factor=factor)
         told.append(
             f"device type {name!r} has no profile: its times are estimated as {factor:.2f} times those of {like!r}, "
             f"as for the reference layer; give its profile by --profile {name}=FILE"
         )
     return profile, tuple(told)
-
-
-def _with_type(profile: Profile, name: str, like: str, factor: float) -> Profile:
-    rates, overheads = dict(profile.update_rates), dict(profile.step_overheads)
-    if like in rates:
-        rates[name] = rates[like] * factor
-    if like in overheads:
-        overheads[name] = overheads[like].slower(1 / factor)
-    costs: Mapping[str, tuple[LayerCost, ...]] = {
-        **profile.costs,
-        name: tuple(cost.changed(partial(_slower, factor=factor)) for cost in profile.costs[like]),
-    }
-    return replace(profile, costs=costs, update_rates=rates, step_overheads=overheads)
-
-
-def _slower(sample: CostSample, factor: float) -> CostSample:
-    return replace(sample, **{field: getattr(sample, field) * factor for field in _SECONDS})

@@ -20,6 +20,9 @@ def size_words(unit: str) -> str:
     return f"active {unit}" if unit == "voxels" else unit
 
 
+EXTRAPOLATED = 1.005  # times beyond a measured size: less, and digits do not show it
+
+
 @dataclass(frozen=True, slots=True)
 class Certainty:
     """Of the seconds predicted for a minibatch of one size.
@@ -34,7 +37,7 @@ class Certainty:
     @property
     def extrapolated(self) -> bool:
         """Return whether the size is beyond what was measured, by more than digits show."""
-        return self.factor > 1.005
+        return self.factor > EXTRAPOLATED
 
     def __str__(self) -> str:
         """ "extrapolated 4 ×: ± 20%", or "± 3%" within the measured range."""

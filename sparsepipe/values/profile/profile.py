@@ -61,6 +61,7 @@ class StepOverhead:
         return StepOverhead(*(getattr(self, name) / speed for name in OVERHEAD_FIELDS))
 
 
+_SECONDS = ("forward", "backward", "forward_spread", "backward_spread", "kernel_map_seconds")  # of a sample
 OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
 
 
@@ -554,6 +555,33 @@ class Profile(Printed):
         rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
         overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
         return replace(self, costs={device_type: costs}, update_rates=rates, step_overheads=overheads)
+
+    def with_device_type(self, name: str, *, like: str, factor: float) -> "Profile":
+        """Add a device type that takes `factor` times as long as the type `like`, with the same bytes.
+
+        Raises InputError for a name that the profile has, and for a type that it does not have.
+        """
+        if like not in self.costs:
+            raise InputError(
+                "profile.no_device_type",
+                f"no device type {like!r}, the profile knows {', '.join(self.costs)}",
+                name=like,
+            )
+        if name in self.costs:
+            raise InputError(
+                "profile.device_type_twice", f"device type {name!r} is in the profile: give the new one another name"
+            )
+        rates, overheads = dict(self.update_rates), dict(self.step_overheads)
+        if like in rates:
+            rates[name] = rates[like] * factor
+        if like in overheads:
+            overheads[name] = overheads[like].slower(1 / factor)
+
+        def slower(sample: CostSample) -> CostSample:
+            return replace(sample, **{field: getattr(sample, field) * factor for field in _SECONDS})
+
+        costs = {**self.costs, name: tuple(cost.changed(slower) for cost in self.costs[like])}
+        return replace(self, costs=costs, update_rates=rates, step_overheads=overheads)
 
     @cached_property
     def columns(self) -> tuple[str, ...]:

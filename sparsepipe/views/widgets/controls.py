@@ -43,9 +43,9 @@ def latency_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
     return _link_slider(name, given, TIME, _LATENCIES, tip)
 
 
-def memory_slider(tip: str) -> StopSlider:
+def memory_slider(name: str, tip: str) -> StopSlider:
     """Bytes; 0 stands for the limits given."""
-    return StopSlider("memory", 0.0, SIZE, stops=_MEMORY, named={0.0: ("as given", _INF)}, tooltip=tip)
+    return StopSlider(name, 0.0, SIZE, stops=_MEMORY, named={0.0: ("as given", _INF)}, tooltip=tip)
 
 
 def number_slider(name: str, value: float, options: Iterable[float], tip: str) -> StopSlider:
@@ -71,6 +71,20 @@ def written(name: str, *, example: str, tip: str) -> ipywidgets.Text:
 
 def toggle(name: str, tip: str) -> ipywidgets.ToggleButton:
     return looks.ToggleButton(description=name, tooltip=tip, layout={"width": "160px"})
+
+
+def folded(name: str, tip: str, content: ipywidgets.Box) -> ipywidgets.ToggleButton:
+    """A button that shows `content`, which is hidden at first, and hides it again."""
+    button = looks.ToggleButton(description=name, tooltip=tip, icon="caret-right")
+    button.add_class("sp-fold-button")
+
+    def follow(_: object = None) -> None:
+        button.icon = "caret-down" if button.value else "caret-right"
+        looks.show(content, on=button.value)
+
+    button.observe(follow, names="value")
+    follow()
+    return button
 
 
 def _link_slider(name: str, given: Iterable[float], reading: Any, stops: Iterable[float], tip: str) -> StopSlider:

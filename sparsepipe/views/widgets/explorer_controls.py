@@ -1,20 +1,20 @@
 """The partition explorer's controls: devices and links, workload, plan, stages by hand, pipelines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ipywidgets
 
-from ...errors import InputError
-from ...planning import PLANNERS, PlanSettings, check_interleaves, planner_for, planners_with
+from ...planning import PLANNERS, PlanSettings
 from ...planning.scale import Scale
 from ...runtime.config import RunConfig
 from ...util.io.options import option_values, written_value
 from ...util.io.settings import rows
+from ...util.text.sizes import EXTRAPOLATED
 from ...values.cluster import Cluster
 from ...values.profile import Profile
 from ...values.replication import RULES, parse_rule
-from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from ...values.schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..glossary import definition
 from ..markup import Html
 from . import looks
@@ -23,6 +23,7 @@ from .controls import (
     choice_slider,
     count_slider,
     dropdown,
+    folded,
     latency_slider,
     memory_slider,
     number_slider,
@@ -33,78 +34,11 @@ from .html_view import HtmlView
 from .messages import Messages
 from .planning import Answer
 from .sentences import sentence
-from .settings import AS_GIVEN, BY_TYPE, Settings, placement_told
+from .settings import AS_GIVEN, BY_TYPE, Settings, hosts_of, placement_told
 from .several import NOBODY, Several
-from .stage_editor import StagesByHand
+from .stage_editor import SMALL, StagesByHand, StagesPerDevice
 from .stop_slider import StopSlider
 from .straggler_picker import StragglerPicker
-
-_MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
-
-_TIP = f"number of stages on each device; interleaved stages: {definition('interleaved stages')}"
-
-
-class StagesPerDevice:
-    """`slider` and `note` are what to display, `number` is what to plan with: what the schedule allows of the slider's
-    value, 1 where the planner knows of no more.
-    """
-
-    def __init__(self, *, num_layers: int, num_devices: int) -> None:
-        high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
-        self.slider = count_slider("stages per device", 1, low=1, high=high, most=high, tip=_TIP)
-        self.note = HtmlView(layout={"width": "330px"})
-        self._allowed: tuple[int, int | None] = (1, 1)
-        self._schedule = ""  # that the planner was last looked at for
-        self._stands_in = self._wanted = ""  # the planner taken for a schedule, and the one that was chosen
-
-    @property
-    def number(self) -> int:
-        fewest, most = self._allowed
-        wanted: int = max(fewest, self.slider.value)
-        return wanted if most is None else min(wanted, most)
-
-    def follow(self, planner: ipywidgets.Dropdown, schedule: ipywidgets.Dropdown, *, pinned: bool) -> None:
-        """Offer what goes with the planner and the schedule chosen.
-
-        A schedule that needs several stages per device takes a planner that plans them; with another schedule the
-        planner that was chosen comes back. One that is chosen afterwards stays, and is refused with its reason.
-        """
-        if planner.value != self._stands_in:
-            self._wanted = ""
-        if not pinned and schedule.value != self._schedule:
-            wanted = self._wanted or planner.value
-            self._schedule = schedule.value
-            self._stands_in = planner.value = planner_for(schedule.value, wanted)
-            self._wanted = "" if wanted == self._stands_in else wanted
-        self.offer(planner.value, schedule.value, pinned=pinned)
-
-    def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
-        """Let the slider be moved where planner and schedule know what to do with several stages per device."""
-        able = planners_with("stages_per_device")
-        self._allowed = (1, 1) if pinned or planner not in able else SCHEDULE_RULES[schedule].stages_per_rank
-        fewest, most = self._allowed
-        self.slider.disabled = fewest == most
-        if pinned:
-            told = "pinned plans have one stage per device"
-        elif planner not in able:
-            told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
-        else:
-            told = self._of_schedule(schedule)
-        self.note.value = _SMALL.format(sentence(told)) if told else ""
-
-    def _of_schedule(self, schedule: str) -> str:
-        """Return the schedule's effect on the slider, and the controls that it disables."""
-        fewest, most = self._allowed
-        asked = max(2, self.slider.value) if most == 1 else self.slider.value
-        try:
-            check_interleaves(schedule, asked)
-        except InputError as error:
-            taken = f"; {self._stands_in!r} stands in for {self._wanted!r}" if self._wanted else ""
-            return str(error) if most == 1 else f"{error}; {self.number} are planned{taken}"
-        if fewest > 1:
-            return "to pin cuts or devices, choose a schedule with one stage per device"
-        return "to pin cuts or devices, set it to 1" if self.number > 1 else ""
-
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
@@ -115,7 +49,6 @@ _VARIATIONS = (*(k / 20 for k in range(1, 21)), *(k / 10 for k in range(11, 21))
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
 _EXAMPLE = "e.g. every=2"
-_SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
 _PINNED = "Pinned cuts and devices apply to one pipeline: unpin them to plan pipeline replicas"
 
 
@@ -147,18 +80,33 @@ class ExplorerControls:
         return [control for group in groups for control in group.controls]
 
     @property
-    def rows(self) -> list[ipywidgets.DOMWidget]:
-        """Controls to display, under a head for each group."""
+    def boxes(self) -> list[ipywidgets.DOMWidget]:
+        """The controls that matter most, and below a button the others, under a head for each group."""
         names = ("Devices and links", "Workload", "Plan", "Pipelines")
         heads = [HtmlView(Html("<b>{}</b>").format(name)) for name in names]
-        plan, stages = self.plan, self.stages
-        return [
-            *(heads[0], *self.devices.controls, self.devices.placed),
-            *(heads[1], *self.workload.controls, *self.sizes.controls),
-            *(heads[2], *plan.controls[:-1], plan.stages_per_device.note, plan.recompute),
-            *(looks.HBox(list(stages.controls)), stages.editor.widget),
-            *(heads[3], self.pipelines.widget),
-        ]
+        plan, stages, workload = self.plan, self.stages, self.workload
+        most = [*workload.controls[:-1], self.devices.first_link, plan.schedule]
+        fold = looks.VBox(
+            [
+                *(heads[0], *self.devices.advanced, self.devices.placed),
+                *(heads[1], workload.compression, *self.sizes.controls),
+                *(heads[2], plan.planner, plan.weights, plan.microbatches, plan.stages_per_device.slider),
+                *(plan.stages_per_device.note, plan.recompute),
+                *(looks.HBox(list(stages.controls)), stages.editor.widget),
+                *(heads[3], self.pipelines.widget),
+            ]
+        )
+        fold.add_class("sp-fold")
+        return [*most, folded("Advanced", "shows all other controls", fold), fold]
+
+    @property
+    def foreseen(self) -> dict[str, tuple[str, StopSlider]]:
+        """Sliders whose moves the page shows before another plan is known: name → (field of the settings, slider)."""
+        devices, workload = self.devices, self.workload
+        of_plan = {"network_bandwidth": devices.between, "bandwidth": devices.inside}
+        if workload.scale:
+            of_plan |= {"batch_size": workload.batch_size, "voxel_size": workload.voxel_size}
+        return {slider.description: (field, slider) for field, slider in of_plan.items() if slider in self.every}
 
     def settings(self) -> Settings:
         """The current settings of the controls."""
@@ -183,7 +131,34 @@ class ExplorerControls:
             cuts=self.stages.cuts,
             stage_devices=self.stages.devices,
             several=self.pipelines.picked,
+            hosts=devices.hosts,
         )
+
+    def show(self, settings: Settings, answer: Answer | None) -> None:
+        """Let the controls say these settings, of one pipeline. `answer`: the answer with pinned cuts or devices."""
+        devices, workload, plan = self.devices, self.workload, self.plan
+        self.pipelines.slider.value = 1
+        for name, count in settings.devices:
+            devices.counts[name].value = count
+        devices.placement.value = settings.placement
+        devices.hosts = settings.hosts
+        devices.inside.value, devices.inside_latency.value = settings.bandwidth, settings.latency
+        devices.between.value, devices.between_latency.value = settings.network_bandwidth, settings.network_latency
+        devices.memory.value = settings.memory_bytes or 0.0
+        if workload.scale:
+            workload.batch_size.value, workload.voxel_size.value = settings.batch_size, settings.voxel_size
+        workload.compression.value = settings.compression
+        self.stages.pin_cuts.value = settings.cuts is not None
+        self.stages.pin_devices.value = settings.stage_devices is not None
+        plan.schedule.value, plan.planner.value = settings.schedule, settings.planner
+        plan.weights.options = WEIGHT_POLICIES[settings.schedule]
+        plan.weights.value = settings.weights
+        if WEIGHT_RULES[settings.weights].updates_by_step:
+            plan.microbatches.value = settings.num_microbatches
+        plan.stages_per_device.slider.value = settings.stages_per_device
+        plan.recompute.value = settings.recompute
+        if answer is not None:
+            self.stages.show(answer)
 
     def follow(self, change: Any, answer: Answer | None) -> None:
         """Let the other controls offer what goes with a change. `answer`: the plan on screen, of one pipeline."""
@@ -209,7 +184,35 @@ class DeviceControls:
         self.between = bandwidth_slider("between nodes", [cluster.network.bandwidth], f"bandwidth {between}")
         self.between_latency = latency_slider("latency between nodes", [cluster.network.latency], f"latency {between}")
         self.placed = HtmlView(layout={"width": "330px"})
-        self.memory = memory_slider("memory limit of every device; as given: the limit of each type")
+        self.memory = memory_slider("memory", "memory limit of every device; as given: the limit of each type")
+        self.hosts: tuple[tuple[tuple[str, int], ...], ...] | None = None  # as set on the map
+        self._stepping = False
+        for control in (*self.counts.values(), self.placement):
+            control.observe(self._by_rule, names="value")
+
+    def step(self, host: int, name: str, by: int, settings: Settings) -> None:
+        """Add devices of a type to a host of the map, or remove them. Raises InputError if there are too many."""
+        hosts = [counts for _, counts in hosts_of(self.cluster, settings)]
+        count = hosts[host][name] + by
+        if count < 0:
+            return
+        hosts[host][name] = count
+        set_by_hand = self.placement.value == AS_GIVEN
+        self._stepping, before = set_by_hand, self.hosts
+        try:
+            if set_by_hand:
+                self.hosts = tuple(tuple(held.items()) for held in hosts)
+            self.counts[name].value += by
+        except BaseException:
+            self.hosts = before
+            raise
+        finally:
+            self._stepping = False
+
+    def _by_rule(self, _: object) -> None:
+        """A count that is set by a slider is placed by the rule, and no more as on the map."""
+        if not self._stepping:
+            self.hosts = None
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
@@ -222,7 +225,17 @@ class DeviceControls:
     def tell(self, settings: Settings) -> None:
         """Say below the sliders on which nodes the devices are."""
         told = placement_told(self.cluster, settings)
-        self.placed.value = _SMALL.format(told) if told else ""
+        self.placed.value = SMALL.format(told) if told else ""
+
+    @property
+    def advanced(self) -> list[ipywidgets.DOMWidget]:
+        """All but the link that matters most."""
+        return [control for control in self.controls if control is not self.first_link]
+
+    @property
+    def first_link(self) -> StopSlider:
+        """The bandwidth between nodes; of one node that within it."""
+        return self.between if self.between in self.controls else self.inside
 
 
 class WorkloadControls:
@@ -237,11 +250,32 @@ class WorkloadControls:
         self.batch_size = choice_slider(samples.label, batch_size, batches, most=_MOST_SAMPLES, tip=samples.help)
         self.voxel_size = number_slider(voxels.label, voxel_size, sizes, f"voxels {scale.law}" if scale else "")
         self.compression = dropdown("compression", _COMPRESSIONS, "compression of features at stage boundaries")
+        self._measured: dict[float, tuple[float, float]] = {}  # voxel size: smallest and largest batch size
+
+    def shade(self, profile: Profile, types: Iterable[str]) -> None:
+        """Shade what was measured on these device types: batch sizes at the voxel size chosen, and the reverse."""
+        scale = self.scale
+        if scale is None or not profile.sized:
+            return
+        for voxel_size in set(self.voxel_size.values) - self._measured.keys():
+            scaled = scale.scaled(profile, scale.batch_size, voxel_size)
+            ranges = [scaled.range_of_laws(name) for name in types]
+            each = scaled.size() / scale.batch_size
+            low, high = max(low for low, _ in ranges) / each, min(high for _, high in ranges) / each
+            self._measured[voxel_size] = low / EXTRAPOLATED, high * EXTRAPOLATED
+        low, high = self._measured[self.voxel_size.value]
+        self.batch_size.shade(size for size in self.batch_size.values if low <= size <= high)
+        within = [size for size in self.voxel_size.values if _within(self.batch_size.value, self._measured[size])]
+        self.voxel_size.shade(within)
 
     @property
     def controls(self) -> list[ipywidgets.DOMWidget]:
         """All whose value is a setting."""
         return [*([self.batch_size, self.voxel_size] if self.scale else []), self.compression]
+
+
+def _within(value: float, measured: tuple[float, float]) -> bool:
+    return measured[0] <= value <= measured[1]
 
 
 class SizeControls:
@@ -268,6 +302,7 @@ class SizeControls:
     def follow(self) -> None:
         """Offer what goes with the distribution."""
         self.variation.disabled = self.distribution.value == AS_PROFILED
+        looks.show(self.variation, on=not self.variation.disabled)
 
 
 class PlanControls:
@@ -299,6 +334,8 @@ class PlanControls:
         self.microbatches.disabled = not WEIGHT_RULES[policies[0]].updates_by_step
         self.weights.disabled = len(policies) == 1
         self.planner.disabled = pinned
+        for control in (self.microbatches, self.weights, self.planner):
+            looks.show(control, on=not control.disabled)
         self.stages_per_device.follow(self.planner, self.schedule, pinned=pinned)
 
 
@@ -352,7 +389,7 @@ class PipelinesChoice:
         if change is not None and change["owner"] is self.rule:  # the options were those of another rule
             self.options.value = ""
         self._pinned = self.slider.disabled = pinned
-        self.note.value = _SMALL.format(_PINNED) if pinned else ""
+        self.note.value = SMALL.format(_PINNED) if pinned else ""
         looks.show(self.more, on=self.picked is not None)
         if self.picked is None:  # a move costs nothing more then
             return
@@ -360,7 +397,7 @@ class PipelinesChoice:
             self._rule = self.rule.value
             self.options.disabled = not option_values(parse_rule(self.rule.value))
             self.options.placeholder = "none" if self.options.disabled else _EXAMPLE
-            self.about.value = _SMALL.format(_about(self.rule.value))
+            self.about.value = SMALL.format(_about(self.rule.value))
         self.straggler.follow()
 
 

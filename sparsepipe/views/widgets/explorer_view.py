@@ -1,12 +1,11 @@
 """The right side of the partition explorer: pictures of a plan, and of the plan that it is compared with."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
-from ...planning import Problem
 from ...planning.simulator import PipelinePace, PipelinesForecast
 from ...records.provenance import Provenance
 from ...util.text.counting import number_of
@@ -37,7 +36,8 @@ from .sizes import (
     sizes_settings,
     sizes_text,
 )
-from .view_model import bottleneck, fullest_device, stages, timeline, with_words
+from .stop_slider import StopSlider
+from .view_model import bottleneck, chips, fullest_device, layers, stages, timeline, with_words
 from .waiting_figures import Compared, WaitingFigures, part_text
 
 _HINT = "one strip per pipeline, layers in order, height proportional to time"
@@ -47,14 +47,19 @@ _WITHOUT = "as planned, without the straggler"
 def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
     """Return each pipeline's stages, the numbers of all together, and what each rank does."""
     pipelines, plans = answer.plan, answer.plan.pipelines
-    drawn = [_layers(answer, k) for k in range(len(plans))]
+    drawn = [layers(plan, answer.problem) for plan in plans]
     return {
         "tiles": _tiles(answer),
         "why": _whys(answer),
         "notes": [*pipelines.all_warnings, *([note] if note else [])],
         "layers": drawn[0],
-        "pipelines": [{"name": _name(answer, k), "layers": layers} for k, layers in enumerate(drawn)],
+        "pipelines": [{"name": _name(answer, k), "layers": strip} for k, strip in enumerate(drawn)],
         "stages": with_words(row for k in range(len(plans)) for row in _stages(answer, k)),
+        "try": None,
+        "chips": chips(plans, answer.cluster),
+        "names": {device.rank: device.type.name for device in answer.cluster.devices},
+        "devices": len(answer.cluster.devices),
+        "sized": any(answer.problem.profile.typical_sizes),
         "period": pipelines.estimate.period_seconds if pipelines.estimate else None,
         "bound": None,  # of all together: no line among the stages of one
         "before": None,
@@ -164,14 +169,6 @@ def _paced(one: PipelinePace, counted: str) -> str:
     return f"{number_of(one.minibatches, 'minibatch')}, {part_text(one.samples_per_second)} {counted}/s{share}"
 
 
-def _layers(answer: PipelinesAnswer, k: int) -> list[list[Any]]:
-    problem: Problem = answer.problem
-    seconds = problem.table.seconds[problem.cluster.device_types[0].name][:, 0]
-    place = {id: s for s, stage in enumerate(answer.plan.pipelines[k].stages) for id in stage.layers}
-    ids = problem.graph.layers
-    return [[ids[own].id, float(seconds[own]), place[ids[own].id]] for own in problem.layers]
-
-
 def _stages(answer: PipelinesAnswer, k: int) -> list[dict[str, Any]]:
     rows = stages(answer.plan.pipelines[k], answer.problem)
     head = f"{_name(answer, k)}: {_paced(answer.forecast.pipelines[k], answer.forecast.counted)}"
@@ -194,24 +191,28 @@ OF_ONE = "available for one pipeline only: set pipelines to 1"
 
 
 class ExplorerView:
-    """Draws answers; `widget` is what to display, `serial` counts the pictures.
+    """Draws answers; `parts` are what to display, `serial` counts the pictures.
 
     `pinned`: the plan to compare with, A, with the settings it was made for.
     """
 
-    def __init__(self, profile: Profile, messages: Messages, *, note: str) -> None:
-        self.profile, self.note, self.serial = profile, note, 0
+    def __init__(
+        self, profile: Profile, messages: Messages, foreseen: Mapping[str, tuple[str, StopSlider]], *, note: str
+    ) -> None:
+        self.profile, self.note, self.foreseen, self.serial = profile, note, foreseen, 0
         self.drawing = PartitionView()
         self.drawing.graph = graph_text(profile)
         self.sizes = SizesForecasts(profile)
         self.waiting: WaitingFigures | None = None  # made for the first several pipelines: it brings plotly to the page
         self.pinned: Answer | None = None
+        messages.add_class("sp-messages")
         self.pin = SettledButton(self.drawing, description="set baseline A", icon="thumb-tack")
         self.unpin = looks.Button(description="clear baseline A", tooltip="stop comparing", disabled=True)
         self._beside = looks.VBox([])  # what several pipelines add to the picture
+        self._beside.add_class("sp-beside")
         words = HtmlView(explained(definitions("Plans", "Pipeline replicas"), schedules=True))
-        views = [messages, self.drawing, self._beside, words]
-        self.widget = looks.VBox(views, layout={"flex": "1 1 420px", "min_width": "0"})
+        words.add_class("sp-glossary")
+        self.parts = [self.drawing, messages, self._beside, words]  # of the explorer's grid
 
     def draw(self, answer: Answer | PipelinesAnswer) -> None:
         """Show a plan, its numbers and what each rank does."""
@@ -221,7 +222,7 @@ class ExplorerView:
             self.await_pipelines().show(compared(answer, note=self.note))
         else:
             batch_size = answer.settings.batch_size or self.profile.batch_size
-            drawn = picture(answer, self.pinned, batch_size=batch_size, note=self.note)
+            drawn = picture(answer, self.pinned, batch_size=batch_size, note=self.note, foreseen=self.foreseen)
         if self.waiting is not None:
             looks.show(self.waiting.widget, on=isinstance(answer, PipelinesAnswer))
         self.drawing.show({**drawn, "serial": self.serial})

@@ -1,16 +1,13 @@
 """The partition explorer: sliders for devices, links, workload, planner, schedule, cuts and pipelines, and the plan."""
 
-import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import ipywidgets
 
-from ...errors import InputError
 from ...planning import Problem
 from ...planning.scale import Scale
 from ...util.io.files import expanded
@@ -19,138 +16,43 @@ from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
 from ...values.trace import Trace
+from ..markup import Html
 from . import looks
+from .candidates import Candidates, CandidatesPanel
+from .controls import folded
 from .explorer_controls import ExplorerControls
 from .explorer_view import OF_ONE, ExplorerView
 from .exporter import Exporter
+from .html_view import HtmlView
+from .labs import Lab, LabMenu
 from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
-from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
+from .pipelines_planning import PLANNING, Asked, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
-from .settings import Settings
+from .settings import map_of
 from .sizes import AskedSizes
 from .tips import Shown, with_tips
 
-Work = TypeVar("Work")
-
-
-class Later(Generic[Work]):
-    """Calls `act` with what was asked last, `pause` seconds after it was, in one thread that ends when nothing is left.
-
-    What is asked while `act` is at work comes after it; what was asked before that, and not begun, is dropped. `act`
-    must raise nothing.
-    """
-
-    def __init__(self, act: Callable[[Work], None], *, pause: float, name: str) -> None:
-        self._act, self._pause, self._name = act, pause, name
-        self._turn = threading.Condition()
-        self._asked: list[Work] = []  # one or none
-        self._due = 0.0
-        self._thread: threading.Thread | None = None
-        self.superseded = False  # whether something was asked, or dropped, since `act` began its work
-
-    def ask(self, what: Work) -> None:
-        with self._turn:
-            self.superseded = True
-            self._asked, self._due = [what], time.monotonic() + self._pause
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
-
-    def drop(self) -> None:
-        """Forget what was asked and is not begun."""
-        with self._turn:
-            self.superseded = True
-            self._asked = []
-
-    def _work(self) -> None:
-        while True:
-            with self._turn:
-                while self._asked and (left := self._due - time.monotonic()) > 0:
-                    self._turn.wait(left)
-                if not self._asked:
-                    self._thread = None
-                    return
-                (what,), self._asked = self._asked, []
-                self.superseded = False
-            self._act(what)
-
-
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
-_PAUSE, _PATIENCE = 0.25, 300.0  # seconds: from the last move until pipelines are planned; for which a click waits
-_PLANNING = "planning the pipelines…"
+_PAUSE = 0.25  # seconds from the last move until what takes longer is begun
 
 
-class PlanOnScreen:
-    """The requested settings, and the last answer: of that, or of settings before if it was refused or is `pending`.
+@dataclass(frozen=True)
+class ExplorerOptions:
+    """Arguments of the explorer that hold for every lab; `voxels_by_size` for the profile given alone."""
 
-    The page's clicks come in one thread, cells run in another: `lock` is held by whoever changes any of it.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Condition()
-        self.asked: Settings | None = None  # what was planned last, or refused, or is being planned
-        self.shown: Answer | PipelinesAnswer | None = None
-        self.refused = ""  # why what the controls say cannot be planned
-        self.pending = False  # whether several pipelines are being planned
-        self._changing = True  # whether a change is at work, or the controls are being made
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan for what was asked; None while it cannot be planned, or is being planned."""
-        return self.shown.plan if self.shown is not None and not (self.refused or self.pending) else None
-
-    @property
-    def of_one(self) -> Answer | None:
-        """The answer for what was asked, if there is one, of one pipeline."""
-        return self.shown if self.plan is not None and isinstance(self.shown, Answer) else None
-
-    def last(self) -> Answer | PipelinesAnswer:
-        """The answer in the picture. Raises InputError if there was none yet."""
-        if self.shown is None:
-            raise InputError("explorer.no_plan", f"no plan yet: {self.refused}")
-        return self.shown
-
-    def begin(self) -> None:
-        """From here on changes count."""
-        self._changing = False
-
-    def change(self, act: Callable[[], None]) -> None:
-        """Act on a change of a control, once: not on those that follow from it."""
-        with self.lock:  # a change from another thread waits, and is not lost
-            if self._changing:
-                return
-            self._changing = True
-            try:
-                act()
-            finally:
-                self._changing = False
-                self.lock.notify_all()
-
-    def ask(self, settings: Settings, *, pending: bool = False) -> None:
-        """Note what is asked for from here on."""
-        self.asked, self.pending = settings, pending
-
-    def awaits(self, settings: Settings) -> bool:
-        """Return whether pipelines are being planned for these settings, and not for later ones."""
-        return self.pending and self.asked == settings
-
-    def take(self, answer: Answer | PipelinesAnswer) -> None:
-        """Note the answer to what was asked."""
-        self.shown, self.asked, self.pending = answer, answer.settings, False
-
-    def current(self) -> Answer | PipelinesAnswer:
-        """Wait for pipelines that are being planned. Raises InputError if what was asked was refused."""
-        if not self.lock.wait_for(lambda: not self.pending, timeout=_PATIENCE):
-            raise InputError("explorer.planning", f"{_PLANNING}, and try again")
-        if self.shown is None or self.refused:
-            raise InputError("explorer.no_plan", NO_PLAN)
-        return self.shown
+    note: str
+    voxels_by_size: Mapping[float, float]
+    minibatches: int
+    figures: Path
+    plans: Path
+    board: Board | None
 
 
 class PartitionExplorer(Shown):
-    """Sliders over a profile. `widget` is what to display.
+    """Sliders over a profile. `widget` is what to display. Without a profile and a cluster it opens the first lab of
+    its menu, two RTX and two TITAN V.
 
     `plan` is the plan for what the `controls` say, None while that cannot be planned; `shown` is what the picture
     shows: the last plan that could be made, with its settings. At first they are those of `cluster`, as given.
@@ -163,8 +65,8 @@ class PartitionExplorer(Shown):
 
     def __init__(
         self,
-        profile: Profile,
-        cluster: Cluster,
+        profile: Profile | None = None,
+        cluster: Cluster | None = None,
         *,
         minibatches: int = 12,
         note: str = "",
@@ -173,41 +75,91 @@ class PartitionExplorer(Shown):
         plans: Path | str = "plans",
         board: Board | None = None,
     ) -> None:
-        _check(profile, cluster)
-        scale = Scale.of(profile, voxels_by_size)
-        self.profile = profile
-        self.planning = Planning(profile, cluster, scale, minibatches=minibatches)
-        self.together = PipelinesPlanning(self.planning)
+        given = None if profile is None and cluster is None else Lab.of(profile, cluster)
         self.messages = Messages()
-        self.state = PlanOnScreen()
+        self.labs = LabMenu(given, self.messages, self.open)
+        self._options = ExplorerOptions(
+            note, voxels_by_size or {}, minibatches, expanded(figures), expanded(plans), board
+        )
         self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
         self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
+        self.widget = looks.VBox([], layout=ipywidgets.Layout())
+        self.widget.add_class("sp-explorer")
+        self.open(self.labs.lab)
+
+    def open(self, lab: Lab) -> None:
+        """Show another lab: its network, its devices, and controls for these. Raises InputError if it has no costs."""
+        profile, cluster, options = lab.profile, lab.cluster, self._options
+        voxels = options.voxels_by_size if lab is self.labs.lab else None  # they are of the profile given
+        scale = Scale.of(profile, voxels)
+        self.later.drop()
+        self.sizes_later.drop()
+        planning, others = (Planning(profile, cluster, scale, minibatches=options.minibatches) for _ in range(2))
+        self.state = PlanOnScreen(planning)
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
-        self.view = ExplorerView(profile, self.messages, note=note)
+        self.view = ExplorerView(profile, self.messages, self.controls.foreseen, note=options.note)
+        self.panel = CandidatesPanel(Candidates(others), self.controls, self.view, self.messages)
         drawing, shown = self.view.drawing, self.messages.shown
-        drawing.on_cut(self.controls.stages.move_cut)
+        drawing.on_cut(shown(self._move_cut))
         drawing.on_copy(self.as_code)
+        drawing.on_step(shown(self._step))
+        drawing.on_candidate(shown(self._choose), shown(lambda: self.panel.toggle_points(self.shown)))
         self.view.pin.on_click(shown(lambda _: self._pin(self.current())))
         self.view.unpin.on_click(shown(lambda _: self._pin(None)))
         self.exporter = Exporter(
             self.messages,
-            expanded(figures),
+            options.figures,
             lambda: self.view.figures(self._asked_sizes(self.current())),
             button=SettledButton(drawing),
         )
-        self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=expanded(plans), board=board)
+        self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=options.plans, board=options.board)
         for control in self.controls.every:
             control.observe(self.changed, names="value")
         for control in self.controls.sizes.controls:
             control.observe(self._sizes_changed, names="value")
-        pins = looks.HBox([self.view.pin, self.view.unpin])
-        left = looks.VBox(
-            [*self.controls.rows, pins, self.saver.widget, self.exporter.widget],
-            layout={"flex": "0 0 350px", "overflow": "hidden"},
-        )
-        self.widget = with_tips(looks.HBox([left, self.view.widget], layout=ipywidgets.Layout(flex_flow="row wrap")))
+        grid = with_tips(self._grid(lab))
         self.state.begin()
         self.changed()
+        self.widget.children = (grid,)
+
+    def _grid(self, lab: Lab) -> ipywidgets.Box:
+        """A header, the picture's parts and the controls: explorer.css says what stands where."""
+        title = HtmlView(Html("<b>{}</b> on").format(lab.network))
+        title.add_class("sp-title")
+        gap = looks.Label()
+        gap.add_class("sp-gap")
+        more = looks.VBox([self.saver.widget, self.exporter.widget])
+        more.add_class("sp-more")
+        button = folded("⋯", "shows where plans are saved, and what exports figures", more)
+        header = looks.HBox([title, self.labs.menu, gap, *self.saver.buttons, button])
+        header.add_class("sp-header")
+        pins = looks.HBox([self.view.pin, self.view.unpin], layout={"flex_flow": "row wrap"})
+        pins.add_class("sp-right")
+        left = looks.VBox([*self.labs.controls, *self.controls.boxes])
+        left.add_class("sp-controls")
+        grid = looks.VBox([header, *self.view.parts, left, pins, more], layout=ipywidgets.Layout())
+        grid.add_class("sp-grid")
+        return grid
+
+    @property
+    def profile(self) -> Profile:
+        """The costs that are planned with."""
+        return self.planning.profile
+
+    @property
+    def planning(self) -> Planning:
+        """Answers settings of one pipeline."""
+        return self.state.planning
+
+    @property
+    def together(self) -> PipelinesPlanning:
+        """Answers settings of several pipelines."""
+        return self.state.together
+
+    @property
+    def candidates(self) -> Candidates:
+        """Other plans, and pins."""
+        return self.panel.candidates
 
     @property
     def plan(self) -> Plan | None:
@@ -239,6 +191,18 @@ class PartitionExplorer(Shown):
         """The plan to compare with: A."""
         return self.view.pinned.plan if self.view.pinned is not None else None
 
+    def _move_cut(self, cut: int, at: int) -> None:
+        """Move a cut; the first move keeps the others where they are."""
+        stages, answer = self.controls.stages, self.state.of_one
+        if answer is not None and not stages.pin_cuts.value and len(answer.ends) > cut:
+            stages.pin_cuts.value = True
+        stages.move_cut(cut, at)
+
+    def _step(self, host: int, name: str, by: int) -> None:
+        """Add a device to a host of the map, or remove one."""
+        self.controls.devices.step(host, name, by, self.controls.settings())
+        self.changed()  # also if a device moved from host to host
+
     def changed(self, change: Any = None) -> None:
         """Redraw once for one change, whatever other controls follow from it."""
 
@@ -266,7 +230,9 @@ class PartitionExplorer(Shown):
             self.state.ask(asked)
             self.later.drop()
             self.sizes_later.drop()
+            self.panel.later.drop()
             self.controls.devices.tell(asked)
+            self.view.drawing.show_map(map_of(self.planning.cluster, asked))
             try:
                 if asked.several is not None:
                     self._ask(self.together.asked(asked))
@@ -290,7 +256,7 @@ class PartitionExplorer(Shown):
         self.state.ask(asked.settings, pending=True)
         self.state.refused = ""
         self.messages.hold("")
-        self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", _PLANNING)
+        self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", PLANNING)
         self.later.ask(asked)
 
     def _plan_several(self, asked: Asked) -> None:
@@ -341,6 +307,8 @@ class PartitionExplorer(Shown):
 
     def _pin(self, answer: Answer | PipelinesAnswer | None) -> None:
         self.view.compare_with(answer)
+        if isinstance(answer, Answer):
+            self.candidates.pin(answer)
         if self.shown is not None and not self.state.pending:
             self.view.draw(self.shown)
             self._ask_sizes()
@@ -349,9 +317,27 @@ class PartitionExplorer(Shown):
         return AskedSizes(answer, self.controls.sizes.cv, self.view.serial)
 
     def _ask_sizes(self) -> None:
-        """Have the orders of the plan in the picture compared in a moment."""
+        """Have the orders of the plan in the picture, and other plans, compared in a moment."""
         if self.shown is not None:
             self.sizes_later.ask(self._asked_sizes(self.shown))
+        self.panel.ask(self.shown)
+
+    def _choose(self, key: str, act: str) -> None:
+        """Show a candidate, make it the baseline, or remove a pin."""
+        shown = self.state.last()
+        if act == "remove":
+            removed = self.candidates.remove(key)
+            if self.view.pinned is not None and removed.settings == self.view.pinned.settings:
+                self._pin(None)
+            else:
+                self._ask_sizes()
+            return
+        settings, answer = self.candidates.settings(key, shown.settings)
+        if act == "baseline":
+            self._pin(answer or self.planning.answer(settings))
+            return
+        self.state.change(lambda: self.controls.show(settings, answer))
+        self.changed()
 
     def _sizes_changed(self, _: object) -> None:
         self.controls.sizes.follow()
@@ -364,23 +350,3 @@ class PartitionExplorer(Shown):
             self.view.draw_sizes(asked, superseded=lambda: self.sizes_later.superseded)
         except Exception:
             self.messages.fail(traceback.format_exc())
-
-
-def _check(profile: Profile, cluster: Cluster) -> None:
-    for given, expected in ((profile, Profile), (cluster, Cluster)):
-        if not isinstance(given, expected):
-            kind = expected.__name__
-            raise InputError(
-                "explorer.value_kind",
-                f"{given!r} given, expected a {kind}; {kind}.load(path) loads it from a file",
-                given=given,
-                kind=kind,
-            )
-    for name in (device_type.name for device_type in cluster.device_types):
-        if name not in profile.device_types:
-            raise InputError(
-                "profile.no_device_type",
-                f"the cluster has devices of type {name!r}, but the profile has {', '.join(profile.device_types)}; "
-                f"profile the model on a {name}, or rename the profile by profile.renamed({name!r})",
-                name=name,
-            )

@@ -1,75 +1,17 @@
 // Draws a plan: numbers, layers with their cuts, stages in time and memory, what each rank does, the layer graph.
 // A scene comes as one JSON text; scenes that come while one is drawn are skipped, the last one never. Read together with
-// names.js, svg_marks.js and partition_cuts.js, as one module.
+// names.js, svg_marks.js, partition_cuts.js, device_map.js and candidates.js, as one module; explorer.css has its looks.
 
-const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
+const WORDS = [150, 190];            // pixels beside the stage bars at most: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
 const NAMES = 16, BEFORE = 7;        // pixels of a strip: its layers' names, and above them the line that is plan A
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const EM = 0.58;                     // of a font's size a letter is wide, on average
 const READ = 10;                     // pixels of the smallest letters
-const SIZES = 84, TOLD = 17;         // pixels of what is drawn of sizes and orders, and of a line below it
-const NARROW = 64, BESIDE = 440;     // more of them in a view in which both have no room side by side
+const TOLD = 17, BESIDE = 440;       // pixels of a line below sizes and orders; where both have no room side by side
 const TOLD_LETTERS = 225;            // at most below it: so much room is left, whatever it says
-const OLD = "#8883";                 // stripes behind a picture that is old: what it says is read as before
-const GROUND = "var(--jp-layout-color0,#fff)", THIN = new Set(["send"]);
-
-const STYLE = `
-.sp-view{font:13px/1.45 var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#222);min-width:0}
-.sp-view svg{display:block;width:100%;overflow:visible}
-.sp-cells,.sp-stages,.sp-lanes,.sp-graph{contain:layout style}
-.sp-view svg text{fill:var(--jp-ui-font-color1,#222);font-size:11.5px}
-.sp-view svg .sp-faint{fill:var(--jp-ui-font-color2,#666)}
-.sp-view svg .sp-mark{font-weight:700;paint-order:stroke;stroke:var(--jp-layout-color0,#fff);stroke-width:3px}
-.sp-tiles{display:flex;flex-wrap:wrap;gap:6px 10px;margin:2px 0 8px}
-.sp-tile{position:relative;border-left:3px solid var(--jp-border-color1,#bbb);padding:0 10px 0 8px}
-.sp-tile:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:1px}
-.sp-pop{display:none;position:absolute;z-index:5;top:100%;left:0;width:max-content;max-width:300px;padding:4px 8px;
-  background:var(--jp-layout-color1,#fff);border:1px solid var(--jp-border-color1,#bbb);box-shadow:0 2px 8px #0003}
-.sp-tile:hover .sp-pop,.sp-tile:focus .sp-pop{display:block}
-.sp-tile b{display:block;font-size:16px}
-.sp-tile span{color:var(--jp-ui-font-color2,#666);font-size:12px}
-.sp-numbers text{text-anchor:middle;font-size:10px!important;pointer-events:none}
-.sp-part{margin:10px 0 2px;font-weight:600}
-.sp-part i{font-weight:400;color:var(--jp-ui-font-color2,#666);font-style:normal}
-.sp-strip{position:relative}
-.sp-cut{position:absolute;top:-4px;width:14px;margin-left:-7px;height:${STRIP - 6}px;cursor:ew-resize;touch-action:none;
-  background:none;border:0;padding:0}
-.sp-cut::before{content:"";position:absolute;left:6px;top:8px;bottom:0;border-left:2px solid currentColor}
-.sp-cut::after{content:"◆";position:absolute;left:1px;top:-6px;font-size:14px}
-.sp-cut:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:1px}
-.sp-cut.sp-bad{color:#D55E00}
-.sp-name{height:${NAME}px;line-height:${NAME}px;font-weight:600;font-size:12px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
-.sp-reason{min-height:1.5em}
-.sp-reason:not(:empty){border-left:4px solid #D55E00;padding-left:6px;font-weight:600}
-.sp-code{margin-top:12px;display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start}
-.sp-code details{flex:1 1 300px;min-width:0}
-.sp-stale{display:none;margin:4px 0 8px;padding:6px 8px;border-left:4px solid #D55E00;font-weight:600}
-.sp-old .sp-stale{display:block}
-.sp-pending{position:relative}
-.sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:var(--jp-brand-color1,#1976D2);background:var(--jp-layout-color1,#fff)}
-.sp-old>:not(.sp-stale):not(.sp-code){filter:grayscale(1);pointer-events:none}
-.sp-old{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
-.sp-old :is(.sp-stale,.sp-tile,.sp-why,.sp-part,.sp-name,.sp-change,.sp-code){background:${GROUND}}  /* no stripe runs through words */
-.sp-old svg text:not([style*=fill]){paint-order:stroke;stroke:${GROUND};stroke-width:5px}
-.sp-copy{color:var(--jp-ui-font-color1,#222);background:var(--jp-layout-color2,#eee);border:1px solid var(--jp-border-color1,#bbb)}
-.sp-copy:disabled{color:var(--jp-ui-font-color2,#666);background:${GROUND}}
-.sp-old:not(.sp-pending) .sp-part::before{content:"old · "}
-.sp-sizes{display:flex;gap:18px;height:${SIZES}px;overflow:hidden}
-.sp-spread{flex:0 1 190px;min-width:110px;display:flex;flex-direction:column}
-.sp-spread div{flex:1;display:flex;align-items:flex-end;gap:1px;border-bottom:1px solid var(--jp-border-color1,#bbb)}
-.sp-spread i{flex:1}
-.sp-spread span{display:flex;justify-content:space-between;gap:8px;font-size:11.5px;height:17px;line-height:17px;white-space:nowrap;color:var(--jp-ui-font-color2,#666)}
-.sp-orders{flex:1;min-width:0;max-width:620px;display:grid;grid-template-columns:auto 1fr auto;grid-auto-rows:20px;column-gap:8px;align-items:center;font-size:12px;line-height:20px}
-.sp-orders :is(b,span){white-space:nowrap}
-.sp-orders b{text-align:right}
-.sp-orders i{display:block;height:12px;box-sizing:content-box;border-left:1px solid var(--jp-ui-font-color2,#666)}
-.sp-narrow .sp-sizes{flex-direction:column;gap:4px;height:${SIZES + NARROW}px}
-.sp-narrow .sp-spread{flex:0 0 ${NARROW - 4}px}
-.sp-told{font-size:12px;line-height:${TOLD}px;margin-top:3px;color:var(--jp-ui-font-color2,#666)}
-.sp-wait :is(.sp-sizes,.sp-told){opacity:.5}
-.sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
-`;
+const MOST_ROWS = 8;                 // of stages and devices, for which room is left whatever the plan has
+const THIN = new Set(["send"]);
 
 // Three digits and all that stand before the point, as util/text/numbers.py writes what was measured or predicted.
 const measured = (v) => (Math.abs(v) >= 999.5 ? Math.round(v).toLocaleString("en") : v ? v.toPrecision(3) : "0");
@@ -80,10 +22,10 @@ const size = (b) => {
 };
 const ended = (words) => words + (/[.!?]$/.test(words) ? "" : ".");
 
-function tiles(scene, id) {  // what a number means is told on hover and to the keyboard
-  return scene.tiles.map(([name, value, tip], k) =>
-    `<div class="sp-tile" role="group" tabindex="0" aria-label="${escape(`${name}: ${value}`)}" aria-describedby="${id}-${k}">` +
-    `<span>${escape(name)}</span><b>${escape(value)}</b><span class="sp-pop" role="tooltip" id="${id}-${k}">${whole(tip)}</span></div>`).join("");
+function tiles(scene) {  // what a number means is told on hover and to the keyboard
+  return scene.tiles.map(([name, value, tip]) =>
+    `<div class="sp-tile" role="group" tabindex="0" data-tip="${escape(tied(tip))}" aria-label="${escape(`${name}: ${value}`)}" aria-description="${escape(tip)}">` +
+    `<span>${escape(name)}</span><b>${escape(value)}</b></div>`).join("");
 }
 
 function strip(scene, palette, width, high = STRIP, whose = "") {
@@ -91,10 +33,11 @@ function strip(scene, palette, width, high = STRIP, whose = "") {
   const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = high - (scene.before ? NAMES + BEFORE : NAMES);
   layers.forEach(([, seconds, stage], k) => {
     const h = Math.max(2, seconds / top * (floor - 14));
-    shapes.add(shade(palette, stage, "backward"), k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h);
+    shapes.add(shade(palette, stage, "backward"), k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h, stage);
   });
   if (scene.before) scene.before.places.forEach((stage, k) => shapes.add(shade(palette, stage, "backward"), k * cell, floor + 2, cell + 0.3, BEFORE - 2));
   let out = shapes.markup();
+  for (const at of (scene.cuts && scene.cuts.ghost) || []) out += line(at * cell, 0, at * cell, floor, 'stroke-dasharray="2 3" stroke-width="1.5" class="sp-ghost"');
   const every = Math.max(1, Math.ceil(82 / cell));
   for (let k = 0; k < layers.length; k += every) {
     const name = layers[k][0], room = Math.min(every * cell, width - k * cell);
@@ -110,7 +53,9 @@ function strips(scene, palette, width) {  // one for each of several pipelines
 function underStrip(scene, width, x, y) {  // what a place of it shows
   const own = scene.pipelines, layers = own ? own[Math.min(own.length - 1, Math.floor(y / (NAME + LOW_STRIP)))].layers : scene.layers;
   const k = Math.min(layers.length - 1, Math.max(0, Math.floor(x / width * layers.length))), [id, seconds, stage] = layers[k];
-  return scene.before && y > STRIP - NAMES - BEFORE ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${duration(seconds)}, stage ${stage}`;
+  if (scene.before && y > STRIP - NAMES - BEFORE) return [`${id}, A: stage ${scene.before.places[k]}`, scene.before.places[k]];
+  const on = !own && scene.stages.find((row) => row.parts.some(([part]) => part === stage));
+  return [`${id}: ${duration(seconds)}${on ? ` on ${on.devices}` : ""}, stage ${stage}`, stage];
 }
 
 function several(row) {  // the memory of each stage, where a device has several
@@ -119,10 +64,11 @@ function several(row) {  // the memory of each stage, where a device has several
 
 function stages(scene, palette, width) {
   const rows = scene.stages, before = scene.before;
+  const [HEAD, TAIL] = WORDS.map((most, k) => Math.min(most, Math.round(width * (k ? 0.36 : 0.28))));
   const most = Math.max(...rows.flatMap((s) => [s.compute + s.averaging, s.transfer]), scene.bound || 0,
                         ...(before ? before.stages.map((s) => s[0]) : []), 1e-12) * 1.02;
   const room = width - HEAD - TAIL - 20, x = (seconds) => HEAD + seconds / most * room;
-  const space = TAIL - 86, full = Math.max(...rows.map((s) => Math.max(s.memory, s.limit || 0)), 1);
+  const space = Math.max(16, TAIL - 86), full = Math.max(...rows.map((s) => Math.max(s.memory, s.limit || 0)), 1);
   let out = "", low = 16;
   const covered = [];  // rows whose words stand where the bound is
   rows.forEach((s, k) => {
@@ -140,7 +86,7 @@ function stages(scene, palette, width) {
     let start = 0;
     for (const part of s.parts) {
       const [stage, , , , compute] = part, color = shade(palette, stage, "backward");
-      out += rect(x(start), y + 2, x(compute) - HEAD - apart, 15, color, `class="sp-bar" ${edged(palette, color)}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}`);
+      out += rect(x(start), y + 2, x(compute) - HEAD - apart, 15, color, `class="sp-bar" data-s="${stage}" ${edged(palette, color)}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}`);
       start += compute;
     }
     if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, averaged, edged(palette, averaged), `Averaging ${duration(s.averaging)}`);
@@ -173,33 +119,107 @@ function stages(scene, palette, width) {
   return svg(width, bottom + 2, out, "time and memory of each stage");
 }
 
-const LEFT = 56, APART = 1;  // pixels before the timeline, for whose lane it is, and between spans side by side
-function lanes(scene, palette, width) {
-  const room = width - LEFT - 4, scale = room / (scene.end || 1), shapes = new Shapes(palette);
+const APART = 1;
+let LEFT = 92;  // pixels before the timeline, for whose lane it is, and between spans side by side
+const IDLE = { forward: ["#56B4E955", "waits for its input"], backward: ["#E69F0055", "waits for its gradient"], other: ["#8883", "waits for other ranks"] };
+const EDGES = ["#8882", "the pipeline fills or drains"];
+function idles(scene, palette) {  // [row, start, end, color, words] of each gap between what a rank does
+  const rows = scene.ranks.map(() => []), found = [];
+  for (const [row, start, end, code] of scene.spans) if (!THIN.has(palette.kinds[code]) && palette.kinds[code] !== "wait") rows[row].push([start, end, palette.kinds[code]]);
+  rows.forEach((spans, row) => {
+    if (!spans.length) return;
+    spans.sort(([a], [b]) => a - b);
+    let last = 0;
+    spans.forEach(([start, end, kind], k) => {
+      if (start - last > 1e-9) found.push([row, last, start, ...(k ? IDLE[kind] || IDLE.other : EDGES)]);
+      last = Math.max(last, end);
+    });
+    if (scene.end - last > 1e-9) found.push([row, last, scene.end, ...EDGES]);
+  });
+  return found;
+}
+function lanes(scene, palette, width, [from, to]) {
+  const room = width - LEFT - 4, scale = room / (to - from), shapes = new Shapes(palette), gaps = new Map();
+  const clipped = (start, end) => [LEFT + (Math.max(start, from) - from) * scale, (Math.min(end, to) - Math.max(start, from)) * scale];
   let out = "", numbers = "";
   scene.ranks.forEach((rank, k) => {
-    out += typeof rank === "string" ? text(0, k * LANE + 14, rank, 'style="font-weight:600"') : text(0, k * LANE + 14, `rank ${rank}`, 'class="sp-rank"');
+    const name = (scene.names || {})[rank], told = name ? `${rank} · ${name}` : `rank ${rank}`;
+    out += typeof rank === "string" ? text(0, k * LANE + 14, rank, 'style="font-weight:600"') : text(0, k * LANE + 14, shortened(told, (LEFT - 6) / LETTER), 'class="sp-rank"');
   });
+  for (const [row, start, end, color] of scene.idles) {
+    if (end <= from || start >= to) continue;
+    const [x, w] = clipped(start, end);
+    gaps.set(color, (gaps.get(color) || "") + `M${x.toFixed(1)} ${row * LANE + 2}h${w.toFixed(1)}v13h${(-w).toFixed(1)}z`);
+  }
+  out += [...gaps].map(([color, path]) => `<path d="${path}" fill="${color}"/>`).join("");
   for (const [row, start, end, code, stage, minibatch] of scene.spans) {
-    const kind = palette.kinds[code], thin = THIN.has(kind), w = (end - start) * scale;
-    const color = shade(palette, stage, kind), x = LEFT + start * scale, y = row * LANE + (thin ? 16 : 2);
-    shapes.add(color, x, y, w > EDGED ? w - APART : w, thin ? 3 : 13);
+    if (end <= from || start >= to) continue;
+    const kind = palette.kinds[code], thin = THIN.has(kind), [x, w] = clipped(start, end);
+    const color = shade(palette, stage, kind), y = row * LANE + (thin ? 16 : 2);
+    shapes.add(color, x, y, w > EDGED ? w - APART : w, thin ? 3 : 13, stage);
     if (!thin && w > 15 && (kind === "forward" || kind === "backward"))
       numbers += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" style="fill:${ink(color)}">${minibatch}</text>`;
   }
   out += shapes.markup();
   out += `<g class="sp-numbers">${numbers}</g>`;
   const low = scene.ranks.length * LANE;
-  out += text(LEFT, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, duration(scene.end), 'class="sp-faint" text-anchor="end"');
+  out += text(LEFT, low + 13, from ? duration(from) : "0", 'class="sp-faint"') + text(width, low + 13, duration(to), 'class="sp-faint" text-anchor="end"');
   return svg(width, low + 18, out, "simulated timeline");
 }
-function underLanes(scene, palette, width, x, y) {
-  const at = (x - LEFT) / (width - LEFT - 4) * scene.end, row = Math.floor(y / LANE), low = y - row * LANE > 15.5;
-  const found = scene.spans.find(([own, start, end, code]) =>
+function underLanes(scene, palette, width, x, y, [from, to]) {
+  const at = from + (x - LEFT) / (width - LEFT - 4) * (to - from), row = Math.floor(y / LANE), low = y - row * LANE > 15.5;
+  if (x < LEFT || at > to) return ["", -1];
+  const under = scene.spans.find(([own, start, end, code]) =>
     own === row && start <= at && at <= end && THIN.has(palette.kinds[code]) === low);
-  if (!found) return "";
-  const [, start, end, code, stage, minibatch, peer] = found;
-  return `Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${duration(start)} to ${duration(end)}`;
+  const name = typeof scene.ranks[row] === "number" ? `rank ${scene.ranks[row]}${(scene.names || {})[scene.ranks[row]] ? ` (${scene.names[scene.ranks[row]]})` : ""}` : "";
+  if (!under) {
+    const idle = scene.idles.find(([own, start, end]) => own === row && start <= at && at <= end);
+    return idle ? [`${name} ${idle[4]}: idle for ${duration(idle[2] - idle[1])}`, -1] : ["", -1];
+  }
+  const [, start, end, code, stage, minibatch, peer] = under;
+  return [`Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${duration(end - start)}, ${duration(start)} to ${duration(end)}${name ? `, ${name}` : ""}`, stage];
+}
+
+class Window {  // the part of a timeline that is in sight: by wheel, keys and a bar below it
+  constructor(box, bar, draw) {
+    this.box = box; this.bar = bar; this.draw = draw; this.end = 1; this.share = [0, 1];
+    box.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey) return;  // the page scrolls
+      event.preventDefault();
+      if (event.shiftKey) this.by(Math.sign(event.deltaY || event.deltaX) * 0.1);
+      else this.zoom(event.deltaY > 0 ? 1.25 : 0.8, Math.min(1, Math.max(0, (event.clientX - box.getBoundingClientRect().left - LEFT) / (box.clientWidth - LEFT))));
+    }, { passive: false });
+    box.addEventListener("dblclick", () => this.set(0, 1));
+    bar.addEventListener("keydown", (event) => {
+      const act = { ArrowLeft: () => this.by(-0.1), ArrowRight: () => this.by(0.1), "+": () => this.zoom(0.8, 0.5), "=": () => this.zoom(0.8, 0.5), "-": () => this.zoom(1.25, 0.5), Home: () => this.set(0, 1) }[event.key];
+      if (!act) return;
+      event.preventDefault(); event.stopPropagation();
+      act();
+    });
+    const seek = (event) => {
+      const part = bar.getBoundingClientRect(), [a, b] = this.share, middle = (event.clientX - part.left) / part.width;
+      this.set(middle - (b - a) / 2, middle + (b - a) / 2);
+    };
+    bar.addEventListener("pointerdown", (event) => { bar.setPointerCapture(event.pointerId); bar.focus(); seek(event); event.preventDefault(); });
+    bar.addEventListener("pointermove", (event) => { if (bar.hasPointerCapture(event.pointerId)) seek(event); });
+  }
+  get seconds() { return this.share.map((part) => part * this.end); }
+  by(part) { const [a, b] = this.share, far = part * (b - a); this.set(a + far, b + far); }
+  zoom(factor, at) {
+    const [a, b] = this.share, middle = a + at * (b - a), wide = Math.min(1, Math.max(0.01, (b - a) * factor));
+    this.set(middle - at * wide, middle + (1 - at) * wide);
+  }
+  set(a, b) {
+    const wide = Math.min(1, b - a), start = Math.min(1 - wide, Math.max(0, a));
+    this.share = [start, start + wide];
+    this.draw();
+  }
+  show(end) {
+    this.end = end || 1;
+    const [a, b] = this.share, told = `${duration(a * this.end)} to ${duration(b * this.end)} of ${duration(this.end)}`;
+    this.bar.firstChild.style.cssText = `left:${100 * a}%;width:${100 * (b - a)}%`;
+    for (const [name, value] of [["valuemin", 0], ["valuemax", 100], ["valuenow", Math.round(50 * (a + b))], ["valuetext", told]]) this.bar.setAttribute(`aria-${name}`, value);
+  }
 }
 
 function network(graph, palette, width) {  // built once; the stages' colours come and go: see `coloured`
@@ -227,13 +247,14 @@ function coloured(box, graph, scene, palette, before) {  // give boxes their sta
     if (same && stages[k] === before[k]) return;
     const fill = stages[k] === undefined ? "none" : shade(palette, stages[k], "forward");
     rect.setAttribute("fill", fill);
+    if (stages[k] === undefined) rect.removeAttribute("data-s"); else rect.dataset.s = stages[k];
     if (words.has(k)) words.get(k).style.fill = stages[k] === undefined ? "currentColor" : ink(fill);
   });
   return stages;
 }
 function underNetwork(graph, scene, k) {
   const id = graph.ids[k], name = graph.names[k], found = scene.layers.find(([own]) => own === id);
-  return (name === id ? id : `${name} (${id})`) + (found ? `, stage ${found[2]}` : "");
+  return [(name === id ? id : `${name} (${id})`) + (found ? `: ${duration(found[1])}, stage ${found[2]}` : ""), found ? found[2] : -1];
 }
 
 function sizes(drawn, palette) {  // of samples; beside them the time that each order of their minibatches loses, and any does at least
@@ -248,32 +269,44 @@ function sizes(drawn, palette) {  // of samples; beside them the time that each 
     `<div class="sp-orders">${rows.join("")}</div>`;
 }
 
+function notes(scene) {  // in one line until they are asked for
+  if (!scene.notes.length) return "";
+  return `<details><summary>${scene.notes.length} ${scene.notes.length > 1 ? "notes" : "note"} on these numbers</summary>${whole(scene.notes.map(ended).join(" "))}</details>`;
+}
 function changes(scene) {
   if (!scene.before) return "";
   const all = scene.before.changes, shown = all.slice(0, 8);
   const rest = all.length > 8 ? `<li>… and ${all.length - 8} more ${all.length > 9 ? "moves" : "move"}</li>` : "";
-  return `<div class="sp-part">From A to B <i>A: ${whole(scene.before.name)}</i></div><ul class="sp-change">` +
-    shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul>";
+  return `<details><summary>From A to B: ${whole(all[0])}</summary>A: ${whole(scene.before.name)}<ul class="sp-change">` +
+    shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul></details>";
 }
 
 function render({ model, el }) {
-  el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
+  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-dead" role="alert" hidden><span>The kernel was restarted or has ended: nothing here answers any more.</span><button type="button" class="sp-again">run its cell</button></div><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
-    <div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div>
-    <div class="sp-changes"></div>
     <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
-    <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
+    <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches</i></div><div class="sp-lanes"></div>
+    <div class="sp-seek" role="slider" tabindex="0" aria-label="part of the timeline in sight" data-tip="Drag to move; Ctrl and the wheel over the timeline, or + and −, zoom"><i></i></div>
+    <div class="sp-why"></div><div class="sp-changes"></div>
+    <div class="sp-sizes-part"><div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
-    <pre style="overflow:auto;margin:4px 0;word-break:normal;overflow-wrap:break-word" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div>`;
-  const id = `sp-${Math.random().toString(36).slice(2)}`;
-  const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`);
+    <pre style="overflow:auto;margin:4px 0;word-break:normal;overflow-wrap:break-word" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div></div><style></style>`;
+  el.classList.add("sp-drawing");
+  const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`), picture = find("picture"), linked = el.lastChild;
+  const mark = `sp-${Math.random().toString(36).slice(2)}`;
+  root.classList.add(mark);
   let number = 0;
   ruler.font = `600 11.5px ${getComputedStyle(document.body).getPropertyValue("--jp-ui-font-family") || "sans-serif"}`;
-  const cuts = new Cuts(find("strip"), find("reason"), (cut, at) => {
+  const moveCut = (cut, at) => {
     model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
     model.save_changes();
-  });
+  };
+  const cuts = new Cuts(find("strip"), find("reason"), moveCut);
+  const map = new DeviceMap(find("map"), (content) => model.send(content));
+  const drawMap = () => map.update(JSON.parse(model.get("map")), scene.chips, model.get("palette"));
+  const candidates = new Candidates(find("candidates"), find("strip"), (content) => model.send(content));
+  const drawCandidates = () => candidates.update(JSON.parse(model.get("candidates")), scene, model.get("palette"), Boolean(model.get("stale")));
   let graph = {}, waiting = false, width = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
@@ -281,22 +314,51 @@ function render({ model, el }) {
     find(name).innerHTML = markup;
     drawn.set(name, markup);
   };
-  const hovered = (name, told) => find(name).addEventListener("pointermove", (event) => {
-    const box = find(name).getBoundingClientRect();
-    find(name).title = scene.tiles ? told(event.clientX - box.left, event.clientY - box.top, event) : "";
-  });
-  hovered("cells", (x, y) => underStrip(scene, width, x, y));
-  hovered("lanes", (x, y) => underLanes(scene, palette, width, x, y));
-  hovered("graph", (x, y, event) => (event.target.dataset.k ? underNetwork(graph, scene, Number(event.target.dataset.k)) : ""));
-  const beside = (event) => {  // an explanation that would end beyond the picture begins before its number
-    const tile = event.target.closest && event.target.closest(".sp-tile");
-    if (!tile) return;
-    const pop = tile.querySelector(".sp-pop");
-    pop.style.left = "0";
-    pop.style.left = `${Math.min(0, root.getBoundingClientRect().right - pop.getBoundingClientRect().right)}px`;
+  const sight = new Window(find("lanes"), find("seek"), () => soon());
+  const tip = document.body.appendChild(Object.assign(document.createElement("div"), { className: "sp-tip" }));
+  const tell = (words, stage, x, y) => {  // one tooltip, and the same stage in all pictures
+    tip.classList.toggle("sp-on", Boolean(words));
+    linked.textContent = stage >= 0 ? `.${mark} [data-s]:not([data-s="${stage}"]){opacity:.35}` : "";
+    if (!words) return;
+    tip.textContent = words;
+    const right = Math.min(x + 12, window.innerWidth - tip.offsetWidth - 8), low = y + 16 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 8 : y + 16;
+    Object.assign(tip.style, { left: `${Math.max(4, right)}px`, top: `${low}px` });
   };
-  find("tiles").addEventListener("pointerover", beside);
-  find("tiles").addEventListener("focusin", beside);
+  const under = {
+    cells: (x, y) => underStrip(scene, width, x, y),
+    lanes: (x, y) => underLanes(scene, palette, width, x, y, sight.seconds),
+    graph: (x, y, target) => (target.dataset.k ? underNetwork(graph, scene, Number(target.dataset.k)) : ["", -1]),
+  };
+  const pointed = (event) => {
+    const own = event.target.closest("[data-tip]"), name = Object.keys(under).find((part) => find(part).contains(event.target));
+    if (own) return tell(own.dataset.tip, own.dataset.s === undefined ? -1 : Number(own.dataset.s), event.clientX, event.clientY);
+    if (!name || !scene.tiles) return tell("", -1);
+    const box = find(name).getBoundingClientRect();
+    return tell(...under[name](event.clientX - box.left, event.clientY - box.top, event.target), event.clientX, event.clientY);
+  };
+  const cell = () => root.closest(".jp-Cell");
+  let box = null;  // the box of ipywidgets that this is in, once it is: JupyterLab marks it when the kernel ends
+  const living = new MutationObserver(() => {
+    const dead = box.classList.contains("jupyter-widgets-disconnected");
+    find("dead").hidden = !dead;
+    find("again").hidden = !cell();
+    root.classList.toggle("sp-lost", dead);
+  });
+  find("again").addEventListener("click", () => {  // as a hand does: choose the cell, and press the notebook's own button
+    const own = cell(), run = own.closest(".jp-NotebookPanel").querySelector('[data-command="notebook:run-cell-and-select-next"]');
+    for (const target of [own.querySelector(".jp-InputPrompt"), run])
+      for (const kind of ["mousedown", "mouseup", "click"]) target.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, composed: true, button: 0 }));
+  });
+  root.addEventListener("pointermove", pointed);
+  root.addEventListener("pointerleave", () => tell("", -1));
+  root.addEventListener("focusin", (event) => {
+    const own = event.target.closest("[data-tip]"), box = own && own.getBoundingClientRect();
+    if (own && own.matches(":focus-visible")) tell(own.dataset.tip, -1, box.left, box.bottom - 8);
+  });
+  root.addEventListener("focusout", () => tell("", -1));
+  find("why").addEventListener("click", (event) => {
+    if (event.target.closest(".sp-try") && scene.try) moveCut(scene.try.cut, scene.try.at);
+  });
   const fade = () => root.classList.toggle("sp-wait", orders.serial !== scene.serial);  // until those of this picture come
   const drawSizes = () => {
     orders = JSON.parse(model.get("sizes"));
@@ -308,27 +370,40 @@ function render({ model, el }) {
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
-    if (told !== seen) { scene = JSON.parse(told); seen = told; }
     palette = model.get("palette");
+    if (told !== seen) { scene = JSON.parse(told); seen = told; scene.idles = scene.spans ? idles(scene, palette) : []; }
     root.classList.toggle("sp-old", Boolean(old));
     root.classList.toggle("sp-pending", Boolean(model.get("pending")));  // nothing else moves on the page meanwhile
     put("stale", whole(model.get("stale")));
     find("copy").disabled = Boolean(old);
     find("copy").title = old || "Copy the cell that makes this plan";
-    width = Math.floor(root.clientWidth);
+    width = Math.floor(picture.clientWidth);
+    if (!box && (box = root.closest(".jupyter-widgets"))) living.observe(box, { attributes: true, attributeFilter: ["class"] });
     if (!scene.tiles || width < 50) return;
-    put("tiles", tiles(scene, id));
-    put("why", whole([scene.why, ...scene.notes.map(ended)].join(" ")));
+    root.classList.remove("sp-foreseen");
+    put("tiles", tiles(scene));
+    find("tiles").classList.toggle("sp-many", Boolean(scene.pipelines));
+    drawMap();
+    drawCandidates();
+    const suggested = scene.try ? '<button type="button" class="sp-try" data-tip="Move this layer, and see what it saves">try</button>' : "";
+    put("why", suggested + whole(scene.why) + notes(scene));
     put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
     fade();
     root.classList.toggle("sp-narrow", width < BESIDE);
+    const rows = Math.min(MOST_ROWS, scene.devices || 0);  // what follows stays where it is, however many the plan uses
+    find("stages").style.minHeight = `${20 + ROW * rows}px`;
+    find("lanes").style.minHeight = `${18 + LANE * rows}px`;
     find("told").style.minHeight = `${TOLD * Math.ceil(TOLD_LETTERS * 6.3 / width)}px`;
     put("changes", changes(scene));
     put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
     put("stages", stages(scene, palette, width));
-    put("lanes", lanes(scene, palette, width));
+    LEFT = width < 480 ? 76 : 118;
+    find("seek").style.marginLeft = `${LEFT}px`;
+    sight.show(scene.end);
+    put("lanes", lanes(scene, palette, width, sight.seconds));
     find("of").textContent = scene.pipelines ? "Coloured by the stages of pipeline 0" : "Coloured by stage";
+    find("sizes-part").style.display = scene.sized ? "" : "none";
     find("graph-part").style.display = graph.positions ? "" : "none";
     if (placed !== `${width}`) {
       put("graph", network(graph, palette, width));
@@ -340,6 +415,21 @@ function render({ model, el }) {
     root.dataset.serial = scene.serial;
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
   };
+  const foresee = (event) => {  // of a slider that moves: the present plan's times there, until the kernel has the plan
+    if (!event.target.closest || event.target.closest(".sp-grid") !== root.closest(".sp-grid")) return;
+    const { name, key } = event.detail, table = JSON.parse(model.get("moves"))[name], stop = table && table.stops[key];
+    if (!stop || !scene.bases || table.base !== scene.bases[name] || model.get("stale") || waiting) return;
+    const tips = new Map(scene.tiles.map(([tile, , tip]) => [tile, tip]));
+    const shown = stop.tiles.map(([tile, value]) => [tile, value, tips.get(tile) || ""]);
+    const gap = scene.tiles.findIndex(([tile]) => tile === "optimality gap");
+    if (gap >= 0) shown.splice(gap, 0, ["optimality gap", "…", tips.get("optimality gap")]);
+    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => [...scene.stages[k].parts[j].slice(0, 4), ...part]) }));
+    root.classList.add("sp-foreseen");
+    put("tiles", tiles({ tiles: shown }));
+    put("stages", stages({ ...scene, stages: rows, bound: null }, palette, width));
+    root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
+  };
+  document.addEventListener("sp-moved", foresee);
   find("copy").addEventListener("click", (event) => {
     event.preventDefault();
     find("code").querySelector("details").open = true;
@@ -371,17 +461,22 @@ function render({ model, el }) {
   model.on("change:reason", soon);
   model.on("change:pending", soon);
   model.on("change:graph", regraph);
+  model.on("change:map", drawMap);
+  model.on("change:candidates", drawCandidates);
   model.on("change:sizes", drawSizes);
   model.on("msg:custom", copied);
-  const observer = new ResizeObserver(() => { if (Math.floor(root.clientWidth) !== width) soon(); });
-  observer.observe(root);
+  const observer = new ResizeObserver(() => { if (Math.floor(picture.clientWidth) !== width) soon(); });
+  observer.observe(picture);
   regraph();
   drawSizes();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:sizes", drawSizes], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:candidates", drawCandidates], ["change:sizes", drawSizes], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();
+    tip.remove();
+    living.disconnect();
+    document.removeEventListener("sp-moved", foresee);
   };
 }
 

@@ -6,6 +6,7 @@ plotly a tenth of a second for each. Cuts are handles to drag with the mouse or 
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -30,9 +31,13 @@ _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
 class PartitionView(looks.Control, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = page_code("names", "svg_marks", "partition_cuts", "partition_view")
+    _esm = page_code("names", "svg_marks", "partition_cuts", "device_map", "candidates", "partition_view")
+    _css = Path(__file__).with_name("explorer.css")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
+    map = traitlets.Unicode("{}").tag(sync=True)  # JSON: hosts, their devices and links, as the controls say
+    candidates = traitlets.Unicode("{}").tag(sync=True)  # JSON: rows and points of candidates.py
+    moves = traitlets.Unicode("{}").tag(sync=True)  # JSON: the plan's times at stops of sliders, before they are moved
     sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
@@ -42,9 +47,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self.add_class("sp-drawing")
         self._open, self._number = False, 0  # whether a page shows it
+        self._acts: dict[str, Callable[..., object]] = {}  # by the name of what the page asks for
         self._waiting: dict[int, Callable[[], Any]] = {}
-        self._code: Callable[[], str] | None = None
         self.on_msg(self._answer)
 
     def show(self, scene: Mapping[str, Any]) -> None:
@@ -55,6 +61,18 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
             "hint": sentence(scene["hint"]),
         }
         self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
+
+    def show_map(self, drawn: Mapping[str, object]) -> None:
+        """Replace the map of hosts, devices and links."""
+        self.map = json.dumps(drawn, separators=(",", ":"))
+
+    def show_candidates(self, drawn: Mapping[str, object]) -> None:
+        """Replace the rows of candidates, and their points."""
+        self.candidates = json.dumps(drawn, separators=(",", ":"))
+
+    def show_moves(self, tables: Mapping[str, object]) -> None:
+        """Replace what the page shows of a slider's move until its plan comes."""
+        self.moves = json.dumps(tables, separators=(",", ":"))
 
     def show_sizes(self, scene: Mapping[str, object]) -> None:
         """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""
@@ -70,9 +88,17 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         """Call `act(cut, layers before it)` with each cut that is moved."""
         self.observe(lambda change: act(change["new"]["cut"], change["new"]["at"]), names="moved")
 
+    def on_step(self, act: Callable[[int, str, int], None]) -> None:
+        """Call `act(host, device type, by)` with each click that adds a device to a host of the map, or removes one."""
+        self._acts["step"] = act
+
+    def on_candidate(self, act: Callable[[str, str], None], pareto: Callable[[], None]) -> None:
+        """Call `act(key, "show" | "baseline" | "remove")` with each click on a candidate, `pareto()` for all points."""
+        self._acts |= {"candidate": act, "pareto": pareto}
+
     def on_copy(self, code: Callable[[], str]) -> None:
         """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
-        self._code = code
+        self._acts["copy"] = code
 
     def settled(self, act: Callable[[], Any]) -> None:
         """Call `act` once all that the page was about to send has come; at once if no page shows the view.
@@ -93,12 +119,18 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self._open = self._open or "open" in content
         if content.get("settled") in self._waiting:  # the first page to answer; others show the same
             self._waiting.pop(content["settled"])()
+        if isinstance(step := content.get("step"), dict):
+            self._acts["step"](step["host"], step["type"], step["by"])
+        if isinstance(chosen := content.get("candidate"), dict):
+            self.settled(lambda: self._acts["candidate"](chosen["key"], chosen["act"]))
+        if "pareto" in content:
+            self.settled(self._acts["pareto"])
         if "copy" in content:
             self.settled(self._send_code)
 
     def _send_code(self) -> None:
         try:
-            self.send({"code": self._code() if self._code else ""})
+            self.send({"code": self._acts["copy"]()})
         except InputError as error:
             self.send({"refused": str(error)})
 

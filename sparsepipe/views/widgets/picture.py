@@ -1,6 +1,6 @@
 """What the partition explorer's picture shows of an answer, as JSON-ready values, and its figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -19,23 +19,37 @@ from .. import plots
 from ..plots.table import noted
 from .exporter import Export
 from .planning import Answer
+from .stop_slider import StopSlider
 from .view_model import scene
 
 _UNITS = [MemoryNeed(*(float(k == unit) for k in range(4))) for unit in range(4)]
 
 
-def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, note: str) -> dict[str, Any]:
-    """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with."""
-    settings, movable = answer.settings, answer.settings.cuts is not None
+def picture(
+    answer: Answer,
+    pinned: Answer | None,
+    *,
+    batch_size: int | None,
+    note: str,
+    foreseen: Mapping[str, tuple[str, StopSlider]],
+) -> dict[str, Any]:
+    """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with.
+
+    `foreseen`: sliders whose moves the page shows at once, as `Candidates.moves` takes them.
+    """
+    settings, kept = answer.settings, answer.settings.cuts is not None
+    movable = kept or (answer.plan.stages_per_rank == 1 and settings.stage_devices is None)
     before = pinned.plan if pinned is not None else None
     drawn = scene(answer.plan, answer.problem, answer.trace, bound=answer.bound, batch_size=batch_size, before=before)
-    where = blocked(answer.plan, answer.problem, answer.ends) if movable else {"blocked": [], "reasons": []}
+    where = blocked(answer.plan, answer.problem, answer.ends) if kept else {"blocked": [], "reasons": []}
     drawn |= {
-        "cuts": {"at": answer.ends, "movable": movable, **where},
+        "cuts": {"at": answer.ends, "movable": movable, "ghost": answer.best_ends if kept else [], **where},
         "hint": "drag a cut, or focus it and press the arrow keys"
+        + ("; dashed: the best cuts known" if kept and answer.best_ends else "")
         if movable
-        else 'layers in network order, height proportional to time; select "pin cuts" to drag the cuts',
+        else "layers in network order, height proportional to time",
         "code": answer.as_code(),
+        "bases": {name: answer.base(field) for name, (field, _) in foreseen.items()},
     }
     if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
         drawn["before"]["name"] += f", with {pinned.told()}"

@@ -1,7 +1,10 @@
 """Split the explorer's devices into several pipelines, and simulate them with the straggler and without."""
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ...errors import InputError
 from ...planning import Problem, partition_pipelines, planners_with
@@ -18,7 +21,8 @@ from ...values.replication.base import Rule
 from ...values.stragglers import Stragglers
 from ...values.trace import Trace
 from .as_code import pipelines_code
-from .planning import Planning
+from .partition_view import NO_PLAN
+from .planning import Answer, Planning
 from .settings import Settings
 from .several import MINIBATCHES, TYPED, HeldUp, Several
 
@@ -166,3 +170,126 @@ def _as_asked(plan: Plan, problem: Problem, settings: Settings) -> Plan:
     assert expected.estimate is not None
     bound = plan.estimate.lower_bound_seconds if plan.estimate else None
     return replace(expected, estimate=replace(expected.estimate, lower_bound_seconds=bound))
+
+
+PLANNING = "planning the pipelines…"
+_PATIENCE = 300.0  # seconds for which a click waits
+
+
+class PlanOnScreen:
+    """The requested settings, and the last answer: of that, or of settings before if it was refused or is `pending`.
+
+    `planning` answers those of one pipeline, `together` of several.
+
+    The page's clicks come in one thread, cells run in another: `lock` is held by whoever changes any of it.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self.planning, self.together = planning, PipelinesPlanning(planning)
+        self.lock = threading.Condition()
+        self.asked: Settings | None = None  # what was planned last, or refused, or is being planned
+        self.shown: Answer | PipelinesAnswer | None = None
+        self.refused = ""  # why what the controls say cannot be planned
+        self.pending = False  # whether several pipelines are being planned
+        self._changing = True  # whether a change is at work, or the controls are being made
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan for what was asked; None while it cannot be planned, or is being planned."""
+        return self.shown.plan if self.shown is not None and not (self.refused or self.pending) else None
+
+    @property
+    def of_one(self) -> Answer | None:
+        """The answer for what was asked, if there is one, of one pipeline."""
+        return self.shown if self.plan is not None and isinstance(self.shown, Answer) else None
+
+    def last(self) -> Answer | PipelinesAnswer:
+        """The answer in the picture. Raises InputError if there was none yet."""
+        if self.shown is None:
+            raise InputError("explorer.no_plan", f"no plan yet: {self.refused}")
+        return self.shown
+
+    def begin(self) -> None:
+        """From here on changes count."""
+        self._changing = False
+
+    def change(self, act: Callable[[], None]) -> None:
+        """Act on a change of a control, once: not on those that follow from it."""
+        with self.lock:  # a change from another thread waits, and is not lost
+            if self._changing:
+                return
+            self._changing = True
+            try:
+                act()
+            finally:
+                self._changing = False
+                self.lock.notify_all()
+
+    def ask(self, settings: Settings, *, pending: bool = False) -> None:
+        """Note what is asked for from here on."""
+        self.asked, self.pending = settings, pending
+
+    def awaits(self, settings: Settings) -> bool:
+        """Return whether pipelines are being planned for these settings, and not for later ones."""
+        return self.pending and self.asked == settings
+
+    def take(self, answer: Answer | PipelinesAnswer) -> None:
+        """Note the answer to what was asked."""
+        self.shown, self.asked, self.pending = answer, answer.settings, False
+
+    def current(self) -> Answer | PipelinesAnswer:
+        """Wait for pipelines that are being planned. Raises InputError if what was asked was refused."""
+        if not self.lock.wait_for(lambda: not self.pending, timeout=_PATIENCE):
+            raise InputError("explorer.planning", f"{PLANNING}, and try again")
+        if self.shown is None or self.refused:
+            raise InputError("explorer.no_plan", NO_PLAN)
+        return self.shown
+
+
+Work = TypeVar("Work")
+
+
+class Later(Generic[Work]):
+    """Calls `act` with what was asked last, `pause` seconds after it was, in one thread that ends when nothing is left.
+
+    What is asked while `act` is at work comes after it; what was asked before that, and not begun, is dropped. `act`
+    must raise nothing.
+    """
+
+    def __init__(self, act: Callable[[Work], None], *, pause: float, name: str) -> None:
+        self._act, self._pause, self._name = act, pause, name
+        self._turn = threading.Condition()
+        self._asked: list[Work] = []  # one or none
+        self._due = 0.0
+        self._thread: threading.Thread | None = None
+        self.superseded = False  # whether something was asked, or dropped, since `act` began its work
+
+    def ask(self, what: Work) -> None:
+        with self._turn:
+            self.superseded = True
+            self._asked, self._due = [what], time.monotonic() + self._pause
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def is_superseded(self) -> bool:
+        """Return whether something was asked, or dropped, since `act` began its work."""
+        return self.superseded
+
+    def drop(self) -> None:
+        """Forget what was asked and is not begun."""
+        with self._turn:
+            self.superseded = True
+            self._asked = []
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                while self._asked and (left := self._due - time.monotonic()) > 0:
+                    self._turn.wait(left)
+                if not self._asked:
+                    self._thread = None
+                    return
+                (what,), self._asked = self._asked, []
+                self.superseded = False
+            self._act(what)

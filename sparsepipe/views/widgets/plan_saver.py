@@ -33,7 +33,7 @@ class Board(Protocol):
 
 
 class PlanSaver:
-    """Buttons *save plan*, *launch this* and *apply to the job* for what `answer` returns; `widget` shows them.
+    """Buttons for what `answer` returns: `buttons` *save plan* and *launch this*, in `widget` *apply to the job*.
 
     Files are numbered, PLANNER-3-stages-001.json or PLANNER-2-pipelines-001.json, and none is overwritten. Without a
     `board` there is the first button alone.
@@ -57,8 +57,8 @@ class PlanSaver:
         self.save_button.on_click(messages.shown(lambda _: self.save()))
         self.launch_button.on_click(messages.shown(lambda _: self.open()))
         self.apply_button.on_click(messages.shown(lambda _: self.apply()))
-        buttons = [self.save_button, *([self.launch_button, self.apply_button] if board is not None else [])]
-        self.widget = looks.VBox([looks.HBox(buttons, layout={"flex_flow": "row wrap"}), self.told])
+        self.buttons = [self.save_button, *([self.launch_button] if board is not None else [])]  # of the header
+        self.widget = looks.VBox([*([self.apply_button] if board is not None else []), self.told])
         self.block("")
 
     def block(self, reason: str) -> None:

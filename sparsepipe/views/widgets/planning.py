@@ -32,16 +32,26 @@ class Answer:
     bound: float | None
     trace: Trace
     scaled: Scaled | None  # batch size and voxel size, where they are not those profiled
+    best: Plan | None = None  # what the optimal planner made of the same devices, if it could
 
     @property
     def cluster(self) -> Cluster:
         return self.problem.cluster
 
+    def base(self, field: str) -> str:
+        """A name of this plan and its settings but for one, by which the page knows whether a table is of them."""
+        others = tuple(value for name, value in vars(self.settings).items() if name != field)
+        return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, others)) & (2**64 - 1), "x")
+
     @property
     def ends(self) -> list[int]:
         """Layers before each cut."""
-        sizes = [len(stage.layers) for stage in self.plan.stages]
-        return [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+        return _ends(self.plan)
+
+    @property
+    def best_ends(self) -> list[int]:
+        """Layers before each cut of the optimal planner's plan."""
+        return [] if self.best is None else _ends(self.best)
 
     def told(self) -> str:
         """The settings in one line."""
@@ -60,6 +70,11 @@ class Answer:
         )
 
 
+def _ends(plan: Plan) -> list[int]:
+    sizes = [len(stage.layers) for stage in plan.stages]
+    return [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+
+
 class Planning:
     """Answers settings with a plan for `profile` on what they make of `cluster`."""
 
@@ -73,11 +88,20 @@ class Planning:
     def answer(self, settings: Settings) -> Answer:
         """Plan and simulate. Raises InputError for settings that cannot be planned."""
         problem = self.problem(settings)
-        plan, bound = self._plan(problem, settings)
+        plan, bound, best = self._plan(problem, settings)
         counts = problem.profile.typical_sizes
         number = max(self.minibatches, 2 * plan.num_microbatches)
         trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
-        return Answer(settings, problem, plan, bound, trace, self.scaled(settings))
+        return Answer(settings, problem, plan, bound, trace, self.scaled(settings), best)
+
+    def plan(self, settings: Settings) -> Plan:
+        """Plan without a timeline. Raises InputError for settings that cannot be planned."""
+        return self._plan(self.problem(settings), settings)[0]
+
+    def judge(self, plan: Plan, settings: Settings) -> tuple[Problem, Plan]:
+        """Return what is asked for, and this plan's estimate for it. Raises InputError if there is no device."""
+        problem = self.problem(settings)
+        return problem, judged(plan, problem)
 
     def scaled(self, settings: Settings) -> Scaled | None:
         """The batch size and voxel size chosen, with the law of voxels; None if they are those profiled."""
@@ -110,8 +134,11 @@ class Planning:
             self._asked = key, Problem(self._profile(settings), *key[:4])
         return self._asked[1]
 
-    def _plan(self, problem: Problem, settings: Settings) -> tuple[Plan, float | None]:
-        """(the plan as the default cost model sees it, a lower bound of every plan's period where one is known)."""
+    def _plan(self, problem: Problem, settings: Settings) -> tuple[Plan, float | None, Plan | None]:
+        """(the plan as the default cost model sees it, a lower bound of every plan's period, the optimal planner's).
+
+        The last two are None where they are not known.
+        """
         several = settings.stages_per_device
         try:
             best, refused = self._planned(problem, "optimal"), ""  # which also bounds others
@@ -127,7 +154,7 @@ class Planning:
         plan = judged(plan, problem)
         bound = bound_of(plan, best.estimate.lower_bound_seconds) if best is not None and best.estimate else None
         assert plan.estimate is not None
-        return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
+        return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound, best
 
     def _planned(self, problem: Problem, planner: str, **options: int) -> Plan:
         """Return a planner's result from the cache or anew. Raises InputError if nothing fits."""

@@ -1,6 +1,6 @@
 """The settings of the partition explorer's controls as one value, and the cluster that they make."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -41,6 +41,7 @@ class Settings:
     cuts: tuple[int, ...] | None = None  # pinned: layers before each cut
     stage_devices: tuple[tuple[tuple[str, int], ...], ...] | None = None  # pinned: the devices of each stage
     several: Several | None = None  # pipelines; None: one
+    hosts: tuple[tuple[tuple[str, int], ...], ...] | None = None  # devices of each node given, as set on the map
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; "as given" for what stayed as it was given."""
@@ -49,6 +50,10 @@ class Settings:
             found["stage_devices"] = [dict(group) for group in self.stage_devices]
         if self.several is None:
             del found["several"]
+        if self.hosts is None:
+            del found["hosts"]
+        else:
+            found["hosts"] = [dict(host) for host in self.hosts]
         for name in ("bandwidth", "latency", "memory_bytes"):
             found[name] = "as given" if found[name] is None else _finite(found[name])
         return found | {"network_bandwidth": _finite(self.network_bandwidth)}
@@ -97,7 +102,7 @@ def memory_told(cluster: Cluster) -> str:
     return ", ".join(f"{name} {SIZE.shown(limit)}" for name, limit in limits.items())
 
 
-def _links(links: Any) -> str:
+def _links(links: Sequence[Link]) -> str:
     bandwidths = sorted(link.bandwidth for link in links)
     latencies = sorted(link.latency for link in links)
     told = _range(bandwidths, BANDWIDTH)
@@ -124,7 +129,7 @@ def placed(given: Cluster, settings: Settings) -> Cluster:
     if settings.placement == BY_TYPE:
         nodes = _by_type(given, wanted)
     else:
-        kept = _on_given(given, wanted)
+        kept = _on_given(given, wanted) if settings.hosts is None else _on_map(given, settings.hosts)
         pairs = zip(given.nodes, kept, strict=True)
         nodes = [replace(node, device_types=tuple(devices)) for node, devices in pairs if devices]
     if not nodes:
@@ -140,6 +145,8 @@ def placement_told(given: Cluster, settings: Settings) -> str:
     except InputError:
         return ""
     where = f"{nodes_told(cluster)}; {links_told(cluster)}"
+    if settings.hosts is not None:
+        return f"As set on the map: {where} (given: {nodes_told(given)})."
     names = [[[kind.name for kind in node.device_types] for node in one.nodes] for one in (cluster, given)]
     if names[0] == names[1] and settings.placement != BY_TYPE:
         links = [[one.network, *(node.link for node in one.nodes)] for one in (cluster, given)]
@@ -170,6 +177,38 @@ def _on_given(given: Cluster, wanted: Mapping[str, int]) -> Devices:
         last = given.nodes[places[-1][0]].device_types[places[-1][1]]
         kept[places[-1][0]] += [last] * (count - len(places))
     return kept
+
+
+def _on_map(given: Cluster, hosts: tuple[tuple[tuple[str, int], ...], ...]) -> Devices:
+    kinds = {device.type.name: device.type for device in reversed(given.devices)}
+    return [[kinds[name] for name, count in host for _ in range(count)] for host in hosts]
+
+
+_MOST_KINDS = 8  # rows of the map, up to which every host offers every device type
+
+
+def hosts_of(given: Cluster, settings: Settings) -> list[tuple[Node, dict[str, int]]]:
+    """The hosts of the map, also those without a device: (its node, devices by type, also types that it may get)."""
+    wanted, names = dict(settings.devices), list(dict.fromkeys(device.type.name for device in given.devices))
+    if settings.placement == BY_TYPE:
+        return [(node, {node.device_types[0].name: len(node.device_types)}) for node in _by_type(given, wanted)]
+    placed_devices = _on_given(given, wanted) if settings.hosts is None else _on_map(given, settings.hosts)
+    every = names if len(names) * len(given.nodes) <= _MOST_KINDS else []
+    hosts = []
+    for node, devices in zip(given.nodes, placed_devices, strict=True):
+        kinds = [*(kind.name for kind in (*node.device_types, *devices)), *every]
+        held = [kind.name for kind in devices]
+        hosts.append((node, {name: held.count(name) for name in dict.fromkeys(kinds)}))
+    return hosts
+
+
+def map_of(given: Cluster, settings: Settings) -> dict[str, object]:
+    """The map of hosts, their devices and links, as JSON-ready values."""
+    hosts = [
+        {"name": node.name, "link": _links([_as_set(node, settings).link]), "counts": counts}
+        for node, counts in hosts_of(given, settings)
+    ]
+    return {"hosts": hosts, "network": _links([Link(settings.network_bandwidth, settings.network_latency)])}
 
 
 def _by_type(given: Cluster, wanted: Mapping[str, int]) -> list[Node]:

@@ -6,6 +6,7 @@ const STYLE = `
 .sp-slider .noUi-handle{touch-action:none}
 .sp-slider .noUi-handle:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:2px}
 .sp-slider .noUi-given{position:absolute;top:-4px;width:2px;height:12px;margin-left:-1px;background:currentColor;opacity:.55}
+.sp-slider .noUi-band{position:absolute;top:0;height:100%;background:#56B4E9;opacity:.55}
 .sp-slider .widget-readout{width:84px;max-width:84px;cursor:text;border-radius:2px;outline:0}
 .sp-slider .widget-readout:focus{outline:1px solid var(--jp-brand-color1,#1976d2);text-align:left;overflow-x:auto}
 .sp-slider.sp-off .widget-readout,.sp-slider.sp-off .widget-label{opacity:.5;cursor:default}
@@ -18,12 +19,12 @@ function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style>
     <div class="sp-slider widget-inline-hbox widget-slider widget-hslider"><label class="widget-label" id="${id}" style="width:118px"></label>
     <div class="slider-container"><div class="slider noUi-target noUi-ltr noUi-horizontal"><div class="noUi-base"><div class="noUi-connects"></div>
-    <div class="noUi-given"></div><div class="noUi-origin"><div class="noUi-handle noUi-handle-lower" role="slider" aria-orientation="horizontal"
+    <div class="noUi-band"></div><div class="noUi-given"></div><div class="noUi-origin"><div class="noUi-handle noUi-handle-lower" role="slider" aria-orientation="horizontal"
     aria-labelledby="${id}"></div></div></div></div></div><div class="widget-readout" role="textbox" spellcheck="false"></div></div>
     <div class="sp-refusal" role="alert"></div>`;
   const find = (name) => el.querySelector(`.${name}`);
   const root = find("sp-slider"), label = find("widget-label"), target = find("noUi-target"), readout = find("widget-readout");
-  const handle = find("noUi-handle"), origin = find("noUi-origin"), given = find("noUi-given"), refusal = find("sp-refusal");
+  const handle = find("noUi-handle"), origin = find("noUi-origin"), given = find("noUi-given"), band = find("noUi-band"), refusal = find("sp-refusal");
   const stops = () => model.get("stops"), off = () => model.get("disabled");
   const place = (key) => Math.max(0, stops().findIndex(([own]) => own === key));
   const share = (at) => (stops().length > 1 ? at / (stops().length - 1) : 0);
@@ -36,6 +37,8 @@ function render({ model, el }) {
     origin.style.transform = `translate(-${(1 - share(at)) * 1000}%, 0)`;
     given.style.left = `${share(place(model.get("given"))) * 100}%`;
     given.style.display = model.get("given") ? "" : "none";
+    const [low, high] = model.get("band").map((key) => share(place(key)) * 100);
+    band.style.cssText = low === undefined ? "display:none" : `left:${low}%;width:${Math.max(high - low, 1)}%`;
     for (const [name, value] of [["valuemin", 0], ["valuemax", all.length - 1], ["valuenow", at], ["valuetext", text], ["disabled", off()]])
       handle.setAttribute(`aria-${name}`, value);
     handle.tabIndex = off() ? -1 : 0;
@@ -50,6 +53,7 @@ function render({ model, el }) {
   const go = (at) => {
     const all = stops(), [key] = all[Math.max(0, Math.min(all.length - 1, at))];
     if (off() || key === model.get("value")) return;
+    el.dispatchEvent(new CustomEvent("sp-moved", { bubbles: true, detail: { name: model.get("description"), key } }));
     model.set("value", key);
     model.save_changes();
   };
@@ -91,7 +95,7 @@ function render({ model, el }) {
     event.preventDefault();
     document.execCommand("insertText", false, event.clipboardData.getData("text/plain"));
   });
-  const names = ["value", "stops", "given", "description", "tooltip", "disabled", "refusal"].map((name) => `change:${name}`);
+  const names = ["value", "stops", "given", "description", "tooltip", "disabled", "refusal", "band"].map((name) => `change:${name}`);
   for (const name of names) model.on(name, draw);
   model.on("msg:custom", draw);
   draw();

@@ -91,6 +91,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     value = traitlets.Any().tag(sync=True, to_json=_told, from_json=_meant)
     stops: traitlets.List[list[str]] = traitlets.List().tag(sync=True)  # [key, text] in order
     given = traitlets.Unicode("").tag(sync=True)  # the key of the value to mark
+    band: traitlets.List[str] = traitlets.List([]).tag(sync=True)  # the keys of the first and last stop that is shaded
     description = traitlets.Unicode("").tag(sync=True)
     tooltip = traitlets.Unicode("").tag(sync=True)
     disabled = traitlets.Bool(False).tag(sync=True)
@@ -131,6 +132,16 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         """The largest stop."""
         largest: float = max(value for value in self._values.values() if value not in self.named)
         return largest
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of all stops, in order."""
+        return list(self._values.values())
+
+    def shade(self, values: Iterable[Any]) -> None:
+        """Shade the stops from the first of these values to the last; none without values."""
+        keys = [self.key(value) for value in values]
+        self.band = [keys[0], keys[-1]] if keys else []
 
     def type(self, text: str) -> None:
         """Take what was typed into the readout. Raises InputError, and keeps the value, for what cannot be read."""

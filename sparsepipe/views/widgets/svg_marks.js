@@ -3,8 +3,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const rect = (x, y, w, h, fill, more = "", title = "") =>
-  `<rect x="${x.toFixed(2)}" y="${y}" width="${Math.max(w, 0).toFixed(2)}" height="${h}" fill="${fill}" ${more}>` +
-  (title ? `<title>${escape(title)}</title>` : "") + `</rect>`;
+  `<rect x="${x.toFixed(2)}" y="${y}" width="${Math.max(w, 0).toFixed(2)}" height="${h}" fill="${fill}" ${more}${title ? ` data-tip="${escape(title)}"` : ""}/>`;
 const ruler = document.createElement("canvas").getContext("2d");  // its font is that of a view's bold text
 function inLines(words, room) {  // of bold text, as wide as that
   const lines = [""];
@@ -20,8 +19,7 @@ const LEADING = 13;                  // pixels from one line of such text to the
 const LETTER = 6.6;                  // pixels of a letter of a view's text, on average
 const shortened = (words, most) => (words.length > most ? words.slice(0, Math.max(1, Math.floor(most) - 1)) + "…" : words);
 const named = (x, y, lines, whole, more = "") =>  // words in lines, the lowest at y, and all of what they say under the pointer
-  `<text x="${x}" y="${y}" ${more}>` + lines.map((part, k) => `<tspan x="${x}" y="${y - LEADING * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") +
-  `<title>${escape(whole)}</title></text>`;
+  `<text x="${x}" y="${y}" ${more} data-tip="${escape(whole)}">` + lines.map((part, k) => `<tspan x="${x}" y="${y - LEADING * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") + "</text>";
 const line = (x1, y1, x2, y2, more = "") =>
   `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="var(--jp-ui-font-color1,#222)" ${more}/>`;
 const svg = (width, height, inside, label) =>
@@ -54,13 +52,16 @@ function ink(color) {  // black or white, whichever is read better on it
 // What is under the pointer is then found by its place.
 class Shapes {
   constructor(palette) { this.palette = palette; this.paths = new Map(); }
-  add(color, x, y, w, h) {
-    const wide = Math.max(w, 0), own = Math.min(wide, h) > EDGED ? color : edge(this.palette, color);
+  add(color, x, y, w, h, stage = "") {
+    const wide = Math.max(w, 0), own = `${Math.min(wide, h) > EDGED ? color : edge(this.palette, color)} ${stage}`;
     const box = `M${x.toFixed(2)} ${y.toFixed(2)}h${wide.toFixed(2)}v${h.toFixed(2)}h${(-wide).toFixed(2)}z`;
     this.paths.set(own, (this.paths.get(own) || "") + box);
   }
   markup() {
-    return [...this.paths].map(([color, path]) => `<path d="${path}" fill="${color}" ${edged(this.palette, color)}/>`).join("");
+    return [...this.paths].map(([own, path]) => {
+      const [color, stage] = own.split(" ");
+      return `<path d="${path}" fill="${color}" ${stage ? `data-s="${stage}" ` : ""}${edged(this.palette, color)}/>`;
+    }).join("");
   }
 }
 

@@ -1,16 +1,20 @@
 """The view model of the partition explorer: all that is drawn of a plan, as JSON-ready values."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ...planning import Problem, estimate
 from ...planning.estimate import port_seconds
 from ...util.io.quantities import SIZE
 from ...util.text.counting import counted, number_of
 from ...util.text.numbers import alike, duration, gap_text, rate_text, scaled_bytes
+from ...util.text.sizes import Certainty
 from ...values.cluster import Cluster
 from ...values.plan import Plan, PositionEstimate
+from ...values.plan_parts import Estimate
 from ...values.trace import SPAN_KINDS, Trace
 from ..colors import STAGE_COLORS, edge_of, mixed
 from ..plots.theme import GREY, LIGHT_GREY
@@ -31,14 +35,16 @@ def scene(
     plan: Plan, problem: Problem, trace: Trace, *, bound: float | None, batch_size: int | None, before: Plan | None
 ) -> dict[str, Any]:
     """All that changes with a plan. `bound`: no plan has a smaller period. `before`: a plan to compare with."""
-    graph = problem.graph
-    place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
-    seconds = problem.table.seconds[problem.cluster.device_types[0].name][:, 0]
     return {
         "tiles": tiles(plan, problem.cluster, bound=bound, batch_size=batch_size),
         "why": why(plan, problem),
         "notes": list(plan.warnings),
-        "layers": [[graph.layers[k].id, float(seconds[k]), place[graph.layers[k].id]] for k in problem.layers],
+        "try": suggested(plan, problem),
+        "layers": layers(plan, problem),
+        "chips": chips([plan], problem.cluster),
+        "names": {device.rank: device.type.name for device in problem.cluster.devices},
+        "devices": len(problem.cluster.devices),
+        "sized": any(problem.profile.typical_sizes),
         "stages": with_words(stages(plan, problem)),
         "period": _period(plan),
         "bound": bound,
@@ -47,38 +53,78 @@ def scene(
     }
 
 
+def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict[str, object]:
+    """Return the parts of a scene that change with a slider before another plan is known: numbers and times."""
+    rows = with_words(stages(plan, problem))
+    return {
+        "tiles": [tile[:2] for tile in tiles(plan, problem.cluster, bound=None, batch_size=batch_size)],
+        "stages": [{**row, "parts": [part[4:] for part in row["parts"]]} for row in rows],
+    }
+
+
+def layers(plan: Plan, problem: Problem) -> list[tuple[str, float, int]]:
+    """[layer, seconds on the device that holds it, stage]; on the slowest one where a stage has several types."""
+    devices, graph = problem.cluster.devices, problem.graph
+    place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+    types = [{devices[rank].type.name for rank in stage.ranks} for stage in plan.stages]
+    seconds = [np.max([problem.table.seconds[name][:, 0] for name in sorted(names)], axis=0) for names in types]
+    ids = [graph.layers[k].id for k in problem.layers]
+    return [(id, float(seconds[place[id]][k]), place[id]) for id, k in zip(ids, problem.layers, strict=True)]
+
+
+def chips(plans: Sequence[Plan], cluster: Cluster) -> dict[str, dict[str, list[list[int]]]]:
+    """The stages of each device by host and device type, in the order of ranks."""
+    held: dict[int, list[int]] = {}
+    for plan in plans:
+        for k, stage in enumerate(plan.stages):
+            for rank in stage.ranks:
+                held.setdefault(rank, []).append(k)
+    stages: dict[str, dict[str, list[list[int]]]] = {}
+    for device in cluster.devices:
+        of_host = stages.setdefault(device.node.name, {})
+        of_host.setdefault(device.type.name, []).append(held.get(device.rank, []))
+    return stages
+
+
 def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int | None) -> list[list[str]]:
     """[what, value, explanation] of each number that a plan promises."""
     expected = plan.estimate
     assert expected is not None
     period = expected.period_seconds
-    found = [["time per minibatch", duration(period), "steady state, default cost model"]]
-    if plan.extrapolation:
-        found.append(
-            ["profile", plan.extrapolation, "outside the measured sizes, times are extrapolated proportionally"]
-        )
-    if batch_size:
-        speed = rate_text(batch_size / period)
-        found.append(["throughput", speed, f"{number_of(batch_size, 'sample')} per minibatch"])
+    certainty = expected.certainty or Certainty()
+    spread = f" ± {duration(certainty.share * period)}" if certainty.share else ""
+    what = f"steady state, default cost model{'; ±: about one standard deviation' if spread else ''}"
+    found = [["time per minibatch", duration(period) + spread, what]]
+    speed = rate_text(batch_size / period) if batch_size else rate_text(1 / period, "minibatches")
+    what = number_of(batch_size, "sample") + " per minibatch" if batch_size else "the profile has no batch size"
+    found.insert(0, ["throughput", speed, what])
     for name, seconds, what in (
-        ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),
         ("over data parallelism", expected.data_parallel_seconds, "all layers on every device, equal shares"),
+        ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),
     ):
         if seconds:
             found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
     if bound is not None:
-        found.append(
-            [
-                "lower bound",
-                duration(bound),
-                "provable for this profile: no plan of one pipeline on these devices is faster",
-            ]
-        )
-        found.append(["optimality gap", gap_text((period - bound) / period), "0%: provably optimal"])
+        what = "provable for this profile: no plan of one pipeline on these devices is faster"
+        if certainty.extrapolated:
+            what += "; times beyond the measured sizes are extrapolated, and the bound is one of these"
+        gap = gap_text((period - bound) / period)
+        proven = "extrapolated" if certainty.extrapolated else "proven" if gap == "0%" else ""
+        found.insert(3, ["optimality gap", ", ".join(filter(None, [gap, proven])), f"0%: {what}"])
+        found.append(["lower bound", duration(bound), what])
     elif plan.stages_per_rank > 1:
         told = "bounds hold for plans with one stage per device; interleaved stages can be faster"
         found.append(["lower bound", "unknown", told])
+    found.insert(4, measured_range(plan))
     return [*found, fullest_device([plan], cluster)]
+
+
+def measured_range(plan: Plan) -> list[str]:
+    """The tile that says whether the plan's times were measured."""
+    if plan.extrapolation:
+        what = "outside the measured sizes, times are extrapolated proportionally: the plan is optimal for these"
+        return ["extrapolated", plan.extrapolation.removeprefix("extrapolated "), what]
+    return ["measured range", "✓ inside", "the minibatch is within the measured sizes"]
 
 
 def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
@@ -222,10 +268,24 @@ def _before(before: Plan, after: Plan, problem: Problem) -> dict[str, Any]:
     }
 
 
-def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
-    """Effect of moving the first layer of stage k to the stage before, or its last one to the next."""
-    told = []
-    for step, verb in ((-1, "first"), (1, "last")):
+def suggested(plan: Plan, problem: Problem) -> dict[str, int] | None:
+    """The cut whose move by one layer makes the plan faster, and the layers before it then; None if none does."""
+    if len(plan.stages) == 1 or plan.stages_per_rank > 1:
+        return None
+    kind, k, _ = bottleneck(plan, problem)
+    if kind == "transfer":
+        return None
+    best = min(_moved(plan, problem, k), key=lambda move: move[2].period_seconds, default=None)
+    if best is None or best[2].period_seconds - _period(plan) >= -CLOSE * _period(plan):
+        return None
+    step = best[0]
+    cut = k - 1 if step < 0 else k
+    return {"cut": cut, "at": sum(len(stage.layers) for stage in plan.stages[: cut + 1]) - step}
+
+
+def _moved(plan: Plan, problem: Problem, k: int) -> Iterator[tuple[int, str, Estimate]]:
+    """(step, layer, estimate) of giving stage k's first layer to the stage before it, or its last to the next."""
+    for step in (-1, 1):
         to, own = k + step, plan.stages[k].layers
         if not 0 <= to < len(plan.stages) or len(own) < 2:
             continue
@@ -234,7 +294,14 @@ def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
         other = changed[to].layers
         changed[k] = replace(changed[k], layers=kept)
         changed[to] = replace(changed[to], layers=(*other, given) if step < 0 else (given, *other))
-        after = estimate(replace(plan, stages=tuple(changed)), problem)
+        yield step, given, estimate(replace(plan, stages=tuple(changed)), problem)
+
+
+def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
+    """Effect of moving the first layer of stage k to the stage before, or its last one to the next."""
+    told = []
+    for step, given, after in _moved(plan, problem, k):
+        to, verb = k + step, "first" if step < 0 else "last"
         slower = after.period_seconds - _period(plan)
         if slower < -CLOSE * _period(plan):
             told.append(f"Giving its {verb} layer {given} to stage {to} would save {duration(-slower)}.")

@@ -1,0 +1,72 @@
+// Candidates: a row for each planner and pin, and their time against memory. Hover shows their cuts in the strip of layers,
+// a click shows them, a double click makes one the baseline. Read together with partition_view.js, as one module.
+
+class Candidates {
+  constructor(box, strip, send) {
+    this.box = box; this.strip = strip; this.drawn = ""; this.rows = []; this.clicked = 0;
+    box.addEventListener("click", (event) => {
+      const row = event.target.closest("[data-key]"), act = event.target.closest("[data-act]");
+      if (event.target.closest(".sp-pareto-button")) return send({ pareto: true });
+      if (!row) return;
+      const key = row.dataset.key;
+      if (act) return send({ candidate: { key, act: act.dataset.act } });
+      if (event.detail > 1) { clearTimeout(this.clicked); return send({ candidate: { key, act: "baseline" } }); }
+      if (!event.detail) return send({ candidate: { key, act: "show" } });  // a key was pressed, and is not pressed twice
+      clearTimeout(this.clicked);
+      this.clicked = setTimeout(() => send({ candidate: { key, act: "show" } }), 220);
+    });
+    for (const name of ["pointerover", "focusin"]) box.addEventListener(name, (event) => this.overlay(event.target.closest("[data-key]")));
+    for (const name of ["pointerleave", "focusout"]) box.addEventListener(name, () => this.overlay(null));
+  }
+  overlay(target) {  // the cuts of a row, in the strip of layers
+    this.strip.querySelectorAll(".sp-other").forEach((old) => old.remove());
+    const row = target && this.rows.find(({ key }) => key === target.dataset.key);
+    if (!row || !row.ends || !this.layers) return;
+    for (const at of row.ends) {
+      const mark = this.strip.appendChild(document.createElement("div"));
+      mark.className = "sp-other";
+      mark.style.left = `${100 * at / this.layers}%`;
+    }
+  }
+  update(told, scene, palette, old) {
+    const { rows = [], points, note = "" } = told;
+    this.rows = rows; this.layers = scene.layers ? scene.layers.length : 0;
+    const markup = `<div class="sp-part">Candidates</div>${note ? `<div class="sp-faint-text">${whole(note)}</div>` : ""}` +
+      `<ul>${rows.map((row) => this.row(row, palette, old)).join("")}</ul>` + this.pareto(points, old);
+    if (markup === this.drawn) return;
+    const held = this.box.contains(document.activeElement) ? document.activeElement.closest("[data-key]") : null;
+    this.box.innerHTML = markup;
+    this.drawn = markup;
+    const same = held && [...this.box.querySelectorAll("[data-key]")].find((one) => one.dataset.key === held.dataset.key);
+    if (same) (same.querySelector("button") || same).focus({ preventScroll: true });
+  }
+  row({ key, name, time, delta, memory, parts, shown, baseline, refused, about }, palette, old) {
+    const pin = key.startsWith("pin"), disabled = old || refused ? "disabled" : "";
+    const tip = refused || about || `Click: show this plan. Double click: make it the baseline. The change is compared with the baseline, else with the plan on screen`;
+    const strip = (parts || []).map((count, k) => `<i style="flex:${count};background:${shade(palette, k, "backward")}"></i>`).join("");
+    const facts = refused ? `<span class="sp-no-plan">no plan</span>` : `<b>${escape(time)}</b> <span>${escape(delta)}</span> <span>${escape(memory)}</span>`;
+    const more = refused ? "" : pin ? `<button type="button" data-act="remove" ${old ? "disabled" : ""} aria-label="Remove pin ${escape(name)}" data-tip="Remove this pin">×</button>`
+      : `<button type="button" data-act="baseline" ${old ? "disabled" : ""} aria-label="Make ${escape(name)} the baseline" data-tip="Make it the baseline A">A</button>`;
+    return `<li class="${shown ? "sp-now " : ""}${baseline ? "sp-base" : ""}" data-key="${escape(key)}"><button type="button" class="sp-row" ${disabled} ${shown ? 'aria-pressed="true"' : 'aria-pressed="false"'} data-tip="${escape(tip)}">` +
+      `<span class="sp-row-name">${escape(name)}</span><span class="sp-facts">${facts}</span><span class="sp-mini">${strip}</span></button>${more}</li>`;
+  }
+  pareto(points, old) {
+    if (!this.rows.length && !points) return "";
+    const button = `<button type="button" class="sp-pareto-button" ${old ? "disabled" : ""} data-tip="Plans of all schedules, with recomputation and without, with one and two stages per device">time × memory</button>`;
+    if (!points) return button;
+    const W = 240, H = 150, L = 50, B = 22, times = points.map((p) => p[1]), bytes = points.map((p) => p[2]);
+    const scale = (values) => { const low = Math.min(...values), high = Math.max(...values), far = high - low || high || 1; return (v) => (v - low) / far; };
+    const sx = scale(times), sy = scale(bytes), X = (v) => L + 8 + sx(v) * (W - L - 18), Y = (v) => H - B - 8 - sy(v) * (H - B - 18);
+    const front = points.filter((p) => p[4]).sort((a, b) => a[1] - b[1]);
+    let out = line(L, 4, L, H - B) + line(L, H - B, W, H - B);
+    out += `<path d="M${front.map((p) => `${X(p[1]).toFixed(1)} ${Y(p[2]).toFixed(1)}`).join("L")}" fill="none" stroke="#8888" stroke-dasharray="3 2"/>`;
+    for (const [key, seconds, memory, words, best] of points)
+      out += `<circle data-key="${escape(key)}" cx="${X(seconds).toFixed(1)}" cy="${Y(memory).toFixed(1)}" r="${best ? 5 : 3.5}" fill="${best ? "#0072B2" : "#8889"}" class="sp-point" ` +
+        `data-tip="${escape(`${words}: ${duration(seconds)}, ${size(memory)} on the worst device`)}"/>`;
+    if (points.length) {
+      out += text(L + 4, H - 8, duration(Math.min(...times)), 'class="sp-faint"') + text(W, H - 8, duration(Math.max(...times)), 'class="sp-faint" text-anchor="end"');
+      out += [[H - B - 4, Math.min(...bytes)], [12, Math.max(...bytes)]].map(([y, value]) => text(L - 4, y, size(value), 'class="sp-faint" text-anchor="end"')).join("");
+    }
+    return button + svg(W, H, out, `time and memory of ${points.length} plans; the line joins those that no other beats in both`);
+  }
+}

@@ -1,0 +1,235 @@
+"""Candidates next to the plan on screen: the plans of all planners, pins, and time against memory."""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+
+from ...errors import InputError
+from ...planning import PLANNERS, planner_for, planners_with
+from ...util.text.numbers import duration, scaled_bytes
+from ...values.plan import Plan
+from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from .explorer_controls import ExplorerControls
+from .explorer_view import ExplorerView
+from .messages import Messages
+from .pipelines_planning import Later, PipelinesAnswer
+from .planning import Answer, Planning
+from .settings import Settings
+from .sizes import Superseded
+from .stop_slider import StopSlider
+from .view_model import moved_scene
+
+MOST_PINS = 5
+_PAUSE = 0.25  # seconds from the last move until candidates are planned
+Point = tuple[str, float, float, str, bool]
+_STAGES = (1, 2)  # per device, of the points
+_REACH = 16  # stops of a slider on each side, at which a plan is judged before the slider is moved
+_SAME = 5e-4  # relative: periods that differ by less are shown as equal
+
+
+class Candidates:
+    """Plans to choose from, for the settings of an answer of one pipeline. `pins` are kept until they are removed.
+
+    `planning` must be used by nothing else: `rows` and `points` are called in a thread of their own.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self.pins: list[Answer] = []
+        self._planning = planning
+        self._points: list[Settings] = []
+
+    def pin(self, answer: Answer) -> None:
+        """Keep an answer; the oldest pin makes room for a sixth."""
+        if answer.settings not in [pin.settings for pin in self.pins]:
+            self.pins = [*self.pins, answer][-MOST_PINS:]
+
+    def remove(self, key: str) -> Answer:
+        """Remove a pin by its row's key; returns it."""
+        return self.pins.pop(self._number(key, "pin", len(self.pins)))
+
+    def settings(self, key: str, shown: Settings) -> tuple[Settings, Answer | None]:
+        """Return the settings that a row or point stands for, and the answer to them if it is pinned.
+
+        Raises InputError for a row that is not there any more.
+        """
+        if key in PLANNERS:
+            return _of_planner(key, shown), None
+        if key.startswith("pin"):
+            pin = self.pins[self._number(key, "pin", len(self.pins))]
+            return pin.settings, pin
+        return self._points[self._number(key, "point", len(self._points))], None
+
+    def rows(self, answer: Answer, baseline: Answer | None, superseded: Callable[[], bool]) -> list[dict[str, object]]:
+        """Return a row for every planner and for every pin. Raises Superseded if other settings were requested."""
+        reference = _period((baseline or answer).plan)
+        rows = []
+        for name in PLANNERS:
+            if superseded():
+                raise Superseded
+            settings = _of_planner(name, answer.settings)
+            row = {"key": name, "name": name, "shown": settings == answer.settings, "baseline": False}
+            try:
+                plan = self._planning.plan(settings)
+            except InputError as error:
+                rows.append(row | {"refused": str(error)})
+                continue
+            rows.append(row | _facts(plan, reference))
+        for k, pin in enumerate(self.pins):
+            is_baseline = baseline is not None and pin.settings == baseline.settings
+            name = f"{'A · ' if is_baseline else ''}{pin.plan.planner}, {pin.plan.schedule}"
+            row = {"key": f"pin {k}", "name": name, "shown": pin.settings == answer.settings, "baseline": is_baseline}
+            rows.append(row | {"about": pin.told()} | _facts(pin.plan, reference))
+        return rows
+
+    def moves(
+        self, answer: Answer, sliders: Mapping[str, tuple[str, StopSlider]], superseded: Callable[[], bool]
+    ) -> dict[str, dict[str, object]]:
+        """Return the times of an answer's plan at the stops near each slider's own, by the slider's name.
+
+        `sliders`: name → (the field of the settings, the slider). Raises Superseded if other settings were requested.
+        """
+        tables: dict[str, dict[str, object]] = {}
+        for name, (field, slider) in sliders.items():
+            stops: dict[str, object] = {}
+            values = [value for value in slider.values if value not in slider.named]
+            middle = values.index(slider.value) if slider.value in values else 0
+            for value in values[max(0, middle - _REACH) : middle + _REACH + 1]:
+                if superseded():
+                    raise Superseded
+                problem, plan = self._planning.judge(answer.plan, replace(answer.settings, **{field: value}))
+                batch_size = value if field == "batch_size" else answer.settings.batch_size
+                stops[slider.key(value)] = moved_scene(
+                    plan, problem, batch_size=batch_size or self._planning.profile.batch_size
+                )
+            tables[name] = {"base": answer.base(field), "stops": stops}
+        return tables
+
+    def points(self, answer: Answer, superseded: Callable[[], bool]) -> list[Point]:
+        """Return [key, seconds, bytes, words, on the front] over schedules × recomputation × stages per device.
+
+        Bytes are those of the worst device; no plan is better in both than one on the front. Raises Superseded if
+        other settings were requested.
+        """
+        planned: list[tuple[Settings, Plan]] = []
+        for settings in _variants(answer.settings, devices=len(answer.cluster.devices)):
+            if superseded():
+                raise Superseded
+            try:
+                planned.append((settings, self._planning.plan(settings)))
+            except InputError:  # which no point can show
+                continue
+        self._points = [settings for settings, _ in planned]
+        sizes = [(_period(plan), _memory(plan)) for _, plan in planned]
+        return [
+            (f"point {k}", *size, _words(settings), not any(_better(other, size) for other in sizes))
+            for k, ((settings, _), size) in enumerate(zip(planned, sizes, strict=True))
+        ]
+
+    @staticmethod
+    def _number(key: str, kind: str, count: int) -> int:
+        number = key.removeprefix(f"{kind} ")
+        if not (number.isdecimal() and int(number) < count):
+            raise InputError("explorer.candidate_lost", f"candidate {key!r} does not exist any more: choose another")
+        return int(number)
+
+
+class CandidatesPanel:
+    """Has candidates planned in a thread of their own, a moment after the last move, and shown in the `view`."""
+
+    def __init__(
+        self, candidates: Candidates, controls: ExplorerControls, view: ExplorerView, messages: Messages
+    ) -> None:
+        self.candidates, self._controls, self._view, self._messages = candidates, controls, view, messages
+        self.later: Later[Answer] = Later(self._draw, pause=_PAUSE, name="candidates")
+        self._with_points = False  # whether the Pareto view is shown
+
+    def ask(self, shown: Answer | PipelinesAnswer | None) -> None:
+        """Have the candidates of what is shown planned in a moment."""
+        if isinstance(shown, Answer):
+            self.later.ask(shown)
+        elif shown is not None:
+            self._view.drawing.show_candidates({"note": "For one pipeline: set pipelines to 1 in Advanced."})
+
+    def toggle_points(self, shown: Answer | PipelinesAnswer | None) -> None:
+        """Show time against memory of all schedules, or show it no more."""
+        self._with_points = not self._with_points
+        self.ask(shown)
+
+    def _draw(self, answer: Answer) -> None:
+        """Plan and show, unless the controls say something else by then. What was measured is shaded first."""
+        drawing, candidates = self._view.drawing, self.candidates
+        superseded = self.later.is_superseded
+        try:
+            self._controls.workload.shade(answer.problem.profile, {kind.name for kind in answer.cluster.device_types})
+            drawing.show_moves(candidates.moves(answer, self._controls.foreseen, superseded))
+            drawn: dict[str, object] = {"rows": candidates.rows(answer, self._view.pinned, superseded)}
+            if self._with_points:
+                drawn["points"] = candidates.points(answer, superseded)
+        except Superseded:
+            return
+        except Exception:
+            self._messages.fail(traceback.format_exc())
+            return
+        if not superseded():
+            drawing.show_candidates(drawn)
+
+
+def _of_planner(name: str, settings: Settings) -> Settings:
+    """Return the settings that a planner is asked for: pinned stages are not its own."""
+    several = settings.stages_per_device if name in planners_with("stages_per_device") else 1
+    return replace(settings, planner=name, cuts=None, stage_devices=None, several=None, stages_per_device=several)
+
+
+def _variants(settings: Settings, *, devices: int) -> Iterator[Settings]:
+    able = planners_with("stages_per_device")
+    for schedule, recompute, stages in product(WEIGHT_POLICIES, (False, True), _STAGES):
+        fewest, most = SCHEDULE_RULES[schedule].stages_per_rank
+        if stages < fewest or (most is not None and stages > most):
+            continue
+        planner = planner_for(schedule, settings.planner)
+        if stages > 1 and planner not in able:
+            planner = able[0]
+        weights = WEIGHT_POLICIES[schedule][0]
+        count = max(settings.num_microbatches, 2 * devices) if WEIGHT_RULES[weights].updates_by_step else 1
+        yield replace(
+            _of_planner(planner, settings),
+            schedule=schedule,
+            weights=weights,
+            num_microbatches=count,
+            stages_per_device=stages,
+            recompute=recompute,
+        )
+
+
+def _facts(plan: Plan, reference: float) -> dict[str, object]:
+    period = _period(plan)
+    change = period / reference - 1
+    sizes = [len(stage.layers) for stage in plan.stages]
+    return {
+        "time": duration(period),
+        "delta": "=" if abs(change) < _SAME else f"{change:+.1%}",
+        "memory": scaled_bytes(_memory(plan)),
+        "parts": sizes,
+        "ends": [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)],
+        "refused": "",
+    }
+
+
+def _words(settings: Settings) -> str:
+    several = f", {settings.stages_per_device} stages per device" if settings.stages_per_device > 1 else ""
+    return f"{settings.planner}, {settings.schedule}{several}{', recomputation' if settings.recompute else ''}"
+
+
+def _better(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[0] and first[1] <= second[1] and first != second
+
+
+def _period(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.period_seconds
+
+
+def _memory(plan: Plan) -> float:
+    """Bytes of the worst device."""
+    return max(position.memory_bytes for position in plan.position_estimates)

@@ -1,0 +1,179 @@
+"""My lab, the map of hosts and the candidates of the partition explorer: what is shown is what planners say."""
+
+import json
+
+import pytest
+from coded import raises
+from test_widgets_words import profile_of
+
+from sparsepipe import Cluster, DeviceType, Link, Node, partition
+from sparsepipe.planning import PLANNERS
+from sparsepipe.planning.run_estimate import judged
+from sparsepipe.study.unlike_devices import unlike_devices
+from sparsepipe.views.widgets import PartitionExplorer
+from sparsepipe.views.widgets.labs import PRESETS, Lab
+
+
+def cluster_of(fast=2, slow=1):
+    kinds = DeviceType("fast", 24e9), DeviceType("slow", 12e9)
+    nodes = (Node("a", (kinds[0],) * fast, Link(1e10)), Node("b", (kinds[1],) * slow, Link(1e10)))
+    return Cluster(nodes, Link(1e9, 1e-5))
+
+
+@pytest.fixture
+def explorer():
+    return PartitionExplorer(profile_of(), cluster_of(), minibatches=6)
+
+
+def hosts(explorer):
+    return [host["counts"] for host in json.loads(explorer.view.drawing.map)["hosts"]]
+
+
+def held(explorer):
+    return [[kind.name for kind in node.device_types] for node in explorer.shown_cluster.nodes]
+
+
+def no_later():
+    return False
+
+
+def test_the_first_lab_answers_what_two_kinds_of_gpu_gain():
+    explorer = PartitionExplorer()
+    estimate = explorer.plan.estimate
+    assert list(PRESETS) == list(explorer.labs.menu.options)
+    assert estimate.data_parallel_seconds / estimate.period_seconds == pytest.approx(1.57, abs=0.005)
+    assert estimate.lower_bound_seconds == pytest.approx(estimate.period_seconds)
+    tiles = {name: value for name, value, _ in json.loads(explorer.view.drawing.scene)["tiles"]}
+    assert tiles["over data parallelism"] == "1.57 ×" and tiles["optimality gap"].endswith("proven")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_planned(name):
+    lab = Lab.preset(name)
+    assert partition(lab.profile, lab.cluster).estimate.period_seconds > 0
+
+
+def test_devices_are_added_and_removed_host_by_host(explorer):
+    click = explorer.view.drawing._answer
+    assert hosts(explorer) == [{"fast": 2, "slow": 0}, {"slow": 1, "fast": 0}]
+    click(None, {"step": {"host": 1, "type": "fast", "by": 1}}, None)
+    assert (
+        held(explorer) == [["fast", "fast"], ["slow", "fast"]] and explorer.controls.devices.counts["fast"].value == 3
+    )
+    click(None, {"step": {"host": 0, "type": "fast", "by": -1}}, None)
+    assert held(explorer) == [["fast"], ["slow", "fast"]] and explorer.plan is not None
+    for _ in range(3):
+        click(None, {"step": {"host": 0, "type": "fast", "by": -1}}, None)
+    assert hosts(explorer)[0] == {"fast": 0, "slow": 0} and held(explorer) == [["slow", "fast"]]
+    names = {"profile": explorer.profile}
+    exec(explorer.as_code(), names)
+    assert names["plan"].stages == explorer.plan.stages
+    explorer.controls.devices.counts["fast"].value = 2
+    assert held(explorer) == [["fast", "fast"], ["slow"]], "a slider places devices by the rule"
+
+
+def test_a_card_is_as_fast_as_was_said_and_a_file_opens_its_hosts(explorer, tmp_path):
+    labs = explorer.labs
+    labs.like.value, labs.speed.value, labs.memory.value, labs.host.value = "fast", 0.5, 11e9, "b"
+    labs.add.click()
+    assert explorer.messages.value == "" and held(explorer)[1] == ["slow", "fast × 0.5, 11 GB"]
+    card = explorer.shown_cluster.nodes[1].device_types[1]
+    assert card.memory_bytes == 11e9
+    layers = range(len(explorer.profile.graph.layers))
+    slow, fast = (explorer.profile.time(layers, name) for name in (card.name, "fast"))
+    assert slow == pytest.approx(tuple(2 * seconds for seconds in fast))
+    (tmp_path / "three.toml").write_text(cluster_of(fast=1, slow=2).to_toml())
+    labs.file.value = str(tmp_path / "three.toml")
+    assert held(explorer) == [["fast"], ["slow", "slow"]] and explorer.messages.value == ""
+    labs.menu.value = labs.menu.options[0]
+    assert held(explorer) == [["fast", "fast"], ["slow"]]
+    with raises("explorer.host_unknown", "c"):
+        Lab(profile_of(), cluster_of()).with_card(like="fast", speed=1.0, memory_bytes=None, host="c")
+
+
+def test_every_planner_is_a_candidate_and_a_click_shows_it(explorer):
+    answer, candidates = explorer.current(), explorer.candidates
+    rows = {row["key"]: row for row in candidates.rows(answer, None, no_later)}
+    assert [*rows] == list(PLANNERS) and [row["shown"] for row in rows.values()].count(True) == 1
+    for name, row in rows.items():
+        if not row["refused"]:
+            explorer._choose(name, "show")
+            assert explorer.controls.plan.planner.value == name
+            made = judged(partition(explorer.profile, explorer.shown_cluster, planner=name), explorer.problem)
+            assert explorer.plan.estimate.period_seconds == made.estimate.period_seconds
+            assert row["parts"] == [len(stage.layers) for stage in explorer.plan.stages]
+
+
+def test_what_the_page_foresees_of_a_move_is_what_the_kernel_says_then():
+    """Where the plan stays the same; its times at other stops are those of its estimate there."""
+    explorer = PartitionExplorer(profile_of(), cluster_of(), minibatches=6)
+    tables = explorer.candidates.moves(explorer.current(), explorer.controls.foreseen, no_later)
+    same = 0
+    for name, (field, slider) in explorer.controls.foreseen.items():
+        given = slider.value
+        base = json.loads(explorer.view.drawing.scene)["bases"][name]
+        assert tables[name]["base"] == base == explorer.current().base(field)
+        for key, foreseen in tables[name]["stops"].items():
+            slider.value = slider.of_key(key)
+            drawn = json.loads(explorer.view.drawing.scene)
+            if drawn["bases"][name] == base:
+                same += 1
+                rows = [{**row, "parts": [part[4:] for part in row["parts"]]} for row in drawn["stages"]]
+                assert foreseen["stages"] == rows
+                assert [tile for tile in foreseen["tiles"] if tile not in [own[:2] for own in drawn["tiles"]]] == []
+        slider.value = given
+    assert same > 30
+
+
+def test_pins_keep_their_settings_and_five_stay(explorer):
+    counts = explorer.controls.devices.counts
+    explorer._choose("data-parallel", "baseline")
+    assert explorer.pinned.planner == "data-parallel" and explorer.plan.planner == "optimal"
+    counts["slow"].value = 3
+    explorer._choose("pin 0", "show")
+    assert explorer.plan.stages == explorer.pinned.stages and counts["slow"].value == 1
+    for batch_size in (1, 2, 4, 8, 32):
+        explorer.controls.workload.batch_size.value = batch_size
+        explorer.view.pin.click()
+    assert [pin.settings.batch_size for pin in explorer.candidates.pins] == [1, 2, 4, 8, 32]
+    explorer._choose("pin 4", "remove")
+    assert explorer.pinned is None and len(explorer.candidates.pins) == 4
+    with raises("explorer.candidate_lost"):
+        explorer.candidates.settings("pin 4", explorer.current().settings)
+
+
+def test_points_are_plans_and_the_front_is_what_no_plan_beats(explorer):
+    points = explorer.candidates.points(explorer.current(), no_later)
+    assert len(points) > 10
+    for key, seconds, size, _, front in points:
+        beaten_by = [one for one in points if one[1] <= seconds and one[2] <= size and one[1:3] != (seconds, size)]
+        assert front == (not beaten_by)
+        if front:
+            explorer._choose(key, "show")
+            assert explorer.plan.estimate.period_seconds == pytest.approx(seconds)
+            assert max(part.memory_bytes for part in explorer.plan.position_estimates) == pytest.approx(size)
+
+
+def test_the_suggestion_is_a_cut_that_saves_time():
+    explorer = PartitionExplorer(profile_of(num_layers=20), cluster_of(), minibatches=6)
+    explorer.controls.plan.planner.value = "model-parallel"
+    ends = explorer.current().ends
+    explorer.view.drawing.moved = {"cut": 0, "at": ends[0] + 3, "number": 1}
+    assert explorer.controls.stages.cuts == (ends[0] + 3, *ends[1:]), "the other cuts stay"
+    before, advice = explorer.plan.estimate.period_seconds, json.loads(explorer.view.drawing.scene)["try"]
+    explorer.view.drawing.moved = {**advice, "number": 2}
+    assert explorer.plan.estimate.period_seconds < before
+
+
+def test_the_shaded_band_is_what_is_not_extrapolated():
+    explorer = PartitionExplorer(*unlike_devices("minkvgg11bn-narrow"))
+    workload, scale = explorer.controls.workload, explorer.planning.scale
+    names = [kind.name for kind in explorer.shown_cluster.device_types]
+    workload.shade(explorer.profile, names)
+    for slider in (workload.batch_size, workload.voxel_size):
+        first, last = map(slider.of_key, slider.band)
+        assert first < last
+        for value in slider.values:
+            chosen = (value, 0.03) if slider is workload.batch_size else (16, value)
+            beyond = scale.scaled(explorer.profile, *chosen).certainty(types=names).extrapolated
+            assert beyond == (not first <= value <= last)
