@@ -38,8 +38,10 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         """Take any number of axes: the layers around say how many there are."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if self.group is None or not self.training:
+    def forward(self, input: Tensor, group: Group | None = None) -> Tensor:
+        """Normalise a minibatch. `group`: processes that hold its other rows, for this call alone."""
+        group = group or self.group
+        if group is None or not self.training:
             if self.training and input.numel() == input.shape[1]:
                 raise TooFewVoxels(
                     "batch_norm.too_few_voxels",
@@ -49,7 +51,7 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         places = input.movedim(1, -1)
         rows = places.flatten(0, -2)
         output: Tensor
-        output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, self.group)  # type: ignore[no-untyped-call]
+        output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, group)  # type: ignore[no-untyped-call]
         if self.track_running_stats:
             assert self.num_batches_tracked is not None and self.momentum is not None
             assert self.running_mean is not None and self.running_var is not None

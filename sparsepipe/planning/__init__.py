@@ -19,7 +19,7 @@ from ..values.replication.base import Rule
 from ..values.schedule import check_rule
 from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
-from .baselines import DataParallel, ModelParallel
+from .baselines import DataParallel, ModelParallel, SpaceParallel
 from .doubts import with_doubts
 from .estimate import data_parallel_period, estimate
 from .exact.optimal import CONTIGUOUS, PERIOD, Optimal
@@ -34,6 +34,7 @@ PLANNERS: Mapping[str, type[Any]] = {
     SparsePipe.name: SparsePipe,
     "dynpipe": DynPipe,
     "data-parallel": DataParallel,
+    "space": SpaceParallel,
     "model-parallel": ModelParallel,
 }
 
