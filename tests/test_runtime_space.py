@@ -10,7 +10,6 @@ from runtime_jobs import Job, plan_of, run_jobs, settings, shapes
 
 from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
 
-
 pytestmark = pytest.mark.slow
 
 

@@ -349,7 +349,10 @@ class SleptStage:
             lambda cut: table.payload(before if cut == stage else after, between_hosts=True),
             device=workload.device,
         )
-        forward, whole = table.stage_forward(layers, kind), table.backward[kind][layers].sum(axis=0)
+        self.reports = not own.shares_scenes or rank == own.ranks[0]
+        part, halos = own.parts_of_work()[own.ranks.index(rank)], table.halo_seconds(workload.cluster, own, layers)
+        forward = part * table.stage_forward(layers, kind) + halos
+        whole = part * table.backward[kind][layers].sum(axis=0) + halos
         self.seconds = StageSeconds(
             forward + table.reading_again(plan, stage, kind) + sending[0],
             whole + (forward if own.recompute else 0.0) + sending[1],
