@@ -126,7 +126,8 @@ def step(rank: int, num_parts: int, options: argparse.Namespace, folder: str, st
             tensor = native.part(tensor, group, shares=(1,) * num_parts, step=table.coarsest_stride)
             labels = labels[native.rows_of_part(tensor)]
         output = native.features(module.result(module(module.enter(tensor), minibatch=number, keep=table.outputs)))
-        loss = torch.nn.functional.cross_entropy(output, labels, reduction="sum") / len(batch.labels)
+        # In double: a sum of a million float32 numbers is not exact enough to compare.
+        loss = torch.nn.functional.cross_entropy(output.double(), labels, reduction="sum") / len(batch.labels)
         loss.backward()
         cpu_seconds = time.process_time() - cpu
         gradient = next(parameter.grad for parameter in module.parameters()).clone()

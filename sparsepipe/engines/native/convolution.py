@@ -219,7 +219,7 @@ def convolve(
     if torch.is_autocast_enabled(device_type) and features.dtype != torch.float64:
         features = features.to(torch.get_autocast_dtype(device_type))
     with _without_autocast(device_type):
-        return function.apply(features, kernel, kernel_map)  # type: ignore[no-untyped-call, no-any-return]
+        return function.apply(features, kernel, kernel_map)  # type: ignore[no-any-return]
 
 
 def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:

@@ -453,7 +453,7 @@ class PartManager(CoordinateManager):
         needed = torch.zeros(len(keys), dtype=torch.int64, device=keys.device)
         needed[order[in_used]] = 1
         sizes = tuple(len(rows) for rows in near)
-        asked = self.group.exchange(needed.unsqueeze(1), counts, sizes).flatten().bool()
+        asked = self.group.exchange(needed.to(torch.uint8).unsqueeze(1), counts, sizes).flatten().bool()
         sent = [rows[mask] for rows, mask in zip(near, asked.split(sizes), strict=True)]
         arrival = needed.cumsum(0) - 1  # among the rows that arrive, which are those needed, by part
         return Halo(
