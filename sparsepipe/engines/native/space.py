@@ -102,6 +102,41 @@ class Regions:
         return cls(torch.stack(boxes))
 
 
+def scene_parts(coordinates: Tensor, shares: Sequence[float], *, step: int = 1) -> Tensor:
+    """Divide a scene among devices that share it: find the part of each voxel.
+
+    A run under a plan with `sharding="space"` divides scenes in the same way. Each part has its share of the
+    kernel-map pairs, which is its share of the work.
+
+    Args:
+        coordinates: Coordinates of the voxels, int32 [N, D], each voxel once.
+        shares: Share of the work of each part, such as (1, 1).
+        step: Coarsest tensor stride of the network, in voxels. Borders are multiples of it if the parts are even then.
+
+    Returns:
+        Number of the part of each voxel, int64 [N]. A part may have no voxel.
+
+    Raises:
+        InputError: The coordinates are too far from the origin, or have more than four axes.
+
+    Example:
+        >>> import torch
+        >>> line = torch.arange(8, dtype=torch.int32)[:, None] * torch.tensor([[1, 0, 0]], dtype=torch.int32)
+        >>> sp.engines.scene_parts(line, (1, 1)).tolist()
+        [0, 0, 0, 0, 1, 1, 1, 1]
+
+    See also:
+        guides/one_scene_over_devices, `Stage`
+    """
+    placed = torch.nn.functional.pad(coordinates.int(), (1, 0))
+    order = torch.sort(pack(placed)).indices
+    regions = Regions.of(placed.index_select(0, order), shares, step=(step,) * coordinates.shape[1])
+    parts = torch.zeros(len(placed), dtype=torch.int64, device=placed.device)
+    for part in range(len(shares)):
+        parts[regions.rows(placed, part)] = part
+    return parts
+
+
 def _sampled_work(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     """Return some of the voxels, at equal distances in row order, and the work on each, counted in pairs of 3^D."""
     keys, dimension = pack(coordinates), coordinates.shape[1] - 1
