@@ -1,14 +1,23 @@
 """Runs whose ranks share each scene: losses, weights and validations of one process; what cannot share is refused."""
 
 import json
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from runtime_jobs import Job, plan_of, run_jobs, settings, shapes
+from coded import raises
+from runtime_jobs import PLAIN, Job, plan_of, run_jobs, settings, shapes
 
+from sparsepipe import launch
+from sparsepipe.engines import engine
+from sparsepipe.networks import network, traced
+from sparsepipe.networks.losses.classes import CrossEntropy
 from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+from sparsepipe.runtime.stages.scene_parts import check_shares_scenes
 
 pytestmark = pytest.mark.slow
 
@@ -68,3 +77,34 @@ def test_rows_of_shared_scenes_come_together_in_the_order_of_the_data(runs):
         for name in one.keys() - {"outputs"}:
             assert np.array_equal(one[name], two[name]), name
         np.testing.assert_allclose(two["outputs"], one["outputs"], atol=1e-4 * np.abs(one["outputs"]).max())
+
+
+def test_a_rank_that_dies_ends_the_job_in_one_line_and_leaves_no_process(tmp_path):
+    """The other rank waits for its halo meanwhile. What was kept before goes on."""
+    config = settings(shapes(tmp_path), epochs=1000, voxel_size=0.05)
+    run = tmp_path / "run"
+    job = launch(shared(PLAIN, 2), config, run_dir=run)
+    pids = []
+
+    def kill(row):
+        if row["event"] == "epoch" and not pids:
+            pids.extend(int((run / "logs" / f"rank{rank}.pid").read_text()) for rank in range(2))
+            os.kill(pids[1], signal.SIGKILL)
+
+    with raises("run.failed") as failed:
+        job.wait(on_row=kill)
+    assert len(str(failed.value).splitlines()) == 1
+    assert all(not Path(f"/proc/{pid}").exists() for pid in pids)
+    assert list((run / "checkpoints").glob("minibatch-*"))
+
+
+def test_what_cannot_share_scenes_is_refused():
+    native, table = engine("native"), network("minkvgg11bn-narrow", num_classes=3)
+    check_shares_scenes(table, native, CrossEntropy(3))
+    for code, net, chosen in (
+        ("sharding.engine", table, engine("torch")),
+        ("sharding.layer", network("ptv3-narrow", num_classes=3), native),
+        ("sharding.network", traced.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), native),
+    ):
+        with raises(code):
+            check_shares_scenes(net, chosen, CrossEntropy(3))

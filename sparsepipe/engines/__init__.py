@@ -27,7 +27,15 @@ _HOMES = {
 }
 
 __all__ = [
-    *("AUTO", "ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine", "from_pointcept"),
+    "AUTO",
+    "ENGINES",
+    "CoordinateSet",
+    "Engine",
+    "Feature",
+    "Parts",
+    "Subnetwork",
+    "engine",
+    "from_pointcept",
     "scene_parts",
 ]
 
