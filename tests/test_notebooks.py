@@ -55,6 +55,8 @@ SMALL = {
     "stage_counts": [2],
     "num_replicas": 2,
     "scan_names": ["room"],
+    "hall_points": 3000,
+    "hall_epochs": 1,
 }
 FIGURES = SMALL | {  # on the same shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
@@ -260,6 +262,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "06_launch": PLANS | {"simulate", "launch"},
     "09_your_own_network": PLANS | {"simulate", "launch"},
     "13_own_sparse_modules": PLANS | {"launch"},
+    "14_one_scene_over_devices": PLANS | {"launch"},
     "10_waiting": PLANS | {"simulate_pipelines", "launch"},
     "11_moving": PLANS | {"launch"},
     "12_sizes": PLANS | {"launch"},

@@ -12,6 +12,7 @@ from ..util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import CoordinateSet, Engine, Feature, Parts
+    from .native.space import scene_parts
     from .pointcept import from_pointcept
     from .subnetwork import Subnetwork
 
@@ -22,9 +23,21 @@ _HOMES = {
     "Parts": "base",
     "Subnetwork": "subnetwork",
     "from_pointcept": "pointcept",
+    "scene_parts": "native.space",
 }
 
-__all__ = ["AUTO", "ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine", "from_pointcept"]
+__all__ = [
+    "AUTO",
+    "ENGINES",
+    "CoordinateSet",
+    "Engine",
+    "Feature",
+    "Parts",
+    "Subnetwork",
+    "engine",
+    "from_pointcept",
+    "scene_parts",
+]
 
 
 def _native() -> "Engine":

@@ -34,6 +34,7 @@ class MinkowskiEngine:
     name = "minkowski"
     takes_points = True
     takes_examples = False
+    shares_scenes = False
 
     def layer(self, row: Row) -> nn.Module:
         with warnings.catch_warnings():

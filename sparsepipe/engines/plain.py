@@ -20,6 +20,7 @@ class PlainEngine:
     name = "torch"
     takes_points = False
     takes_examples = True
+    shares_scenes = False
 
     def layer(self, row: Row) -> nn.Module:
         """Raises InputError: rows of a table are layers of a sparse engine."""

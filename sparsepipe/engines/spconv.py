@@ -55,6 +55,7 @@ class SpconvEngine(PlainEngine):
     name = "spconv"
     takes_points = True
     takes_examples = True
+    shares_scenes = False
 
     def tensor(self, batch: PointBatch | ExampleBatch, device: torch.device | str = "cpu") -> AnyTensor:
         """Put a minibatch on a device; voxels as a sparse tensor whose coordinates start at or above 0."""

@@ -21,7 +21,7 @@ from ..values.replication.base import Rule
 from ..values.schedule import check_rule
 from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
-from .baselines import DataParallel, ModelParallel
+from .baselines import DataParallel, ModelParallel, SpaceParallel
 from .by_hand import with_stages
 from .doubts import with_doubts
 from .estimate import data_parallel_period, estimate
@@ -37,6 +37,7 @@ PLANNERS: Mapping[str, type[Any]] = {
     SparsePipe.name: SparsePipe,
     "dynpipe": DynPipe,
     "data-parallel": DataParallel,
+    "space": SpaceParallel,
     "model-parallel": ModelParallel,
 }
 

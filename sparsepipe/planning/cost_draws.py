@@ -150,13 +150,17 @@ class CostDraws:
             seconds = {
                 kind: table.seconds[kind][layers[k]].sum(axis=0)
                 + (table.forward[kind][layers[k]].sum(axis=0) if stage.recompute else 0.0)
-                + table.reading_again(plan, k, kind)
-                + rate * sent[k]
-                for kind, rate in zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
+                for kind in kinds_of(problem, stage)
             }
-            of_replicas = [seconds[kind] for kind in kinds_of(problem, stage)]
+            halos = 2 * table.halo_seconds(problem.cluster, stage, layers[k])  # forwards and backwards
+            of_replicas = [
+                part * seconds[kind] + table.reading_again(plan, k, kind) + rate * sent[k] + halos
+                for kind, rate, part in zip(
+                    kinds_of(problem, stage), network_rates(problem, stage), stage.parts_of_work(), strict=True
+                )
+            ]
             averaging, update = once_a_round(plan, problem, stage, layers[k])
-            compute = largest([times * share for times, share in zip(of_replicas, stage.shares, strict=True)])
+            compute = largest([times * share for times, share in zip(of_replicas, stage.rank_turns, strict=True)])
             stages.append(compute / stage.round + update + averaging)
             latencies.append(largest(of_replicas))
             works.append(step_work(plan, stage, of_replicas, averaging + update))

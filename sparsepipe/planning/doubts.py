@@ -6,7 +6,7 @@ from ..util.io.quantities import SIZE
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 
-_LOOKS = "planner 'optimal' looks for one that fits"
+_LOOKS = "planner 'optimal' looks for one that fits, planner 'space' divides each scene"
 
 
 def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) -> Plan:

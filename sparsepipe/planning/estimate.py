@@ -54,13 +54,16 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     computes, averagings, latencies, works = [], [], [], []
     crossing_hosts = network_bytes(plan, problem)
     for k, stage in enumerate(plan.stages):
+        kinds, rates = kinds_of(problem, stage), network_rates(problem, stage)
         seconds = [
-            replica_seconds(problem, layers[k], kind, stage.recompute)
+            part * replica_seconds(problem, layers[k], kind, stage.recompute)
             + problem.table.reading_again(plan, k, kind)
             + each * crossing_hosts[k]
-            for kind, each in zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
+            for kind, each, part in zip(kinds, rates, stage.parts_of_work(), strict=True)
         ]
-        compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
+        halos = 2 * float(problem.table.halo_seconds(problem.cluster, stage, layers[k])[0])  # forwards and backwards
+        seconds = [each + halos for each in seconds]
+        compute = max(each * turns for each, turns in zip(seconds, stage.rank_turns, strict=True)) / stage.round
         averaging, update = once_a_round(plan, problem, stage, layers[k])
         computes.append(compute + update)
         averagings.append(averaging)
@@ -80,6 +83,8 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     stages = []
     for k in range(len(plan.stages)):
         sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
+        if plan.stages[k].shares_scenes:
+            sent += 2 * float(problem.table.halo_bytes(layers[k], len(plan.stages[k].ranks))[0])
         transfer = max(ports[k], ports[k + 1])
         stages.append(StageEstimate(computes[k], memory[k], transfer, averagings[k], sent))
     crossing = sum(both for _, both in transfers[: plan.pipeline_size - 1])
@@ -220,7 +225,7 @@ def step_work(plan: Plan, stage: Stage, seconds: Sequence[Seconds], once: float)
 
     The latter (averaging and the optimizer's step) is given as seconds per minibatch.
     """
-    turns = [-(-plan.num_microbatches * share // stage.round) for share in stage.shares]
+    turns = [-(-plan.num_microbatches * share // stage.round) for share in stage.rank_turns]
     return largest([t * k for t, k in zip(seconds, turns, strict=True)]) + once * plan.num_microbatches
 
 
@@ -258,6 +263,9 @@ def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> Mem
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
     """Bytes on the fullest replica of stage `k`, which has no other."""
     stage = plan.stages[k]
+    if stage.shares_scenes:  # the only stage: a minibatch at a time; the largest part decides
+        need = need.part(max(stage.parts_of_work()))
+        return need.total(versions=1, minibatches=1, recompute=stage.recompute)
     later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
     versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
     return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)

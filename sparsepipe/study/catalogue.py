@@ -22,6 +22,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "11_moving": (),
     "12_sizes": (),
     "13_own_sparse_modules": (),
+    "14_one_scene_over_devices": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -50,6 +51,7 @@ ALONE = frozenset(
         "11_moving",
         "12_sizes",
         "13_own_sparse_modules",
+        "14_one_scene_over_devices",
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",
@@ -74,6 +76,7 @@ USUAL_SECONDS = {
     "11_moving": 150,
     "12_sizes": 70,
     "13_own_sparse_modules": 25,
+    "14_one_scene_over_devices": 90,
     "figures/4_accuracy": 60,
     "figures/3_sparse_dense": 37,
     "figures/1_devices": 13,

@@ -255,6 +255,28 @@ class LayerTable:
             passing = passing - kept_of[k]
         return kept, np.maximum(most, least), least
 
+    def halo_bytes(self, layers: Sequence[int], parts: int) -> Array:
+        """Estimate the bytes that a part of scenes receives in a forward, [V]; a backward returns as many.
+
+        A scan is a surface, of which a plane meets about √n of n voxels. A part between two others has two borders.
+        """
+        total: Array = np.zeros(len(self.sizes))
+        for k in layers:
+            if self.map_maker[k] >= 0:
+                owner = self.coordinate_owner[k]
+                rows = (self.coordinate_bytes[owner] if owner >= 0 else self.input_coordinates) / COORDINATE_BYTES
+                total = total + self.output_bytes[k] / np.sqrt(np.maximum(rows, 1)) * min(2, parts - 1)
+        return total
+
+    def halo_seconds(self, cluster: Cluster, stage: Stage, layers: Sequence[int]) -> Array:
+        """Estimate the seconds of a forward's halos on the busiest rank that shares scenes, [V]; a backward's too."""
+        if not stage.shares_scenes or len(stage.ranks) < 2:
+            return np.zeros(len(self.sizes))
+        link = boundary_link(cluster, stage.ranks)
+        exchanges = sum(self.map_maker[k] >= 0 for k in layers)
+        seconds: Array = exchanges * link.latency + self.halo_bytes(layers, len(stage.ranks)) / link.bandwidth
+        return seconds
+
     @cached_property
     def tells_temporaries(self) -> bool:
         """Return whether the profile has what layers take for a while: those from before have not."""
@@ -488,6 +510,11 @@ class MemoryNeed:
     saved_bytes: float  # activations, kernel maps and coordinates made within the stage, one minibatch
     incoming_bytes: float  # what it receives, one minibatch
     working_bytes: float  # of the minibatch at work: what it keeps, temporaries and gradients of the weights
+
+    def part(self, share: float) -> "MemoryNeed":
+        """Return what a device needs that computes a share of each scene: weights are whole on each."""
+        of_minibatch = (share * self.saved_bytes, share * self.incoming_bytes, share * self.working_bytes)
+        return MemoryNeed(self.parameter_bytes, *of_minibatch)
 
     def total(self, *, versions: int, minibatches: int, recompute: bool = False, runs: bool = True) -> float:
         """Bytes on one replica: weights × versions, optimizer state, minibatches in flight, one of them at work.

@@ -101,6 +101,8 @@ def _of_stages(plan: StagePlan) -> list[str]:
             found.append(f"stage {k} has shares {stage.shares}, expected numbers of at least 1")
         if stage.warmup is not None and stage.warmup < 0:
             found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
+        if stage.shares_scenes and len(plan.stages) > 1:
+            found.append(f"stage {k} shares scenes between its ranks, expected as the only stage of the plan")
         twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
         found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
     found += [f"rank {rank} is negative" for rank in plan.ranks if rank < 0]

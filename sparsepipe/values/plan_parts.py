@@ -12,6 +12,8 @@ from ..util.text.sizes import SIZE_UNITS, Certainty
 from .schedule_rules import WEIGHT_RULES
 
 _size_unit = one_of(*SIZE_UNITS)
+SPACE = "space"  # the sharding whose ranks share each scene
+_sharding = one_of(SPACE)
 _OF_LATENCY = ("latency_seconds", "latency_lower_bound_seconds")
 
 
@@ -29,6 +31,8 @@ class Stage:
         warmup: Number of forwards before the first backward. None: computed by the schedule.
         recompute: Recomputation (activation checkpointing): store only the stage's inputs, and repeat the forward
             before the backward.
+        sharding: "space": the ranks share each scene, cut in space, and `shares` are their shares of its work. None:
+            the ranks are replicas, each with its own minibatches.
 
     Example:
         >>> stage = sp.Stage(("conv1", "conv2"), ranks=(0, 1), shares=(2, 1))
@@ -46,15 +50,36 @@ class Stage:
     nodes: tuple[str, ...] = ()
     warmup: int | None = None
     recompute: bool = False
+    sharding: str | None = None
 
     def __post_init__(self) -> None:
         if not self.shares:
             object.__setattr__(self, "shares", (1,) * len(self.ranks))
 
+    @property
+    def shares_scenes(self) -> bool:
+        """Return whether every rank takes part in every minibatch, with a part of each scene."""
+        return self.sharding == SPACE
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of minibatches that its ranks compute at once."""
+        return 1 if self.shares_scenes else len(self.ranks)
+
+    def parts_of_work(self) -> tuple[float, ...]:
+        """Return how much of a minibatch's work each rank does that takes part in it: all, unless they share scenes."""
+        whole = sum(self.shares) if self.shares_scenes else 1
+        return tuple(share / whole if self.shares_scenes else 1.0 for share in self.shares)
+
+    @property
+    def rank_turns(self) -> tuple[int, ...]:
+        """Number of a round's minibatches in which each rank takes part."""
+        return (1,) * len(self.ranks) if self.shares_scenes else self.shares
+
     @cached_property
     def round(self) -> int:
         """Number of minibatches after which every replica has processed its share."""
-        return sum(self.shares)
+        return 1 if self.shares_scenes else sum(self.shares)
 
     @cached_property
     def turns(self) -> tuple[int, ...]:
@@ -62,6 +87,8 @@ class Stage:
 
         Shares (2, 1) give (0, 1, 0) and not (0, 0, 1), so that no replica waits for a burst.
         """
+        if self.shares_scenes:
+            return (0,)
         if len(set(self.shares)) == 1:  # of thousands of replicas at once
             return tuple(range(len(self.shares))) * self.shares[0]
         credit, turns = [0] * len(self.shares), []
@@ -73,7 +100,7 @@ class Stage:
         return tuple(turns)
 
     def replica(self, minibatch: int) -> int:
-        """Return the rank that runs `minibatch`."""
+        """Return the rank that runs `minibatch`; if all do, the first."""
         return self.ranks[self.turns[minibatch % self.round]]
 
     def share(self, rank: int) -> int:
@@ -250,6 +277,7 @@ def stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any
         "replicas": replicas,
         "warmup": stage.warmup,
         "recompute": stage.recompute,
+        **({"sharding": stage.sharding} if stage.sharding else {}),
     }
     return settings | (asdict(estimate) if estimate else {})
 
@@ -268,6 +296,7 @@ def stage_from_json(entry: Mapping[str, Any]) -> Stage:
         _labels(replicas, "node"),
         None if warmup is None else integer(warmup, "warmup"),
         recompute,
+        None if (sharding := entry.get("sharding")) is None else _sharding(sharding, "sharding"),
     )
 
 

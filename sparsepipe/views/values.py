@@ -104,14 +104,15 @@ def _(plan: Plan) -> Page:
     for k, each in enumerate(plan.pipelines):
         headline = plan.prefix(k) + each.summary() if plan.members else ""
         picture = partial(_stages_strip, each)
-        sections.append(Section(stage_table(each), headline, _warmups(each.stages), picture))
+        sections.append(Section(stage_table(each), headline, [*_warmups(each.stages), *_shared(each.stages)], picture))
     return Page(plan.summary(), sections, [f"warning: {warning}" for warning in plan.all_warnings])
 
 
 def stage_table(plan: Plan) -> Table:
     """A row for each stage of a plan of one pipeline: its layers, its devices and what is expected of it."""
     uneven = any(len(set(stage.shares)) > 1 for stage in plan.stages)
-    devices = "devices (shares of minibatches)" if uneven else "devices"
+    dealt = "scenes" if any(stage.shares_scenes for stage in plan.stages) else "minibatches"
+    devices = f"devices (shares of {dealt})" if uneven else "devices"
     rows: list[tuple[Cell, ...]] = []
     for k, stage in enumerate(plan.stages):
         row: tuple[Cell, ...] = (str(k), _span(stage.layers), _devices(stage))
@@ -156,6 +157,15 @@ def _warmups(stages: Sequence[Stage]) -> list[str]:
     if not counts:
         return []
     return [f"warm-up forwards before the first backward: {', '.join(counts)}; memory includes their activations"]
+
+
+def _shared(stages: Sequence[Stage]) -> list[str]:
+    """Say which stages' devices share scenes: a line each."""
+    return [
+        f"the {len(stage.ranks)} devices of stage {k} share each scene, cut in space (sharding: {stage.sharding})"
+        for k, stage in enumerate(stages)
+        if stage.shares_scenes
+    ]
 
 
 @page_of.register

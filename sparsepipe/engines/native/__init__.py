@@ -1,6 +1,6 @@
 """The native engine: sparse layers without a compiler, on CPU and CUDA; MinkowskiEngine's semantics and state_dicts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from ..subnetwork import Subnetwork
 from . import machine_code
 from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
+from .space import PartManager, Regions, SceneGroup
 from .tensor import SparseTensor
 from .tuning import fused_kernels
 from .warm_up import rehearse
 
-__all__ = ["NativeEngine", "SparseTensor"]
+__all__ = ["NativeEngine", "SceneGroup", "SparseTensor"]
 
 
 class NativeEngine:
@@ -30,6 +31,7 @@ class NativeEngine:
     name = "native"
     takes_points = True
     takes_examples = False
+    shares_scenes = True
 
     def layer(self, row: Row) -> nn.Module:
         return checked(build(row), row, self)
@@ -43,6 +45,33 @@ class NativeEngine:
         stride = (1,) * dimension
         manager.insert(stride, keys)
         return SparseTensor(batch.features.to(device).index_select(0, order), stride, manager)
+
+    def part(
+        self, tensor: SparseTensor, group: SceneGroup, *, shares: Sequence[float], step: Sequence[int]
+    ) -> SparseTensor:
+        """Return this process's part of a minibatch whose scenes several processes share.
+
+        Args:
+            tensor: The whole minibatch, the same on all processes of `group`. All come here.
+            group: The processes, one for each part.
+            shares: Share of the work of each part.
+            step: The network's coarsest tensor stride. Borders are multiples of it, if the parts are even then.
+
+        Returns:
+            The features of the part's voxels, which may be none. Its layers exchange halos with the other parts.
+        """
+        manager, coordinates = tensor.manager, tensor.coordinates
+        regions = Regions.of(coordinates, shares, step=tuple(step))
+        mine = regions.rows(coordinates, group.part)
+        num_samples = len(manager.sample_sizes(tensor.tensor_stride))
+        parts = PartManager(manager.dimension, regions, group, num_samples=num_samples, rows=mine)
+        parts.insert(tensor.tensor_stride, manager.keys(tensor.tensor_stride).index_select(0, mine))
+        return SparseTensor(tensor.features.index_select(0, mine), tensor.tensor_stride, parts)
+
+    def rows_of_part(self, tensor: AnyTensor) -> Tensor | None:
+        """Return which rows of the whole minibatch a part has, int64 [n]; None for a tensor that is no part."""
+        manager = tensor.manager if isinstance(tensor, SparseTensor) else None
+        return manager.rows if isinstance(manager, PartManager) else None
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
         sets: dict[tuple[tuple[int, ...], int], CoordinateSet] = {}

@@ -46,26 +46,34 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
         ctx.save_for_backward(features, kernel)
         ctx.kernel_map = kernel_map
-        return _forward(features, kernel.to(features.dtype), kernel_map)
+        return convolve_forward(features, kernel.to(features.dtype), kernel_map)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         features, kernel = ctx.saved_tensors
         wants_features, wants_kernel = (_wanted(ctx, input_index) for input_index in (0, 1))
-        grad_output = grad_output.contiguous()
-        with _without_autocast(features.device.type):
-            transposed = kernel.to(features.dtype).transpose(1, 2)
-            if not wants_kernel:
-                return _forward(grad_output, transposed, ctx.kernel_map.transposed), None, None
-            grad_features, grad_kernel = _backward(features, transposed, grad_output, ctx.kernel_map, wants_features)
-        return grad_features, grad_kernel.to(kernel.dtype), None
+        if not wants_kernel:
+            with _without_autocast(features.device.type):
+                transposed = kernel.to(features.dtype).transpose(1, 2)
+                return convolve_forward(grad_output.contiguous(), transposed, ctx.kernel_map.transposed), None, None
+        return *convolve_backward(features, kernel, grad_output, ctx.kernel_map, wants_features), None
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Switch autocast off where it is on: to switch it off takes as long as a small layer's products."""
     enabled = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if enabled else nullcontext()
+
+
+def convolve_backward(
+    features: Tensor, kernel: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Return the gradients of the features, None if not `wants_features`, and of the kernel, in their own types."""
+    with _without_autocast(features.device.type):
+        transposed = kernel.to(features.dtype).transpose(1, 2)
+        found = _backward(features, transposed, grad_output.contiguous(), kernel_map, wants_features)
+    return found[0], found[1].to(kernel.dtype)
 
 
 def _wanted(ctx: Any, place: int) -> bool:
@@ -78,7 +86,8 @@ def _wanted(ctx: Any, place: int) -> bool:
     return node.name() == "torch::autograd::AccumulateGrad" or torch._C._will_engine_execute_node(node)
 
 
-def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+def convolve_forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Convolve features [N_in, C_in] with a kernel [K, C_in, C_out] of the same type; return [N_out, C_out]."""
     if direct.suits(features, kernel):
         return direct.convolve(features, kernel, kernel_map)
     plain = _forward_scaled if kernel.shape[1] == 1 else _forward_gathered
@@ -117,7 +126,7 @@ def _backward(
         return gather()
 
     def multiply(blocks: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
-        grad_features = _forward(grad_output, transposed, kernel_map.transposed) if wants_features else None
+        grad_features = convolve_forward(grad_output, transposed, kernel_map.transposed) if wants_features else None
         return grad_features, fused.kernel_gradient(features, grad_output, kernel_map, blocks)
 
     ways = {"gather": gather} | {f"fused {blocks}": partial(multiply, blocks) for blocks in fused.GRADIENT_BLOCKS}
@@ -197,8 +206,12 @@ def _backward_scaled(features: Tensor, grad_output: Tensor, kernel_map: KernelMa
     return None, kernel_map.outputs_of_offsets.sum(grad_output, values).unsqueeze(1)
 
 
-def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+def convolve(
+    features: Tensor, kernel: Tensor, kernel_map: Any, *, function: type[torch.autograd.Function] = _Convolution
+) -> Tensor:
     """Convolve features [N_in, C_in] with a kernel [K, C_in, C_out]; return [N_out, C_out].
+
+    `function` is called with features, kernel and kernel map: another one takes another kind of map.
 
     Under autocast features and kernel are multiplied in its type; gradients have the types of what they belong to.
     """
@@ -206,7 +219,7 @@ def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if torch.is_autocast_enabled(device_type) and features.dtype != torch.float64:
         features = features.to(torch.get_autocast_dtype(device_type))
     with _without_autocast(device_type):
-        return _Convolution.apply(features, kernel, kernel_map)  # type: ignore[no-untyped-call, no-any-return]
+        return function.apply(features, kernel, kernel_map)  # type: ignore[no-any-return]
 
 
 def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:

@@ -78,6 +78,12 @@ class CoordinateManager:
         if coordinates is not None:
             self._coordinates[stride] = coordinates
 
+    def like(self, stride: Stride, keys: Tensor) -> "CoordinateManager":
+        """Return a manager of another coordinate set, such as a union."""
+        manager = CoordinateManager(self.dimension)
+        manager.insert(stride, keys)
+        return manager
+
     def __contains__(self, stride: Stride) -> bool:
         return stride in self._keys
 
@@ -146,6 +152,17 @@ class CoordinateManager:
             else:
                 self._maps[cached] = kernel_map(entering, leaving, in_stride, kernel_size=sizes, dilation=dilations)
         return self._maps[cached]
+
+    def upward_map(
+        self,
+        fine: Stride,
+        coarse: Stride,
+        *,
+        kernel_size: int | Sequence[int],
+        dilation: int | Sequence[int] = 1,
+    ) -> KernelMap:
+        """Return the map from `coarse` to `fine`: that of the layer down, with its two columns swapped."""
+        return self.kernel_map(fine, coarse, kernel_size=kernel_size, dilation=dilation).transposed
 
     @property
     def map_bytes(self) -> int:

@@ -20,10 +20,10 @@ from ...networks.rows import Row, each_axis
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout, SeededDropPath
 from .attention import SerialisedAttention
-from .convolution import convolve
-from .coordinates import CoordinateManager, Stride, times
+from .coordinates import Stride, times
 from .kernel_map import KernelMap
 from .pairs import summed_type
+from .space import PartManager, PartMap, convolve_part
 from .tensor import SparseTensor
 
 
@@ -89,6 +89,7 @@ def global_max_pool(features: Tensor, sample_sizes: Sequence[int]) -> Tensor:
 
 
 AnyTensor = SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
+AnyMap = KernelMap | PartMap  # of whole scenes, or of a part of each
 Axes = int | Sequence[int]  # one number for all spatial axes, or one for each
 
 
@@ -125,15 +126,15 @@ class Convolution(nn.Module):
         kernel_map, out_stride = self.kernel_map(tensor)
         return tensor.replace(self._convolve(tensor.features, kernel_map), out_stride)
 
-    def kernel_map(self, tensor: SparseTensor) -> tuple[KernelMap, Stride]:
+    def kernel_map(self, tensor: SparseTensor) -> tuple[AnyMap, Stride]:
         """Return the map from the voxels of `tensor` to those of the output, and the output's tensor stride."""
         manager, in_stride = tensor.manager, tensor.tensor_stride
         out_stride = in_stride if max(self.stride) == 1 else manager.downsampled(in_stride, self.stride)
         found = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size, dilation=self.dilation)
         return found, out_stride
 
-    def _convolve(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
-        output = features @ self.kernel if self.kernel.dim() == 2 else convolve(features, self.kernel, kernel_map)
+    def _convolve(self, features: Tensor, kernel_map: AnyMap) -> Tensor:
+        output = features @ self.kernel if self.kernel.dim() == 2 else convolve_part(features, self.kernel, kernel_map)
         return output if self.bias is None else output + self.bias
 
 
@@ -143,7 +144,7 @@ class TransposedConvolution(Convolution):
     def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:  # type: ignore[override]
         return like.replace(self._convolve(tensor.features, self.kernel_map(tensor, like)[0]))
 
-    def kernel_map(self, tensor: SparseTensor, like: SparseTensor) -> tuple[KernelMap, Stride]:  # type: ignore[override]
+    def kernel_map(self, tensor: SparseTensor, like: SparseTensor) -> tuple[AnyMap, Stride]:  # type: ignore[override]
         found = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size, dilation=self.dilation)
         return found, like.tensor_stride
 
@@ -156,7 +157,9 @@ class BatchNorm(nn.Module):
         self.bn = GroupBatchNorm(channels, eps=epsilon, momentum=momentum)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
-        return _on_features(self.bn, tensor)
+        parts = tensor.manager if isinstance(tensor, SparseTensor) else None
+        group = parts.group if isinstance(parts, PartManager) else None
+        return _on_features(partial(self.bn, group=group), tensor)
 
 
 class LayerNorm(nn.Module):
@@ -188,14 +191,27 @@ class Linear(nn.Module):
         return _on_features(self.linear, tensor)
 
 
+def _numbers(tensor: AnyTensor) -> tuple[int, Tensor] | None:
+    """Return how many voxels all parts of a tensor have, and which of them its rows are; None if it is whole."""
+    if isinstance(tensor, SparseTensor) and isinstance(tensor.manager, PartManager):
+        return tensor.manager.numbers(tensor.tensor_stride)
+    return None
+
+
 class Dropout(SeededDropout):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
-        return _on_features(lambda rows: self.drop(rows, seed), tensor)
+        return _on_features(lambda rows: self.drop(rows, seed, among=_numbers(tensor)), tensor)
 
 
 class DropPath(SeededDropPath):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
-        return _on_features(lambda rows: self.drop(rows, seed), tensor)
+        return _on_features(lambda rows: self.drop(rows, seed, among=_numbers(tensor)), tensor)
+
+
+def _pooled(pool: Callable[[Tensor, KernelMap], Tensor], features: Tensor, kernel_map: AnyMap) -> Tensor:
+    if isinstance(kernel_map, PartMap):
+        return pool(kernel_map.with_halo(features), kernel_map.whole)
+    return pool(features, kernel_map)
 
 
 class LocalPool(nn.Module):
@@ -211,7 +227,7 @@ class LocalPool(nn.Module):
         manager, in_stride = tensor.manager, tensor.tensor_stride
         out_stride = in_stride if max(self.stride) == 1 else manager.downsampled(in_stride, self.stride)
         kernel_map = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size)
-        return tensor.replace(self.pool(tensor.features, kernel_map), out_stride)
+        return tensor.replace(_pooled(self.pool, tensor.features, kernel_map), out_stride)
 
 
 class Unpool(nn.Module):
@@ -229,7 +245,7 @@ class Unpool(nn.Module):
 
     def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:
         kernel_map = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size)
-        return like.replace(self.pool(tensor.features, kernel_map))
+        return like.replace(_pooled(self.pool, tensor.features, kernel_map))
 
 
 class GlobalPool(nn.Module):
@@ -240,7 +256,19 @@ class GlobalPool(nn.Module):
         self.pool = pool
 
     def forward(self, tensor: SparseTensor) -> Tensor:
-        return self.pool(tensor.features, tensor.manager.sample_sizes(tensor.tensor_stride))
+        return _pool_samples(self.pool, tensor.features, tensor)
+
+
+def _pool_samples(pool: Callable[[Tensor, tuple[int, ...]], Tensor], rows: Tensor, tensor: SparseTensor) -> Tensor:
+    """Pool rows on the voxels of `tensor` by sample, over all parts if a scene has several."""
+    manager, stride = tensor.manager, tensor.tensor_stride
+    sizes = manager.sample_sizes(stride)
+    if not isinstance(manager, PartManager):
+        return pool(rows, sizes)
+    if pool is global_max_pool:
+        return manager.max_over_parts(rows, stride)
+    sums = manager.sum_over_parts(global_sum_pool(rows, sizes))
+    return sums if pool is global_sum_pool else sums / manager.total_sizes(stride, sums)
 
 
 class InstanceNorm(nn.Module):
@@ -258,10 +286,10 @@ class InstanceNorm(nn.Module):
         repeats = torch.tensor(sizes, device=tensor.features.device)
 
         def centred(rows: Tensor) -> Tensor:
-            return rows - global_average_pool(rows, sizes).repeat_interleave(repeats, dim=0)
+            return rows - _pool_samples(global_average_pool, rows, tensor).repeat_interleave(repeats, dim=0)
 
         rows = centred(tensor.features.to(summed_type(tensor.features.dtype)))
-        variance = global_average_pool(rows.square(), sizes).repeat_interleave(repeats, dim=0)
+        variance = _pool_samples(global_average_pool, rows.square(), tensor).repeat_interleave(repeats, dim=0)
         rows = rows * (variance + self.EPSILON).rsqrt() * self.weight + self.bias
         return tensor.replace(rows.to(tensor.features.dtype))
 
@@ -294,8 +322,7 @@ class UnionAdd(nn.Module):
             )
         keys = torch.cat([tensor.manager.keys(tensor.tensor_stride) for tensor in tensors])
         union, rows = torch.unique(keys, return_inverse=True)
-        manager = CoordinateManager(first.manager.dimension)
-        manager.insert(first.tensor_stride, union)
+        manager = first.manager.like(first.tensor_stride, union)
         counts = tuple(len(tensor.features) for tensor in tensors)
         same = torch.arange(len(keys), device=keys.device)
         together = KernelMap(same, rows, counts, len(keys), len(union))
@@ -320,8 +347,8 @@ class DenseGrid(nn.Module):
         return dense_grid(tensor.coordinates, tensor.features, self.size)
 
 
-def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int], **shape: Axes) -> KernelMap:
-    """Return the map from `tensor` to the finer `like`: that of the layer down, with its two columns swapped."""
+def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int], **shape: Axes) -> AnyMap:
+    """Return the map from `tensor` to the finer `like`."""
     fine, coarse = like.tensor_stride, tensor.tensor_stride
     if tensor.manager is not like.manager or times(fine, stride) != coarse:
         apart = stride[0] if len(set(stride)) == 1 else tuple(stride)
@@ -330,7 +357,7 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
             f"tensors have strides {coarse} and {fine}, expected tensors of one minibatch whose strides differ by a "
             f"factor of {apart}",
         )
-    return tensor.manager.kernel_map(fine, coarse, **shape).transposed
+    return tensor.manager.upward_map(fine, coarse, **shape)
 
 
 def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:

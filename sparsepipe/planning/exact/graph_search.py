@@ -153,5 +153,6 @@ def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices:
     largest = max(c.type.memory_bytes for c in ends.model.groups.classes)
     return (
         f"no plan fits into the memory of {number_of(moves.used[-1], 'device')} (at most {SIZE.shown(largest)}): "
-        f"{SIZE.enough(high)} on each would suffice; use devices with more memory, more of them, or recomputation"
+        f"{SIZE.enough(high)} on each would suffice; use devices with more memory, more of them, recomputation, or "
+        "planner 'space', which divides each scene"
     )

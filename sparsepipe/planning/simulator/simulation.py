@@ -283,9 +283,15 @@ def durations(
             late = weights_share(plan, s) * backward
             parts = (forward, backward + again, backward - late + again, late)
             of_kind[kind] = tuple(part[which].tolist() for part in parts)
-        for rank in stage.ranks:
+        halos = table.halo_seconds(cluster, stage, layer_indices)[which]
+        for rank, part in zip(stage.ranks, stage.parts_of_work(), strict=True):
             kind = cluster.devices[rank].type.name
             seconds[rank][s] = of_kind[kind]
+            if stage.shares_scenes:
+                shared = (part * np.asarray(passes) for passes in of_kind[kind])
+                seconds[rank][s] = tuple(
+                    (own + halos * (operation < WEIGHT)).tolist() for operation, own in enumerate(shared)
+                )
             if cluster.devices[rank].type.network_seconds_per_byte:
                 forward, backward = network_time(cluster, plan, s, rank, transfers.between_hosts)
                 more = (forward, backward, backward, np.zeros(1))  # weights' gradients are sent to nobody

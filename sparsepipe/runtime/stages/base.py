@@ -90,6 +90,11 @@ class StageRunner(Protocol):
         ...
 
     @property
+    def reports(self) -> bool:
+        """Return whether it reports minibatches: if ranks share scenes, the first of them does for all."""
+        ...
+
+    @property
     def id_before(self) -> int:
         """Names the list of tensors that cross the boundary to the stage before: both sides work it out in the same
         way.

@@ -37,11 +37,13 @@ from ...values.plan import Plan
 from ...values.replication.base import Merge
 from ..config import RunConfig
 from ..failures import PacketMismatch
+from ..replication.batch_norm import StatisticsGroup
 from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id
 from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, PackedOutputs, PacketAndSamples
+from .scene_parts import SceneParts
 
 _PRODUCTS = ("ConvolutionBackward0", "AddmmBackward0", "MmBackward0", "LinearBackward0", "MkldnnLinearBackward0")
 
@@ -185,8 +187,9 @@ class NetworkStage:
         loss: Loss | None = None,
         per_voxel: bool = False,
         compression: tuple[str, str] = ("none", "none"),
+        scenes: StatisticsGroup | None = None,
     ) -> None:
-        """`loss`: the cross entropy of samples' classes where it is not given.
+        """`loss`: the cross entropy of samples' classes where it is not given. `scenes`: who has their other parts.
 
         `compression`: of what leaves forwards and backwards, unless the configuration says how.
         """
@@ -198,6 +201,11 @@ class NetworkStage:
             keep_in_float32(self.module, config.float32_layers, device)
         self._forwards_compression, self._backwards_compression = (config.compression or each for each in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
+        self._parts: SceneParts | None = None
+        self.reports = scenes is None or scenes.part == 0
+        if scenes is not None:
+            assert isinstance(network, Network) and network.coarsest_stride, "a plan that was checked"
+            self._parts = SceneParts(scenes, own.shares, network.coarsest_stride, engine)
         self._splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self._boundaries = {
@@ -305,12 +313,18 @@ class NetworkStage:
         weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
         own = self.module.result(outputs)
+        if self._parts:
+            output = own if self._per_voxel else self.engine.rows(own)
+            judge = partial(self._loss, samples=samples)
+            return self._parts.loss(output, labels, judge, self._loss.items, detailed=detailed, weights=weights)
         whole = is_sparse(own) and isinstance(self._loss, UserLoss)
         output = own if whole else self.result(outputs)
         return self._loss(output, labels, samples=samples, detailed=detailed, weights=weights)
 
     def result(self, outputs: Mapping[str, Any]) -> Any:
         output = self.module.result(outputs)
+        if self._parts and self._per_voxel:
+            return self._parts.whole(output)
         if self._judges_rows or is_sparse(output):
             return self.engine.features(output) if self._per_voxel else self.engine.rows(output)
         return output
@@ -413,7 +427,8 @@ class NetworkStage:
         return alive, leaves, size
 
     def _read(self, batch: Any) -> dict[str, Any]:
-        return self.module.enter(self.engine.tensor(batch, self.device))
+        tensor = self.engine.tensor(batch, self.device)
+        return self.module.enter(self._parts.part(tensor) if self._parts else tensor)
 
     def _unpack(self, packet: Packet, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
         if len(packet.slots) != len(self.before):

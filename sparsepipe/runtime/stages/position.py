@@ -7,6 +7,7 @@ import torch
 from ..processes.process import Process
 from ..replication.alone import Alone
 from ..replication.base import Replication
+from ..replication.batch_norm import StatisticsGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +19,7 @@ class Position:
     replication: Replication = field(default_factory=Alone)
     # How packets to the next stage and to the one before are made smaller where nothing is asked for.
     compression: tuple[str, str] = ("none", "none")
+    scenes: StatisticsGroup | None = None  # the ranks that share each scene with this one, if any do
 
     @property
     def rank(self) -> int:

@@ -70,7 +70,7 @@ class Connections:
     process: Process
     program: Program
     replicas: dict[int, ReplicaGroup] = field(default_factory=dict)  # by stage, of those that this rank shares
-    statistics: dict[int, StatisticsGroup] = field(default_factory=dict)  # the same, for batch norms within a pass
+    statistics: dict[int, StatisticsGroup] = field(default_factory=dict)  # the same, within a pass
     at_work: list[ReplicaGroup] = field(default_factory=list)  # of the plan's ranks, where it leaves out others: one
     links: dict[tuple[int, int], NcclLink] = field(default_factory=dict)  # (direction, cut) → what carries payloads
     shared_memory: SharedMemory | None = None  # with other ranks of this host
@@ -130,7 +130,8 @@ class Connections:
         """This process at one of its stages."""
         ways = (FORWARD, stage + 1), (BACKWARD, stage)
         forwards, backwards = (self._compression(*way) for way in ways)
-        return Position(self.process, stage, self._replication(stage), (forwards, backwards))
+        scenes = self.statistics[stage] if self.program.plan.stages[stage].shares_scenes else None
+        return Position(self.process, stage, self._replication(stage), (forwards, backwards), scenes)
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over the plan's ranks, in place. Raises DeadlinePassed or PeerLost."""
@@ -195,11 +196,12 @@ class Connections:
         for k, stage in enumerate(self.program.plan.stages):
             if len(stage.ranks) > 1:
                 ranks = sorted(stage.ranks)
-                groups = [dist.new_group(ranks, timeout=limit) for _ in range(1 + synchronise)]
+                within = synchronise or stage.shares_scenes
+                groups = [dist.new_group(ranks, timeout=limit) for _ in range(1 + within)]
                 over_hosts = _open_over_hosts(process, ranks, limit)
                 if process.rank in ranks:
                     self.replicas[k] = ReplicaGroup(process, groups[0], over_hosts)
-                    if synchronise:
+                    if within:
                         self.statistics[k] = StatisticsGroup(groups[1], process, on_device=over_nccl)
         for direction, cut, source, target in boundaries(self.program) if over_nccl else ():
             group = dist.new_group(sorted({*source.ranks, *target.ranks}), timeout=limit)

@@ -240,6 +240,8 @@ class EpochExecutor:
 
     def _tell(self, m: int, size: int, end: float) -> None:
         outcome = self.outcomes.pop(m)
+        if not self.replica.runner.reports:
+            return
         self.table.numpy()[m] = [end, outcome.samples, outcome.loss or 0.0, outcome.counted, outcome.correct]
         first = _round_of(self.program, self.replica.stage, m)[0]
         row = {

@@ -41,11 +41,13 @@ class _Watch:
 
     def computed(self, runner: StageRunner, minibatch: int, start: float, outputs: Mapping[str, Any]) -> None:
         workload, recorder = self._context.workload, self._context.recorder
-        if runner.is_first:
+        if runner.is_first and runner.reports:
             self.clock.table[minibatch, 0] = start
         self.busy[recorder.stage] += recorder.now() - start
         if runner.is_last:
             result = runner.result(outputs)
+            if not runner.reports:
+                return
             self.clock.table[minibatch, 1] = recorder.now()
             rows = workload.rows(workload.validation, self._order[minibatch], result)
             self.predictions.add(minibatch, rows)

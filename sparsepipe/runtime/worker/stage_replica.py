@@ -71,7 +71,9 @@ class StageReplica:
             self.moving_average.update(self.weights.newest.tensors)
 
     def average_statistics(self) -> None:
-        """Bring the replicas' running statistics together."""
+        """Bring the replicas' running statistics together. Ranks that share scenes have the same ones already."""
+        if self.own.shares_scenes:
+            return
         share = self.own.share(self.position.rank) / self.own.round
         self.position.replication.average_buffers(list(self.runner.buffers().values()), share)
 

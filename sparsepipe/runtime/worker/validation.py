@@ -54,7 +54,9 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
                 _, outcome = runner.loss(outputs, targets.labels, samples=len(batches[m]), detailed=True)
             tally.add(outcome)
             if tally.measures:
-                tally.measures.add(m, runner.result(outputs), targets.labels)
+                result = runner.result(outputs)
+                if runner.reports:
+                    tally.measures.add(m, result, targets.labels)
         recorder.span("evaluate", str(action), start, recorder.now(), minibatch=m)
         if not runner.is_last:
             context.exchange.send(runner.pack_outputs(outputs, m, size).packet, action)

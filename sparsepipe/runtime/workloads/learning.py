@@ -33,6 +33,7 @@ from ...values.plan import Plan
 from ..config import BUDGETS, Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
+from ..stages.scene_parts import check_shares_scenes
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from ..training_state.checkpoint_folders import INITIAL
 from ..training_state.initial_weights import InitialWeights, Match, StateNames, renamed
@@ -108,6 +109,7 @@ class Learning:
             loss=self.loss,
             per_voxel=self._of_voxels,
             compression=position.compression,
+            scenes=position.scenes,
         )
         if self.config.patterns:
             matching(self.config.patterns, self.state_names.shapes, setting="parameter_groups")
@@ -128,8 +130,10 @@ class Learning:
         return InitialWeights(path, self.network, self.state_names, allow_shape=self.config.allow_shape)
 
     def check(self, plan: Plan) -> None:
-        """Raise InputError if the plan is not one for this network."""
+        """Raise InputError if the plan is not one for this network, or shares scenes that its layers need whole."""
         plan.check(self.network.graph())
+        if any(stage.shares_scenes for stage in plan.stages):
+            check_shares_scenes(self.network, self.engine, self.loss)
 
     @property
     def score_names(self) -> tuple[str, ...]:

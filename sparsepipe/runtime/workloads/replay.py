@@ -349,7 +349,9 @@ class SleptStage:
             lambda cut: table.payload(before if cut == stage else after, between_hosts=True),
             device=workload.device,
         )
-        forward, whole = table.stage_forward(layers, kind), table.backward[kind][layers].sum(axis=0)
+        part, halos = own.parts_of_work()[own.ranks.index(rank)], table.halo_seconds(workload.cluster, own, layers)
+        forward = part * table.stage_forward(layers, kind) + halos
+        whole = part * table.backward[kind][layers].sum(axis=0) + halos
         self.seconds = StageSeconds(
             forward + table.reading_again(plan, stage, kind) + sending[0],
             whole + (forward if own.recompute else 0.0) + sending[1],
@@ -367,6 +369,11 @@ class SleptStage:
         self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
         self._others, self._stage = workload.others, stage
         self.step_seconds = table.update_time(layers, [kind], kept=program.num_versions(stage, rank) > 1)
+
+    @property
+    def reports(self) -> bool:
+        own = self._packets.program.plan.stages[self._stage]
+        return not own.shares_scenes or self._packets.rank == own.ranks[0]
 
     def merge_seconds(self, merge: Merge) -> float:
         return self._others.seconds(merge, self._stage) if self._others else 0.0

@@ -42,26 +42,30 @@ def lookahead(plan: Plan, stage: int) -> int:
     never looks further ahead than those before it, so the lists cannot deadlock.
     """
     own_stage = plan.stages[stage]
-    replicas = len(own_stage.ranks)
+    replicas = own_stage.num_replicas
     if own_stage.warmup is not None:
         return own_stage.warmup * replicas
     if plan.rules.one_minibatch_at_a_time:
         return 0
     if plan.rules.all_forwards_first:
         return plan.num_microbatches
-    later = sum(len(other.ranks) for other in plan.stages[stage + 1 :])
+    later = sum(other.num_replicas for other in plan.stages[stage + 1 :])
     return ceil(later / replicas) * replicas if len(set(own_stage.shares)) == 1 else later
 
 
 def warmup(plan: Plan, stage: int, rank: int) -> int:
     """Forwards that `rank` runs before its first backward."""
     own_stage, ahead = plan.stages[stage], lookahead(plan, stage)
+    if own_stage.shares_scenes:
+        return ahead
     first = own_stage.turns.index(own_stage.ranks.index(rank))
     return len(turns_of(own_stage, rank, range(first + 1, first + 1 + ahead)))
 
 
 def turns_of(stage: Stage, rank: int, span: range) -> list[int]:
     """The minibatches of `span` that `rank` runs."""
+    if stage.shares_scenes:
+        return list(span)
     rank_index = stage.ranks.index(rank)
     own_turns = [k for k, turn in enumerate(stage.turns) if turn == rank_index]
     first = span.start - span.start % stage.round
@@ -74,7 +78,7 @@ def together(plan: Plan, stage: int, minibatch: int, num_minibatches: int) -> ra
 
     A last round in which some replicas have no minibatch is run by each alone.
     """
-    count = len(plan.stages[stage].ranks)
+    count = plan.stages[stage].num_replicas
     start = minibatch - minibatch % count
     return range(start, start + count) if start + count <= num_minibatches else range(minibatch, minibatch + 1)
 

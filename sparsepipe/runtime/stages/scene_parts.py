@@ -1,0 +1,102 @@
+"""A rank's part of the scenes that a stage's ranks share: what enters its layers, and its part of the loss."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engines import Engine
+from ...errors import InputError
+from ...networks import Network
+from ...networks.base import AnyNetwork
+from ...networks.losses import Loss, Outcome
+from ...networks.losses.of_users import UserLoss
+from ..replication.batch_norm import StatisticsGroup
+
+_OF_WHOLE_SCENES = frozenset({"serialised_attention", "dense_grid"})  # they look farther than a halo
+
+
+def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss) -> None:
+    """Raise InputError unless the ranks of a stage can share scenes: of this network, by this engine and loss."""
+    if not engine.shares_scenes:
+        raise InputError(
+            "sharding.engine",
+            f"engine {engine.name!r} keeps each scene on one device: choose engine 'native', or replicas",
+            engine=engine.name,
+        )
+    if not isinstance(network, Network):
+        raise InputError(
+            "sharding.network",
+            f"{network.name} is a torch module, whose layers need whole scenes: choose a network of "
+            "`sparsepipe list networks`, or replicas",
+        )
+    for row in network.rows:
+        if row.kind in _OF_WHOLE_SCENES:
+            raise InputError(
+                "sharding.layer",
+                f"layer {row.id!r} ({row.kind}) needs whole scenes: use replicas instead of sharding",
+                layer=row.id,
+            )
+    if isinstance(loss, UserLoss):
+        raise InputError("sharding.loss", "a loss function of your own needs whole scenes: use replicas")
+
+
+@dataclass(frozen=True, eq=False)
+class SceneParts:
+    """The part of each scene that one of a stage's ranks computes."""
+
+    group: StatisticsGroup
+    shares: Sequence[int]  # of the work, by rank
+    step: Sequence[int]  # the network's coarsest tensor stride
+    engine: Any  # the native one
+
+    def part(self, tensor: Any) -> Any:
+        """Return this rank's part of a minibatch. All ranks come here with the whole of it."""
+        return self.engine.part(tensor, self.group, shares=self.shares, step=self.step)
+
+    def loss(
+        self,
+        output: Any,
+        labels: Any,
+        judge: Callable[..., tuple[Tensor, Outcome]],
+        items: Callable[[Any], tuple[float, ...]] | None,
+        *,
+        detailed: bool,
+        weights: Sequence[float] | None,
+    ) -> tuple[Tensor, Outcome]:
+        """Return this rank's part of the loss, and what to report; the parts add up to the loss.
+
+        `detailed`: what to report of this part alone, since a validation adds up over ranks. Else of all parts.
+        """
+        first, rows = self.group.part == 0, self.engine.rows_of_part(output)
+        if rows is None:  # dense rows, which every rank has
+            loss, outcome = judge(output, labels, detailed=detailed, weights=weights)
+            if detailed and not first:
+                nothing = None if outcome.details is None else torch.zeros_like(outcome.details)
+                outcome = replace(outcome, samples=0, counted=0, correct=0, details=nothing)
+            return loss / self.group.num_parts, outcome
+        assert items is not None, "the loss of voxels counts them"
+        mine = labels[rows.cpu()]
+        parts = [own / all if all else 0.0 for own, all in zip(items(mine), items(labels), strict=True)]
+        of_step = weights or (1.0,) * len(parts)
+        scaled = tuple(part * weight for part, weight in zip(parts, of_step, strict=True))
+        loss, outcome = judge(self.engine.features(output), mine, detailed=detailed, weights=scaled)
+        if detailed:
+            return loss, outcome if first else replace(outcome, samples=0)
+        sums = torch.tensor([(outcome.loss or 0.0) * parts[0], outcome.counted, outcome.correct], dtype=torch.float64)
+        sums = sums.to(loss.device)
+        self.group.sum(sums)
+        mean, counted, correct = sums.tolist()
+        return loss, Outcome(mean if counted else None, outcome.samples, int(counted), int(correct))
+
+    def whole(self, output: Any) -> Tensor:
+        """Return the rows of all voxels of an output, [N, C], to the first of the ranks; none to the others."""
+        rows, own = self.engine.rows_of_part(output), self.engine.features(output).detach()
+        sizes = [int(size) for size in self.group.gather(torch.tensor([len(rows)], device=rows.device))]
+        received = sizes if self.group.part == 0 else [0] * len(sizes)
+        sent = [len(rows), *[0] * (len(sizes) - 1)]
+        values = self.group.exchange(own, sent, received)
+        order = self.group.exchange(rows.unsqueeze(1), sent, received).flatten()
+        return torch.empty_like(values).index_copy_(0, order, values)

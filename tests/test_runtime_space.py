@@ -1,0 +1,110 @@
+"""Runs whose ranks share each scene: losses, weights and validations of one process; what cannot share is refused."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from coded import raises
+from runtime_jobs import PLAIN, Job, plan_of, run_jobs, settings, shapes
+
+from sparsepipe import launch
+from sparsepipe.engines import engine
+from sparsepipe.networks import network, traced
+from sparsepipe.networks.losses.classes import CrossEntropy
+from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+from sparsepipe.runtime.stages.scene_parts import check_shares_scenes
+
+pytestmark = pytest.mark.slow
+
+
+def shared(model, num_ranks, **options):
+    plan = plan_of(model, [tuple(range(num_ranks))], **options)
+    return replace(plan, stages=(replace(plan.stages[0], sharding="space"),))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Voxels of shapes, alone and shared; then steps with recomputation; then classes of whole samples."""
+    folder = tmp_path_factory.mktemp("space")
+    data = shapes(folder)
+    unet, vgg = "minkunet14a-segmentation-narrow", "minkvgg11bn-narrow"
+    weights = {"class_weights": [1.0 + k % 3 for k in range(23)]}
+    # Dense enough: batch norms of a few deep voxels would make rounding errors large.
+    config = settings(data, model=unet, task="segmentation", voxel_size=0.05, num_points=1000)
+    config = replace(config, validate=True, metrics=("mean_iou",), clip_norm=1.0)
+    weighed = replace(config, loss_args=json.dumps(weights))
+    classes = replace(config, model=vgg, task=None, metrics=())
+    jobs = [
+        Job("one", plan_of(unet, [(0,)]), config),
+        Job("two", shared(unet, 2), config),
+        Job("step", plan_of(unet, [(0,)], schedule="gpipe", num_microbatches=2), weighed),
+        Job("step-two", shared(unet, 2, schedule="gpipe", num_microbatches=2, recompute=True), weighed),
+        Job("vgg", plan_of(vgg, [(0,)]), classes),
+        Job("vgg-two", shared(vgg, 2, shares={0: (2, 1)}), classes),
+    ]
+    for name, plan in {"rows": jobs[0].plan, "rows-two": jobs[1].plan}.items():
+        (folder / name).mkdir()
+        write_forward_only(folder / name, folder / "one" / "checkpoints" / "minibatch-00000005")
+        jobs.append(Job(name, plan, config))
+    return run_jobs(folder, jobs)
+
+
+@pytest.mark.parametrize("pair", [("one", "two"), ("step", "step-two"), ("vgg", "vgg-two")])
+def test_ranks_that_share_scenes_train_as_one(runs, pair):
+    one, two = (runs[name] for name in pair)
+    torch.testing.assert_close(torch.tensor(two.losses), torch.tensor(one.losses), rtol=1e-5, atol=0)
+    for kind in ("weight", "buffer"):
+        expected = one.tensors(kind)
+        for name, tensor in two.tensors(kind).items():
+            error = float((tensor.double() - expected[name].double()).abs().max())
+            assert error <= 1e-5 * max(float(expected[name].double().abs().max()), 1.0), name
+    (before,), (after,) = one.rows("epoch"), two.rows("epoch")
+    for name in ("samples", "counted"):
+        assert after["validation"][name] == before["validation"][name]
+    assert after["validation"].keys() == before["validation"].keys()
+    assert after["validation"]["loss"] == pytest.approx(before["validation"]["loss"], rel=1e-5)
+    assert after["train"]["samples"] == before["train"]["samples"]
+
+
+def test_rows_of_shared_scenes_come_together_in_the_order_of_the_data(runs):
+    with np.load(runs["rows"].folder / PREDICTIONS) as one, np.load(runs["rows-two"].folder / PREDICTIONS) as two:
+        assert one.keys() == two.keys()
+        for name in one.keys() - {"outputs"}:
+            assert np.array_equal(one[name], two[name]), name
+        np.testing.assert_allclose(two["outputs"], one["outputs"], atol=1e-4 * np.abs(one["outputs"]).max())
+
+
+def test_a_rank_that_dies_ends_the_job_in_one_line_and_leaves_no_process(tmp_path):
+    """The other rank waits for its halo meanwhile. What was kept before goes on."""
+    config = settings(shapes(tmp_path), epochs=1000, voxel_size=0.05)
+    run = tmp_path / "run"
+    job = launch(shared(PLAIN, 2), config, run_dir=run)
+    pids = []
+
+    def kill(row):
+        if row["event"] == "epoch" and not pids:
+            pids.extend(int((run / "logs" / f"rank{rank}.pid").read_text()) for rank in range(2))
+            os.kill(pids[1], signal.SIGKILL)
+
+    with raises("run.failed") as failed:
+        job.wait(on_row=kill)
+    assert len(str(failed.value).splitlines()) == 1
+    assert all(not Path(f"/proc/{pid}").exists() for pid in pids)
+    assert list((run / "checkpoints").glob("minibatch-*"))
+
+
+def test_what_cannot_share_scenes_is_refused():
+    native, table = engine("native"), network("minkvgg11bn-narrow", num_classes=3)
+    check_shares_scenes(table, native, CrossEntropy(3))
+    for code, net, chosen in (
+        ("sharding.engine", table, engine("torch")),
+        ("sharding.layer", network("ptv3-narrow", num_classes=3), native),
+        ("sharding.network", traced.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), native),
+    ):
+        with raises(code):
+            check_shares_scenes(net, chosen, CrossEntropy(3))
