@@ -72,11 +72,14 @@ def test_devices_are_added_and_removed_host_by_host(explorer):
     assert held(explorer) == [["fast", "fast"], ["slow"]], "a slider places devices by the rule"
 
 
-def test_a_card_is_as_fast_as_was_said_and_a_file_opens_its_hosts(explorer, tmp_path):
+def test_a_card_is_as_fast_as_was_said_and_a_file_opens_its_hosts(explorer, tmp_path, monkeypatch):
     labs = explorer.labs
+    given, opened = labs.menu.value, []
+    monkeypatch.setattr(labs, "_opened", lambda lab, act=labs._opened: opened.append(lab) or act(lab))
     labs.like.value, labs.speed.value, labs.memory.value, labs.host.value = "fast", 0.5, 11e9, "b"
     labs.add.click()
     assert explorer.messages.value == "" and held(explorer)[1] == ["slow", "fast × 0.5, 11 GB"]
+    assert opened == [labs.lab], "once"
     card = explorer.shown_cluster.nodes[1].device_types[1]
     assert card.memory_bytes == 11e9
     layers = range(len(explorer.profile.graph.layers))
@@ -85,7 +88,8 @@ def test_a_card_is_as_fast_as_was_said_and_a_file_opens_its_hosts(explorer, tmp_
     (tmp_path / "three.toml").write_text(cluster_of(fast=1, slow=2).to_toml())
     labs.file.value = str(tmp_path / "three.toml")
     assert held(explorer) == [["fast"], ["slow", "slow"]] and explorer.messages.value == ""
-    labs.menu.value = labs.menu.options[0]
+    assert labs.menu.value == labs.menu.options[0] == str(tmp_path / "three.toml")
+    labs.menu.value = given
     assert held(explorer) == [["fast", "fast"], ["slow"]]
     with raises("explorer.host_unknown", "c"):
         Lab(profile_of(), cluster_of()).with_card(like="fast", speed=1.0, memory_bytes=None, host="c")

@@ -140,9 +140,9 @@ class LabMenu:
     def open(self, lab: Lab, name: str) -> None:
         """Open a lab, and offer it in the menu from now on. Raises InputError if it cannot be planned."""
         self._opened(lab)
-        self.lab = self._labs[name] = lab
-        self.menu.options = list(self._labs)  # which chooses the first
-        self.menu.value = name
+        self.lab = lab
+        self._labs = {name: lab, **{other: known for other, known in self._labs.items() if other != name}}
+        self.menu.options = list(self._labs)  # which chooses the first: the lab that is open already
 
     def _chosen(self, change: Mapping[str, str]) -> None:
         name = change["new"]
