@@ -440,7 +440,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("batch_size", "cloud_epochs", "epochs", "pipeline_minibatches", "replayed_stages", "largest", "smallest"),
     *("bound", "causes", "lines", "place.noted()", "reached", "same", "titles[name]", "verdict", "warning"),
     *("head", "name", "rows", "learned"),
-    *("machine", "deepest", "real"),  # of 12_sizes: counts of stages, names of orders
+    *("machine", "deepest", "real", "num_devices"),  # of 12_sizes: counts of stages, names of orders
 }
 
 

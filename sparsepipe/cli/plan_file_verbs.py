@@ -58,7 +58,7 @@ def _export_options(verb: Parser) -> None:
         metavar="RUNTIME",
         help=f"another runtime: {', '.join((_TORCH, *SETTINGS))} (default: PipeDream's files)",
     )
-    setting_options(verb, of_run(*_OF_TORCH), defaults=dict.fromkeys(_OF_TORCH, "the profile's, with --to torch"))
+    setting_options(verb, of_run(*_OF_TORCH), defaults=dict.fromkeys(_OF_TORCH, "the profile's"))
     verb.add_argument(*flags("--out"), type=expanded, required=True, metavar="DIR", help="folder of the written files")
 
 

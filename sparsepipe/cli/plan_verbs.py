@@ -164,11 +164,11 @@ def plan(options: argparse.Namespace) -> Answer:
     reports, lines = reports_of(options, plans, robust, found, cluster)
     tables += lines
     if len(plans) == 1:
-        with_sizes = {"with_sizes": compared[0]} if counts_sizes else {}
-        return Answer(plans[0].to_json() | with_sizes | reports, "\n".join([str(plans[0]), *tables]))
+        reports |= {"with_sizes": compared[0]} if counts_sizes else {}
+        return Answer(plans[0].to_json() | reports, "\n".join([str(plans[0]), *tables]))
     answer = _compared(plans, found, cluster, tables)
-    with_sizes = {"with_sizes": compared} if counts_sizes else {}
-    return Answer(answer.document | with_sizes | reports, answer.text)
+    reports |= {"with_sizes": compared} if counts_sizes else {}
+    return Answer(answer.document | reports, answer.text)
 
 
 def _check_latency(options: argparse.Namespace) -> None:

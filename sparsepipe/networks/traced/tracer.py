@@ -486,7 +486,7 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             stack.callback(setattr, place, name, original)
             setattr(place, name, _refused(tracer, original))
         stack.callback(setattr, nn.Module, "__setattr__", nn.Module.__setattr__)
-        nn.Module.__setattr__ = _kept_buffers(tracer, nn.Module.__setattr__)  # type: ignore[assignment,method-assign]
+        nn.Module.__setattr__ = _kept_buffers(tracer, nn.Module.__setattr__)  # type: ignore[method-assign]
         single: Any = torch.autograd.function._SingleLevelFunction  # Function.apply calls it, under whatever name
         single.apply = classmethod(_recorded_apply(tracer, torch._C._FunctionBase.__dict__["apply"]))
         stack.callback(delattr, single, "apply")

@@ -203,7 +203,8 @@ def _least(stages: _Stages, moves: Moves, cases: Index, ports: Array, wanted: In
                 through = [np.maximum(reached[state, k], crossing[place[1]][k]) for k in receivers]
                 ahead[later] = np.minimum.reduce(through) if through else nothing if state else ended
             first, last, seconds = stages.of(group, int(cases[move]))
-            chosen = np.flatnonzero((ahead[later] <= limits).any(axis=1)[last])
+            within: Array = (ahead[later] <= limits).any(axis=1)
+            chosen = np.flatnonzero(within[last])
             if not len(chosen):
                 continue
             values = np.maximum(seconds[chosen], ahead[later][last[chosen]])
