@@ -25,9 +25,9 @@ from .containers import ContainerCall, Reader, built, holds_record
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
-from .operations import OF_SPARSE
+from .operations import OF_SPARSE, name_of
 from .outlining import positions_now, positions_of
-from .proxies import ValueProxy, decidable, same_answer, stand_in, stands_for_itself
+from .proxies import Decision, ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
     OF_TRANSFORMS,
     CannotBeTraced,
@@ -439,7 +439,11 @@ class LayerTracer(fx.Tracer):
 
     def _expect(self, proxy: Any, answer: bool) -> None:
         where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
-        self.create_proxy("call_function", same_answer, (proxy, answer, where), {})
+        sizes: tuple[Any, ...] = ()
+        if isinstance(proxy, fx.Proxy) and name_of(proxy.node) in ("eq", "ne"):
+            where = Decision(where)
+            sizes = tuple(stand_in(each, self) if isinstance(each, fx.Node) else each for each in proxy.node.args)
+        self.create_proxy("call_function", same_answer, (proxy, answer, where, *sizes), {})
 
     @contextmanager
     def real(self) -> Iterator[None]:
@@ -484,7 +488,7 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             stack.callback(setattr, place, name, original)
             setattr(place, name, _refused(tracer, original))
         stack.callback(setattr, nn.Module, "__setattr__", nn.Module.__setattr__)
-        nn.Module.__setattr__ = _kept_buffers(tracer, nn.Module.__setattr__)  # type: ignore[assignment,method-assign]
+        nn.Module.__setattr__ = _kept_buffers(tracer, nn.Module.__setattr__)  # type: ignore[method-assign]
         single: Any = torch.autograd.function._SingleLevelFunction  # Function.apply calls it, under whatever name
         single.apply = classmethod(_recorded_apply(tracer, torch._C._FunctionBase.__dict__["apply"]))
         stack.callback(delattr, single, "apply")
