@@ -553,7 +553,7 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
             _check_single(network, examples.first.another(tensors), training)
 
 
-def _one_sample(network: TracedNetwork, inputs: Inputs) -> Iterator[dict[str, Any]]:
+def _one_sample(network: TracedNetwork, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
     """Yield the example's first sample, if the network compares sizes: with one sample some are the same."""
     steps = (step for row in network.rows for program in row.programs.values() for step in program.steps)
     tensors = {name: each for name, each in inputs.tensors.items() if isinstance(each, Tensor) and each.dim()}
