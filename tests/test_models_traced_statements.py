@@ -210,6 +210,22 @@ def test_a_statement_that_changes_an_attribute_is_none():
     assert network.opaque_paths == {""}
 
 
+class Expands(Blocks):
+    """Compares a size of 1 with the number of samples: with one sample Python decides otherwise, to the same end."""
+
+    def forward(self, x):
+        shift = torch.arange(6, dtype=x.dtype)[None]
+        if shift.shape[0] != x.shape[0]:
+            shift = shift.expand(x.shape[0], -1)
+        return self.head(self.blocks[1](self.blocks[0](x + shift)))
+
+
+def test_one_sample_is_taken_if_the_other_answer_leads_to_the_same():
+    network = trace(Expands().double(), samples(4))
+    assert len(network.rows) >= 3
+    assert not differences(network, samples(1), engine=PlainEngine(), stages=2)
+
+
 class Replaces(Blocks):
     """A buffer gets another tensor: a statement of its own would keep that to itself."""
 

@@ -4,6 +4,7 @@ import dis
 import inspect
 import operator
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -170,9 +171,29 @@ def stands_for_itself(value: Any) -> bool:
     return is_constant(value) or isinstance(value, torch.finfo | torch.iinfo)
 
 
-def same_answer(value: object, answer: bool, where: str) -> bool:
-    """Check that Python would decide as it did when the network was recorded. Raises InputError if not."""
+class Decision(str):
+    """The module that decides by whether two sizes are the same, as in `if mask.shape[0] != samples: mask.expand(…)`.
+
+    `harmless`: where one of them is 1, the other answer leads to the same values, as tracing found.
+    """
+
+    harmless = False
+
+
+OTHER_ANSWERS: ContextVar[list[Decision] | None] = ContextVar("other_answers", default=None)  # they are not refused
+
+
+def same_answer(value: object, answer: bool, where: str, *sizes: object) -> bool:
+    """Check that Python would decide as it did when the network was recorded. Raises InputError if not.
+
+    `sizes`: those that a `Decision` compares.
+    """
     if bool(value) is not answer:
+        noted = OTHER_ANSWERS.get()
+        if isinstance(where, Decision) and 1 in sizes and (where.harmless or noted is not None):
+            if noted is not None:
+                noted.append(where)
+            return answer
         raise InputError(
             "module.decides_by_size",
             f"{where} depends on a size that has changed; trace the network with an example of this size",

@@ -90,15 +90,14 @@ class Statement(Call):
         if self.self_name:
             tensors = dict(zip(self.tensors, given[len(self.names) :], strict=True))
             parts = {name: module(f"{self.path}.{name}" if self.path else name) for name in self.used}
-            values[self.self_name] = _partial(self.owner, parts, tensors, self.training)
+            owner = values[self.self_name] = _partial(self.owner, parts, tensors, self.training)
             before = dict(vars(values[self.self_name]))
         result = self.function(**values)
         if self.self_name:
             after = vars(values[self.self_name])
             if changed := [name for name in after if name not in before or after[name] is not before[name]]:
                 raise TypeError(f"a statement that is one layer changes self.{changed[0]}; register it as a buffer")
-            now = values[self.self_name]._buffers  # type: ignore[attr-defined]  # a module
-            if replaced := [name for name in now if now[name] is not tensors.get(name)]:
+            if replaced := [name for name, now in owner._buffers.items() if now is not tensors.get(name)]:
                 raise TypeError(f"a statement that is one layer replaces self.{replaced[0]}: change it in place")
         return result
 

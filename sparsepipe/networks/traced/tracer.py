@@ -25,9 +25,9 @@ from .containers import ContainerCall, Reader, built, holds_record
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
-from .operations import OF_SPARSE
+from .operations import OF_SPARSE, name_of
 from .outlining import positions_now, positions_of
-from .proxies import ValueProxy, decidable, same_answer, stand_in, stands_for_itself
+from .proxies import Decision, ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
     OF_TRANSFORMS,
     CannotBeTraced,
@@ -441,7 +441,11 @@ class LayerTracer(fx.Tracer):
 
     def _expect(self, proxy: Any, answer: bool) -> None:
         where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
-        self.create_proxy("call_function", same_answer, (proxy, answer, where), {})
+        sizes: tuple[object, ...] = ()
+        if isinstance(proxy, fx.Proxy) and name_of(proxy.node) in ("eq", "ne"):
+            where = Decision(where)
+            sizes = tuple(stand_in(each, self) if isinstance(each, fx.Node) else each for each in proxy.node.args)
+        self.create_proxy("call_function", same_answer, (proxy, answer, where, *sizes), {})
 
     @contextmanager
     def real(self) -> Iterator[None]:
@@ -485,8 +489,9 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             original = getattr(place, name)
             stack.callback(setattr, place, name, original)
             setattr(place, name, _refused(tracer, original))
-        stack.callback(setattr, nn.Module, "__setattr__", nn.Module.__setattr__)
-        nn.Module.__setattr__ = _kept_buffers(tracer, nn.Module.__setattr__)  # type: ignore[method-assign]
+        assigns = "__setattr__"
+        stack.callback(setattr, nn.Module, assigns, nn.Module.__setattr__)
+        setattr(nn.Module, assigns, _kept_buffers(tracer, nn.Module.__setattr__))
         single: Any = torch.autograd.function._SingleLevelFunction  # Function.apply calls it, under whatever name
         single.apply = classmethod(_recorded_apply(tracer, torch._C._FunctionBase.__dict__["apply"]))
         stack.callback(delattr, single, "apply")
@@ -519,7 +524,7 @@ def _refused(tracer: LayerTracer, original: Callable[..., Any]) -> Callable[...,
 def _kept_buffers(tracer: LayerTracer, original: Callable[..., None]) -> Callable[..., None]:
     """Have a statement refused, and so made a layer of its own, that gives a buffer a value of the recording."""
 
-    def kept(module: nn.Module, name: str, value: Any) -> None:
+    def kept(module: nn.Module, name: str, value: Tensor | nn.Module) -> None:
         if not tracer.running and isinstance(value, fx.Proxy) and name in module.__dict__.get("_buffers", ()):
             raise CannotBeTraced("module.replaces_buffer", "it replaces a buffer")
         original(module, name, value)

@@ -2,9 +2,8 @@
 way.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,7 +76,9 @@ def check_best(run: ResolvedRun) -> None:
     if best is None:
         return
     if best in of_metrics:
-        if not any(map(partial(_has_labels, loss), _batches(run.data.validation, config.batch_size))):
+        split = run.data.validation
+        order = data.minibatches(len(split), batch_size=config.batch_size, shuffle=False)
+        if not any(_has_labels(loss, split.batch(indices)) for indices in order):
             raise InputError(
                 "setting.best_unlabelled",
                 f"{{best}} is {best!r}, but nothing in split {config.validation_split} of {config.data} has a label; "
@@ -90,10 +91,6 @@ def check_best(run: ResolvedRun) -> None:
     translates = {"begin", "end"} <= run.data.validation.facts.keys()  # which adds its BLEU
     if knows_all and not translates and best not in scores:
         raise unknown_best(best, scores)
-
-
-def _batches(split: Dataset, size: int) -> Iterator[Any]:
-    return map(split.batch, data.minibatches(len(split), batch_size=size, shuffle=False))
 
 
 def _has_labels(loss: Loss, batch: Any) -> bool:
