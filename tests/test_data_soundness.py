@@ -109,7 +109,7 @@ def test_a_sound_split_is_read_once_and_a_large_one_not_at_all(tmp_path: Path, m
         checked(tmp_path / "scans", "test", cache=store)
     monkeypatch.setattr(soundness, "_MOST_BYTES", 1000)
     (line,) = checked(tmp_path / "scans", "test", cache=store)
-    assert "not read" in line
+    assert "not checked" in line
     (tmp_path / "scans/tile/test/0.txt").write_text("")
     with raises("dataset.files_faulty", "is empty"):
         checked(tmp_path / "scans", "test")

@@ -197,7 +197,7 @@ def test_a_launch_that_is_interrupted_or_delayed_costs_that_launch_alone(
     if ended_by == "a delay":
         launch_local._STARTER._template._end.settimeout(0.3)
         os.kill(template, signal.SIGSTOP)
-        with pytest.raises(RunFailed, match="launch the run again"):
+        with pytest.raises(RunFailed, match="the run again"):
             launch(PLAN, settings(clouds, epochs=1), run_dir=folder)
     else:
         receive = socket.recv_fds

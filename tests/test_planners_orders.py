@@ -245,7 +245,7 @@ def test_unknown_sizes_name_the_option_that_each_verb_has(verb, option, tmp_path
     files += ["--profile", profile.save(tmp_path / "profile.json"), "--devices", 2, "--order", "shuffle"]
     assert main([verb, *map(str, files)]) == 2
     error = capsys.readouterr().err
-    assert "[simulation.sizes_unknown]" in error and f" {option}," in error
+    assert "[simulation.sizes_unknown]" in error and f" {option} " in error
 
 
 def test_pipelines_share_what_is_composed():
