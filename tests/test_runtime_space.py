@@ -69,6 +69,7 @@ def test_ranks_that_share_scenes_train_as_one(runs, pair):
     assert after["validation"].keys() == before["validation"].keys()
     assert after["validation"]["loss"] == pytest.approx(before["validation"]["loss"], rel=1e-5)
     assert after["train"]["samples"] == before["train"]["samples"]
+    assert after["sent_bytes"] > before["sent_bytes"] == 0
 
 
 def test_rows_of_shared_scenes_come_together_in_the_order_of_the_data(runs):

@@ -45,6 +45,11 @@ class StatisticsGroup:
         )
         return found
 
+    def take_sent(self) -> int:
+        """Return the bytes sent to the other parts of scenes since the last call."""
+        sent, self.sent_bytes = self.sent_bytes, 0
+        return sent
+
     def take_waited(self) -> float:
         """Return the seconds waited for other replicas since the last call: none on a GPU, where no one waits here."""
         waited, self._waited = self._waited, 0.0

@@ -168,6 +168,11 @@ class Worker:
         losses[: len(known)] = torch.tensor(known, dtype=torch.float64)
         self.weight_update.losses = self.process.sum(losses, what="resume").tolist()
 
+    def _take_halo_bytes(self) -> int:
+        """Return the bytes that this rank sent to other parts of scenes since the last call."""
+        scenes = (replica.position.scenes for replica in self.replicas.values())
+        return sum(parts.take_sent() for parts in scenes if parts)
+
     def train(self, done: int) -> tuple[int, "Worker | None"]:
         """Train what is left to train after `done` minibatches, with validation and checkpoints between epochs.
 
@@ -176,6 +181,7 @@ class Worker:
         while done < self.workload.total_minibatches and not self.checkpoints.best.is_over:
             part = next(self.programs.length.parts(done))
             self.context.exchange.sent_bytes = 0
+            self._take_halo_bytes()  # of a validation
             self.recorder.restart()
             (row, trained), epoch = self._train(part, self._given(part)), part.epoch
             done += trained
@@ -312,7 +318,7 @@ class Worker:
             if not control.end:
                 return {}, 0
             table = summed(tables, self.context, control.end)
-            self.epochs.add_part(table, self.context.exchange.sent_bytes)
+            self.epochs.add_part(table, self.context.exchange.sent_bytes + self._take_halo_bytes())
             if control.end < part.count and control.due == REPLAN and units is None:
                 return {}, control.end
             row = epoch_row(self.context, table, started, stages=tuple(tables), so_far=self.epochs.so_far)
