@@ -8,8 +8,8 @@ from ..values.trace import Trace
 from .plans import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
 from .torch_jobs.activity import activity_of
-from .torch_jobs.events import is_from_torch, is_packed, read_rank, unpacked
-from .torch_jobs.job import joined_trace, trace_files
+from .torch_jobs.events import is_from_torch, read_rank, unpacked
+from .torch_jobs.job import is_packed, joined_trace, trace_files
 
 __all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]
 

@@ -36,7 +36,7 @@ class ReplayedStep:
         """Of forwards and backwards alone, relative to what was measured."""
         return _off(self.pipeline_replayed_seconds, self.pipeline_measured_seconds)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return dict(vars(self))
 
 

@@ -141,8 +141,8 @@ def _steps(events: RankEvents) -> tuple[list[tuple[int, float, float]], int, lis
     if not len(starts):
         raise InputError(
             "trace.no_steps",
-            f"{events.path}: no ProfilerStep, no optimizer and no operators; profile with activities=[CPU, CUDA] and "
-            "call profiler.step()",
+            f"{events.facts.path}: no ProfilerStep, no optimizer and no operators; profile with activities=[CPU, CUDA] "
+            "and call profiler.step()",
         )
     main = int(np.argmax(np.bincount(threads, ends - starts)))
     whole = (0, float(starts.min()), float(ends.max()))
@@ -151,14 +151,16 @@ def _steps(events: RankEvents) -> tuple[list[tuple[int, float, float]], int, lis
 
 def _checked(steps: list[tuple[int, float, float]], events: RankEvents) -> list[tuple[int, float, float]]:
     if len(steps) > _MOST_STEPS:
-        raise InputError("trace.too_many_events", f"{events.path}: more than {_MOST_STEPS:,} steps; profile fewer")
+        raise InputError(
+            "trace.too_many_events", f"{events.facts.path}: more than {_MOST_STEPS:,} steps; profile fewer"
+        )
     checked = []
     for k, (number, start, end) in enumerate(steps):
         until = min(end, steps[k + 1][1]) if k + 1 < len(steps) else end
         if until > start:
             checked.append((number, start, until))
     if not checked:
-        raise InputError("trace.no_steps", f"{events.path}: its steps take no time; profile again")
+        raise InputError("trace.no_steps", f"{events.facts.path}: its steps take no time; profile again")
     return checked
 
 

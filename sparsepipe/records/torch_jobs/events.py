@@ -44,7 +44,6 @@ _SKIPPED = re.compile(r"[\s,]*")
 _SPACE = re.compile(r"\s*")
 
 _OPERATORS = {"cpu_op", "Operator", "operator"}
-_ANNOTATIONS = {"user_annotation"}
 _KERNELS = {"kernel", "Kernel", "gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "privateuse1_runtime"}
 _COMMUNICATION = re.compile(r"(?:gloo|nccl|mpi|ucc|hccl|xccl):")
@@ -149,10 +148,6 @@ class RankEvents:
     backward: Intervals = field(default_factory=Intervals)
     kernels: Intervals = field(default_factory=Intervals)
     launches: Intervals = field(default_factory=Intervals)
-
-    @property
-    def path(self) -> Path:
-        return self.facts.path
 
 
 class _TextWindow:
@@ -295,12 +290,6 @@ def _members(window: _TextWindow) -> Iterator[tuple[str, Json]]:
             yield name, _values(window, shown(name))
 
 
-def is_packed(path: Path) -> bool:
-    """Return whether a file is gzipped."""
-    with path.open("rb") as handle:
-        return handle.read(2) == b"\x1f\x8b"
-
-
 def is_from_torch(path: Path) -> bool:
     """Return whether the first timed event of a file, gzipped or not, is none that sparsepipe wrote.
 
@@ -326,10 +315,7 @@ def unpacked(path: Path) -> Json:
     try:
         document: dict[str, Json] = {"traceEvents": []}
         for name, value in _members(window):
-            if name:
-                document[name] = value
-            else:
-                document["traceEvents"].append(value)
+            document.setdefault(name, value) if name else document["traceEvents"].append(value)
         return document
     finally:
         window.close()
@@ -362,7 +348,7 @@ class _EventReader:
     """Sort events into the columns and lists of a rank."""
 
     def __init__(self, events: RankEvents) -> None:
-        self._events = events
+        self._events, self._path = events, events.facts.path
         self._threads: dict[tuple[Json, Json], int] = {}
 
     def take_member(self, name: str, value: Json) -> None:
@@ -385,13 +371,13 @@ class _EventReader:
         name = event["name"]
         is_operator = category in _OPERATORS
         is_kernel = not is_operator and category in _KERNELS
-        if not (is_operator or is_kernel or category in _ANNOTATIONS or category in _LAUNCHES):
+        if not (is_operator or is_kernel or category == "user_annotation" or category in _LAUNCHES):
             return
         start, seconds = event["ts"], event.get("dur", 0)
         if not (-_MOST_MICROSECONDS < start < _MOST_MICROSECONDS and 0 <= seconds < _MOST_MICROSECONDS):
             raise InputError(
                 "trace.event_malformed",
-                f"{self._events.path}: {shown(name)} starts at {shown(start)} and takes {shown(seconds)} µs; expected "
+                f"{self._path}: {shown(name)} starts at {shown(start)} and takes {shown(seconds)} µs; expected "
                 "times in microseconds that do not run backwards",
             )
         start = start / 1e6
@@ -401,7 +387,7 @@ class _EventReader:
         if thread is None:
             thread = self._threads[key] = len(self._threads)
             if thread > _MOST_THREADS:
-                raise InputError("trace.too_many_threads", f"{self._events.path}: more than {_MOST_THREADS:,} threads")
+                raise InputError("trace.too_many_threads", f"{self._path}: more than {_MOST_THREADS:,} threads")
         arguments = event.get("args") or {}
         if is_operator:
             if name == "record_param_comms":
@@ -427,8 +413,7 @@ class _EventReader:
         marks.append(mark)
         if len(marks) > _MOST_MARKS:
             raise InputError(
-                "trace.too_many_events",
-                f"{self._events.path}: more than {_MOST_MARKS:,} annotations; profile fewer steps",
+                "trace.too_many_events", f"{self._path}: more than {_MOST_MARKS:,} annotations; profile fewer steps"
             )
 
     def finished(self) -> RankEvents:
@@ -437,8 +422,7 @@ class _EventReader:
         if not (events.operators.starts or events.kernels.starts or events.marks):
             raise InputError(
                 "trace.foreign",
-                f"{events.path}: no operators and no kernels; expected a torch.profiler trace "
-                "(export_chrome_trace or tensorboard_trace_handler)",
+                f"{self._path}: no operators and no kernels; expected a torch.profiler trace",
             )
         return events
 

@@ -58,6 +58,12 @@ def trace_files(path: Path) -> list[Path]:
     return files
 
 
+def is_packed(path: Path) -> bool:
+    """Return whether a file is gzipped."""
+    with path.open("rb") as handle:
+        return handle.read(2) == b"\x1f\x8b"
+
+
 def _of_ranks(activities: Sequence[Activity]) -> dict[int, Activity]:
     """The activities by rank: as the file says it, else as its name does, else in the order of names."""
     ranks: dict[int, Activity] = {}
