@@ -83,7 +83,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "plan diff": ("plan diff work/plan.json work/other_plan.json",),
     "plan export": (
         "plan export work/plan.json -p work/profile.json -m minkvgg11bn-narrow -o work/pipedream",
-        "plan export work/plan.json -p work/profile.json --to torchtitan -o work/torchtitan",
+        "plan export work/plan.json --to torchtitan -o work/titan",
     ),
     "simulate": (
         f"simulate {_PLANNED} --trace work/trace.json",

@@ -46,7 +46,7 @@ def _diff_options(verb: Parser) -> None:
 def _export_options(verb: Parser) -> None:
     plan_argument(verb)
     verb.add_argument(
-        "-p", "--profile", metavar="FILE", help="profile of the model, for gpus=N.txt (default: not written)"
+        "-p", "--profile", metavar="FILE", help="profile of the model, for gpus=N.txt and --to (default: none)"
     )
     verb.add_argument(
         *flags("--model"), metavar="M", help="network of the plan, for stages as Python modules (default: not written)"
@@ -56,9 +56,10 @@ def _export_options(verb: Parser) -> None:
         "--to",
         choices=(_TORCH, *SETTINGS),
         metavar="RUNTIME",
-        help=f"another runtime: {', '.join((_TORCH, *SETTINGS))} (default: PipeDream's files)",
+        help=f"runtime: {', '.join((_TORCH, *SETTINGS))} (default: PipeDream's files)",
     )
-    setting_options(verb, of_run(*_OF_TORCH), defaults=dict.fromkeys(_OF_TORCH, "the profile's"))
+    of_script = verb.add_argument_group("options of --to torch")
+    setting_options(of_script, of_run(*_OF_TORCH), defaults=dict.fromkeys(_OF_TORCH, "the profile's"))
     verb.add_argument(*flags("--out"), type=expanded, required=True, metavar="DIR", help="folder of the written files")
 
 
