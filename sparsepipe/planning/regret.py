@@ -33,7 +33,7 @@ _PATHS = 48  # draws whose best plans are candidates
 _PLANS = 16  # candidates that what a measurement is worth is judged by
 _MEASURED = 24  # layers that may be measured again, those whose seconds are least certain
 _NAMED = 3  # of these, as many are named
-_RESAMPLED = 200  # times, to tell candidates from each other
+_RESAMPLED = 200  # times the draws, to compare candidates
 _TIE = 0.02  # of these: in as many a candidate must be as good as the best, to be one
 _SAME = 1e-12  # relative difference of periods that are sums of the same numbers in another order
 _NEAR = 1.1  # times the best: candidates beyond are no ties
@@ -125,7 +125,7 @@ class RobustPlan(Printed):
         nominal_high_seconds: The same of the nominal plan.
         lower_bound_seconds: No plan has a smaller 95th percentile over these draws.
         candidates: Number of candidate plans that were compared.
-        ties: Candidates that sampling noise does not tell from the best, the robust plan among them.
+        ties: Number of candidates within sampling noise of the best, the robust plan among them.
         draws: Number of draws.
         draw_seed: Random seed of the draws.
 
@@ -264,7 +264,7 @@ def partition_robust(
     """Partition a network for the least 95th percentile of the period over draws of the profile's costs.
 
     Candidates are the plan that is best by the profile, the best plans of single draws, and those of quantiles of the
-    costs. Of candidates that sampling noise does not tell apart, the one that is best by the profile is chosen.
+    costs. Among candidates within sampling noise of the best, the one that is best by the profile is chosen.
 
     Args:
         profile: Costs of the layers, with their spread.
@@ -385,7 +385,7 @@ def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[
 
 
 def _ties(periods: Array, high: Array, seed: int) -> list[int]:
-    """Candidates that sampling noise does not tell from the best by its 95th percentile: those of resampled draws."""
+    """Return the candidates within sampling noise of the least 95th percentile, by resampled draws."""
     best = int(high.argmin())
     near = np.flatnonzero(high <= _NEAR * high[best])
     random = np.random.default_rng((seed, 63))

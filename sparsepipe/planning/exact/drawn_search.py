@@ -1,8 +1,9 @@
 """The best plan of each of many draws of the costs, searched for all draws at once.
 
-A dynamic program over all plans of a small asynchronous problem. A state is what later stages use of each device class,
-the kind of the group that receives (where it sits, and what share of the traffic its busiest port carries) and the cut
-where it begins; its value is the least period of the later stages, for each draw. A move puts one more group in front:
+A dynamic program over all plans of a small asynchronous problem. A state has three parts: the devices of each class
+that later stages use, the kind of the group that receives (its node, and the share of the traffic on its busiest port),
+and the cut at which it begins. The value of a state is the least period of the later stages, for each draw. A move puts
+one more group in front:
 
     value(state + group, a) = min over cuts b of max(seconds of the group from a to b, boundary at b, value(state, b))
 
@@ -32,7 +33,7 @@ from .stage_cost_tables import StageModel, default_model
 
 _MOST_CUTS = 250
 _MOST_MOVES = 20_000
-_BUDGET = 1e9  # numbers that are compared: a few seconds
+_BUDGET = 1e9  # numbers that are compared before any is left out: a few seconds
 _TOGETHER = 200_000  # numbers of a stage table that stay in the processor's cache
 _BLOCK = 2_000_000  # numbers of all draws that are there at once
 _ROUNDING = 1e-9  # of periods
@@ -203,7 +204,8 @@ def _least(stages: _Stages, moves: Moves, cases: Index, ports: Array, wanted: In
                 through = [np.maximum(reached[state, k], crossing[place[1]][k]) for k in receivers]
                 ahead[later] = np.minimum.reduce(through) if through else nothing if state else ended
             first, last, seconds = stages.of(group, int(cases[move]))
-            chosen = np.flatnonzero((ahead[later] <= limits).any(axis=1)[last])
+            worthwhile: NDArray[np.bool_] = np.any(ahead[later] <= limits, axis=1)
+            chosen = np.flatnonzero(worthwhile[last])
             if not len(chosen):
                 continue
             values = np.maximum(seconds[chosen], ahead[later][last[chosen]])
