@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from ..errors import InputError
 from ..planning import PlanSettings
@@ -18,7 +17,7 @@ from .options import Parser, given, setting_options
 
 _REPORTS = ("regret", "robust", "what_if")
 _OF_OPTIMAL = ("robust", "what_if")  # they plan by themselves, with proven bounds
-_SETTINGS = ("schedule", "num_microbatches", "recompute")
+SETTINGS = ("schedule", "num_microbatches", "recompute")
 
 
 def report_options(verb: Parser) -> None:
@@ -83,7 +82,7 @@ def robust_plan(options: argparse.Namespace, profile: Profile, cluster: Cluster)
     """Return the plan of `--robust`; None without it."""
     if not options.robust:
         return None
-    return partition_robust(profile, cluster, **given(options, _SETTINGS), **given(options, rows(DrawSettings)))
+    return partition_robust(profile, cluster, **given(options, SETTINGS), **given(options, rows(DrawSettings)))
 
 
 def reports_of(
@@ -92,20 +91,20 @@ def reports_of(
     robust: RobustPlan | None,
     profile: Profile,
     cluster: Cluster,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """Return the reports that are asked for: as entries of a document, and as lines of text."""
-    document, lines = dict[str, Any](), list[str]()
+    document, lines = dict[str, object](), list[str]()
     if robust:
         document["robust"] = robust.to_json()
         lines += ["", str(robust)]
     if options.regret:
         drawn = given(options, rows(DrawSettings))
         regrets: list[Regret] = [regret(plan, profile, cluster, **drawn) for plan in plans]
-        document["regret"] = regrets[0].to_json() if len(plans) == 1 else [one.to_json() for one in regrets]
-        for plan, one in zip(plans, regrets, strict=True):
-            lines += ["", str(one) if len(plans) == 1 else f"{plan.planner}: {one}"]
+        document["regret"] = regrets[0].to_json() if len(plans) == 1 else [report.to_json() for report in regrets]
+        for plan, report in zip(plans, regrets, strict=True):
+            lines += ["", str(report) if len(plans) == 1 else f"{plan.planner}: {report}"]
     if options.what_if:
-        settings = given(options, (*_SETTINGS, "quick"))
+        settings = given(options, (*SETTINGS, "quick"))
         changes = compare_hardware(profile, cluster, **{"schedule": PlanSettings.schedule} | settings)
         document["what_if"] = changes.to_json()
         lines += ["", str(changes)]

@@ -55,7 +55,7 @@ from .options import given
 from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
 from .output import Answer, progress_line, warn
 from .plan_file_verbs import written_options
-from .plan_reports import check_reports, reports_of, robust_plan
+from .plan_reports import SETTINGS, check_reports, reports_of, robust_plan
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import OF_MODULES, no_effect, of_other_data
@@ -125,7 +125,7 @@ def plan(options: argparse.Namespace) -> Answer:
     if options.layout is not None:
         return _layout_and_plans(options, found, cluster)
     schedule = options.schedule or PlanSettings.schedule
-    settings = given(options, ("schedule", "num_microbatches", "recompute"))
+    settings = given(options, SETTINGS)
     if options.num_microbatches is not None and not _takes_steps(schedule):
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
@@ -148,7 +148,7 @@ def plan(options: argparse.Namespace) -> Answer:
         )
     check_reports(options, options.planner or (), counts_sizes=counts_sizes)
     if several:
-        return _pipelines(options, found, cluster, settings)
+        return _pipelines(options, found, cluster)
     _check_latency(options)
     asked = [(name, settings | own) for name, own in _planner_options(options, _planners(options, schedule))]
     robust = robust_plan(options, found, cluster)
@@ -197,7 +197,7 @@ def _compared(plans: Sequence[Plan], measured: Profile, cluster: Cluster, tables
 
 def _planned(
     options: argparse.Namespace,
-    found: Profile,
+    measured: Profile,
     cluster: Cluster,
     asked: Sequence[tuple[str, dict[str, Any]]],
     *,
@@ -205,10 +205,11 @@ def _planned(
 ) -> tuple[list[Plan], list[dict[str, object]], list[str]]:
     """Return a plan of each planner; if the time lost to sizes counts, also what each was compared with, and tables."""
     if not counts_sizes:
-        return [_with_options(partition(found, cluster, planner=name, **own), options) for name, own in asked], [], []
+        made = (partition(measured, cluster, planner=name, **settings) for name, settings in asked)
+        return [_with_options(plan, options) for plan in made], [], []
     plans, compared, tables = list[Plan](), list[dict[str, object]](), list[str]()
-    for name, own in asked:
-        chosen, document, table = plans_with_sizes(options, found, cluster, planner=name, **own)
+    for name, settings in asked:
+        chosen, document, table = plans_with_sizes(options, measured, cluster, planner=name, **settings)
         plans.append(_with_options(chosen, options))
         compared.append(document)
         tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
@@ -235,7 +236,8 @@ def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: C
     return _compared(plans, measured, cluster)
 
 
-def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
+def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster) -> Answer:
+    settings = given(options, SETTINGS)
     names = _planners(options, options.schedule or PlanSettings.schedule)
     if len(names) > 1:
         raise InputError(

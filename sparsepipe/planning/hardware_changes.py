@@ -86,7 +86,7 @@ class HardwareChanges(Printed):
 
     def table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Return columns and a row for each change: name, throughput, time per minibatch."""
-        rows = [(one.name, one.change, duration_or_none(one.period_seconds)) for one in self.changes]
+        rows = [(change.name, change.change, duration_or_none(change.period_seconds)) for change in self.changes]
         return ("change", "throughput", "time per minibatch"), rows
 
     def to_json(self) -> dict[str, object]:
@@ -185,8 +185,8 @@ def _changes(profile: Profile, cluster: Cluster) -> Iterator[tuple[str, Cluster,
     for kind in types:
         if kind.memory_bytes < float("inf"):
             more = replace(kind, memory_bytes=kind.memory_bytes + _MORE_BYTES)
-            owned = [tuple(more if own == kind else own for own in node.device_types) for node in nodes]
-            every = tuple(replace(node, device_types=own) for node, own in zip(nodes, owned, strict=True))
+            owned = [tuple(more if other == kind else other for other in node.device_types) for node in nodes]
+            every = tuple(replace(node, device_types=others) for node, others in zip(nodes, owned, strict=True))
             yield f"2 GB more memory on each {kind.name}", replace(cluster, nodes=every), 1
     if len(cluster.devices) > 1:
         seconds = {kind: sum(profile.time(range(len(profile.graph.layers)), kind.name)) for kind in types}

@@ -33,14 +33,14 @@ _PATHS = 48  # draws whose best plans are candidates
 _PLANS = 16  # candidates that what a measurement is worth is judged by
 _MEASURED = 24  # layers that may be measured again, those whose seconds are least certain
 _NAMED = 3  # of these, as many are named
-_RESAMPLED = 200  # times, to tell candidates from each other
+_RESAMPLED = 200  # times the draws, to compare candidates
 _TIE = 0.02  # of these: in as many a candidate must be as good as the best, to be one
 _SAME = 1e-12  # relative difference of periods that are sums of the same numbers in another order
 _NEAR = 1.1  # times the best: candidates beyond are no ties
 
 
 @dataclass(frozen=True)
-class Measurement:
+class RepeatedMeasurement:
     """A measurement that would reduce the regret of a plan.
 
     Attributes:
@@ -88,7 +88,7 @@ class Regret(Printed):
     high: float
     best_share: float
     exact: bool
-    measurements: tuple[Measurement, ...] = ()
+    measurements: tuple[RepeatedMeasurement, ...] = ()
 
     def summary(self) -> str:
         """Say in one line how far the plan is from the best plan of each draw."""
@@ -104,8 +104,12 @@ class Regret(Printed):
     def table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Return columns and rows of what to measure again."""
         rows = [
-            (f"profile {one.layer} on {one.device_type} again", f"± {one.uncertainty:.1%}", f"-{one.reduction:.0%}")
-            for one in self.measurements
+            (
+                f"profile {measurement.layer} on {measurement.device_type} again",
+                f"± {measurement.uncertainty:.1%}",
+                f"-{measurement.reduction:.0%}",
+            )
+            for measurement in self.measurements
         ]
         return ("measurement", "uncertainty", "mean regret"), rows
 
@@ -125,7 +129,7 @@ class RobustPlan(Printed):
         nominal_high_seconds: The same of the nominal plan.
         lower_bound_seconds: No plan has a smaller 95th percentile over these draws.
         candidates: Number of candidate plans that were compared.
-        ties: Candidates that sampling noise does not tell from the best, the robust plan among them.
+        ties: Number of candidates within sampling noise of the best, the robust plan among them.
         draws: Number of draws.
         draw_seed: Random seed of the draws.
 
@@ -264,7 +268,7 @@ def partition_robust(
     """Partition a network for the least 95th percentile of the period over draws of the profile's costs.
 
     Candidates are the plan that is best by the profile, the best plans of single draws, and those of quantiles of the
-    costs. Of candidates that sampling noise does not tell apart, the one that is best by the profile is chosen.
+    costs. Among candidates within sampling noise of the best, the one that is best by the profile is chosen.
 
     Args:
         profile: Costs of the layers, with their spread.
@@ -356,7 +360,7 @@ def _unlimited(cluster: Cluster) -> Cluster:
     return replace(cluster, nodes=tuple(replace(node, device_types=tuple(kinds)) for node, kinds in nodes))
 
 
-def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[Measurement, ...]:
+def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[RepeatedMeasurement, ...]:
     """The layers and device types whose times, if they were known, would reduce the mean regret most.
 
     The best of each draw is taken among the plan and the most frequent best plans of single draws.
@@ -364,7 +368,7 @@ def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[
     candidates = [plan, *plans[:_PLANS]]
 
     def mean(known: CostDraws) -> float:
-        periods = np.stack([known.periods(one) for one in candidates])
+        periods = np.stack([known.periods(candidate) for candidate in candidates])
         return float(_over(periods[0], periods.min(axis=0)).mean())
 
     before, problem = mean(draws), draws.problem
@@ -374,18 +378,18 @@ def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[
     shares = np.sqrt((draws.shares**2).mean(axis=1))  # of forward and backward
     unsure = shares * seconds
     order = np.argsort(-unsure.ravel(), kind="stable")[:_MEASURED]
-    found = []
+    measurements = []
     for kind, layer in zip(*np.unravel_index(order, unsure.shape), strict=True):
         name, share = draws.types[int(kind)], float(shares[kind, layer])
         if share:
             reduction = 1 - mean(draws.without(name, int(layer))) / before
-            found.append(Measurement(problem.graph.layers[layer].id, name, share, reduction))
-    found.sort(key=lambda one: -one.reduction)
-    return tuple(one for one in found[:_NAMED] if one.reduction > 0)
+            measurements.append(RepeatedMeasurement(problem.graph.layers[layer].id, name, share, reduction))
+    measurements.sort(key=lambda measurement: -measurement.reduction)
+    return tuple(measurement for measurement in measurements[:_NAMED] if measurement.reduction > 0)
 
 
 def _ties(periods: Array, high: Array, seed: int) -> list[int]:
-    """Candidates that sampling noise does not tell from the best by its 95th percentile: those of resampled draws."""
+    """Return the candidates within sampling noise of the least 95th percentile, by resampled draws."""
     best = int(high.argmin())
     near = np.flatnonzero(high <= _NEAR * high[best])
     random = np.random.default_rng((seed, 63))
@@ -406,7 +410,7 @@ def _distinct(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def _over(periods: Array, best: Array) -> Array:
-    """How much longer periods are than the best, as a share of it; 0 where nothing takes any time."""
+    """Return how much longer periods are than the best, as a share of it; 0 where nothing takes any time."""
     ratios = np.divide(periods, best, out=np.ones_like(periods), where=best > 0)
     regrets: Array = np.where(ratios > 1 + _SAME, ratios - 1, 0.0)
     return regrets
@@ -414,8 +418,8 @@ def _over(periods: Array, best: Array) -> Array:
 
 def _quantile(values: Array, level: float) -> Array:
     """The quantile over the last axis which a further value is below with this probability, whatever they are of."""
-    found: Array = np.quantile(values, level, axis=-1, method="weibull")
-    return found
+    quantile: Array = np.quantile(values, level, axis=-1, method="weibull")
+    return quantile
 
 
 def _quantiles(values: Array) -> Array:

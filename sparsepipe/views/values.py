@@ -188,9 +188,9 @@ def _(difference: PlanDiff) -> Page:
 
 
 @page_of.register
-def _(found: Regret | RobustPlan | HardwareChanges) -> Page:
+def _(report: Regret | RobustPlan | HardwareChanges) -> Page:
     """A sentence, and a table of what to measure, of both plans or of the changes."""
-    return Page(found.summary(), [Section(Table(*found.table()))])
+    return Page(report.summary(), [Section(Table(*report.table()))])
 
 
 def _bytes_or_none(value: float | None) -> str:

@@ -1,8 +1,9 @@
 """The best plan of each of many draws of the costs, searched for all draws at once.
 
-A dynamic program over all plans of a small asynchronous problem. A state is what later stages use of each device class,
-the kind of the group that receives (where it sits, and what share of the traffic its busiest port carries) and the cut
-where it begins; its value is the least period of the later stages, for each draw. A move puts one more group in front:
+A dynamic program over all plans of a small asynchronous problem. A state has three parts: the devices of each class
+that later stages use, the kind of the group that receives (its node, and the share of the traffic on its busiest port),
+and the cut at which it begins. The value of a state is the least period of the later stages, for each draw. A move puts
+one more group in front:
 
     value(state + group, a) = min over cuts b of max(seconds of the group from a to b, boundary at b, value(state, b))
 
@@ -32,7 +33,7 @@ from .stage_cost_tables import StageModel, default_model
 
 _MOST_CUTS = 250
 _MOST_MOVES = 20_000
-_BUDGET = 1e9  # numbers that are compared: a few seconds
+_BUDGET = 1e9  # numbers that are compared before any is left out: a few seconds
 _TOGETHER = 200_000  # numbers of a stage table that stay in the processor's cache
 _BLOCK = 2_000_000  # numbers of all draws that are there at once
 _ROUNDING = 1e-9  # of periods
@@ -98,17 +99,17 @@ class DrawnSearch:
         `at_most`: periods of some plan, [draws]; slower plans are left out. In each draw devices of mixed types share
         by their speeds in it, as the planner shares by a profile of it.
         """
-        values, found = at_most.copy(), list[Path]()
+        values, best_paths = at_most.copy(), list[Path]()
         for model, chosen in self._models():
             together = max(1, _TOGETHER // len(model.cuts) ** 2)
             for some in np.split(chosen, range(together, len(chosen), together)):
-                stages = _Stages(model, self._times[:, :, some], self.impossible, at_most[some])
-                own, more = _least(
+                stages = _StageTables(model, self._times[:, :, some], self.impossible, at_most[some])
+                least, more = _least(
                     stages, self.moves, self.cases, self._ports[:, :, some], np.flatnonzero(some < paths)
                 )
-                values[some] = np.minimum(values[some], own)
-                found += more
-        return values, found
+                values[some] = np.minimum(values[some], least)
+                best_paths += more
+        return values, best_paths
 
     def least_quantiles(self, quantiles: Reduce, at_most: Array) -> tuple[Array, list[Path]]:
         """Return bounds of these quantiles of every plan's periods, and the plans whose single stages reach them.
@@ -116,7 +117,7 @@ class DrawnSearch:
         `quantiles`: over the last axis, [..., levels]; `at_most`: those of the periods of some plan, [levels]. Shares
         are those by the profile's speeds.
         """
-        stages = _Stages(self.model, self._times, self.impossible, at_most, quantiles)
+        stages = _StageTables(self.model, self._times, self.impossible, at_most, quantiles)
         values, paths = _least(stages, self.moves, self.cases, quantiles(self._ports), np.arange(len(at_most)))
         return np.minimum(values, at_most), paths
 
@@ -140,11 +141,11 @@ class DrawnSearch:
             shares = shares_by_speed(groups.of_type, speeds)
             by_shares.setdefault(shares.tobytes(), (replace(groups, shares=shares), []))[1].append(draw)
         problem, cuts = self.draws.problem, self.model.cuts
-        return [(default_model(problem, cuts, one), np.array(chosen)) for one, chosen in by_shares.values()]
+        return [(default_model(problem, cuts, sharing), np.array(chosen)) for sharing, chosen in by_shares.values()]
 
 
 @dataclass(frozen=True, eq=False)
-class _Stages:
+class _StageTables:
     """Seconds of the stages of groups, by draw, or by what is made of all draws."""
 
     model: StageModel
@@ -182,7 +183,7 @@ class _Stages:
         return first[near], last[near], seconds[near]
 
 
-def _least(stages: _Stages, moves: Moves, cases: Index, ports: Array, wanted: Index) -> tuple[Array, list[Path]]:
+def _least(stages: _StageTables, moves: Moves, cases: Index, ports: Array, wanted: Index) -> tuple[Array, list[Path]]:
     """(the least period of each column, inf if it is more than `at_most`; the path of each `wanted` column)."""
     model = stages.model
     kind, example = _kinds_of(model, ports)
@@ -197,40 +198,40 @@ def _least(stages: _Stages, moves: Moves, cases: Index, ports: Array, wanted: In
     ahead: dict[tuple[int, int], Array] = {}  # (state, kind of the next group) → [S, columns]
     for state in np.argsort(moves.used, kind="stable").tolist():
         for move in moves.of_source(state).tolist():
-            group, place = int(moves.group[move]), (int(moves.target[move]), int(kind[moves.group[move]]))
-            if (later := (state, place[1])) not in ahead:
+            group, front = int(moves.group[move]), (int(moves.target[move]), int(kind[moves.group[move]]))
+            if (later := (state, front[1])) not in ahead:
                 receivers = [k for k in range(len(example)) if (state, k) in reached]
-                through = [np.maximum(reached[state, k], crossing[place[1]][k]) for k in receivers]
+                through = [np.maximum(reached[state, k], crossing[front[1]][k]) for k in receivers]
                 ahead[later] = np.minimum.reduce(through) if through else nothing if state else ended
             first, last, seconds = stages.of(group, int(cases[move]))
-            within: Array = (ahead[later] <= limits).any(axis=1)
-            chosen = np.flatnonzero(within[last])
+            worthwhile: NDArray[np.bool_] = np.any(ahead[later] <= limits, axis=1)
+            chosen = np.flatnonzero(worthwhile[last])
             if not len(chosen):
                 continue
             values = np.maximum(seconds[chosen], ahead[later][last[chosen]])
             starts = np.flatnonzero(np.diff(first[chosen], prepend=-1))
-            before = reached.setdefault(place, nothing.copy())
+            before = reached.setdefault(front, nothing.copy())
             rows = first[chosen][starts]
             before[rows] = np.minimum(before[rows], np.minimum.reduceat(values, starts, axis=0))
-    firsts = {place: values[0] for place, values in reached.items()}
+    firsts = {front: values[0] for front, values in reached.items()}
     best = np.minimum.reduce([np.full(count, np.inf), *firsts.values()])
     paths = []
     for column in wanted[best[wanted] <= limits[wanted]].tolist():
-        place, path, cut = next(place for place, values in firsts.items() if values[column] == best[column]), [], 0
-        while place[0]:
-            value = reached[place][cut, column]
-            for move in np.flatnonzero((moves.target == place[0]) & (kind[moves.group] == place[1])).tolist():
+        front, path, cut = next(front for front, values in firsts.items() if values[column] == best[column]), [], 0
+        while front[0]:
+            value = reached[front][cut, column]
+            for move in np.flatnonzero((moves.target == front[0]) & (kind[moves.group] == front[1])).tolist():
                 source, group = int(moves.source[move]), int(moves.group[move])
                 first, last, seconds = stages.of(group, int(cases[move]))
-                own = slice(*np.searchsorted(first, [cut, cut + 1]))
-                later_values = ahead[source, place[1]][last[own], column]
-                if len(same := np.flatnonzero(np.maximum(seconds[own, column], later_values) == value)):
+                rows_of_cut = slice(*np.searchsorted(first, [cut, cut + 1]))
+                later_values = ahead[source, front[1]][last[rows_of_cut], column]
+                if len(same := np.flatnonzero(np.maximum(seconds[rows_of_cut, column], later_values) == value)):
                     break
-            end = int(last[own][same[0]])
+            end = int(last[rows_of_cut][same[0]])
             path.append((group, cut, end))
             receivers = [k for k in range(len(example)) if (source, k) in reached]
-            through = [max(reached[source, k][end, column], crossing[place[1]][k][end, column]) for k in receivers]
-            place, cut = (source, receivers[int(np.argmin(through))] if through else 0), end
+            through = [max(reached[source, k][end, column], crossing[front[1]][k][end, column]) for k in receivers]
+            front, cut = (source, receivers[int(np.argmin(through))] if through else 0), end
         paths.append(path)
     return best, paths
 
