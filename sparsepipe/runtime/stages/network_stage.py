@@ -10,7 +10,8 @@ matrix products and convolutions, and an engine's that says so (`splits_gradient
 their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, if they are a by-product.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -33,6 +34,7 @@ from ...networks.losses.of_users import UserLoss
 from ...networks.traced.copies import other_weights
 from ...networks.traced.values import is_sparse
 from ...values.plan import Plan
+from ...values.recomputation import Segments
 from ...values.replication.base import Merge
 from ..config import RunConfig
 from ..failures import PacketMismatch
@@ -41,6 +43,7 @@ from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id
 from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, PackedOutputs, PacketAndSamples
+from .memory_limit import RankMemory, run_in_segments, unchanged_buffers, unrepeatable_layers
 
 _PRODUCTS = ("ConvolutionBackward0", "AddmmBackward0", "MmBackward0", "LinearBackward0", "MkldnnLinearBackward0")
 
@@ -184,10 +187,12 @@ class NetworkStage:
         loss: Loss | None = None,
         per_voxel: bool = False,
         compression: tuple[str, str] = ("none", "none"),
+        memory: RankMemory | None = None,
     ) -> None:
         """`loss`: the cross entropy of samples' classes where it is not given.
 
-        `compression`: of what leaves forwards and backwards, unless the configuration says how.
+        `compression`: of what leaves forwards and backwards, unless the configuration says how. `memory`: what limits
+        this rank, if anything does.
         """
         own = plan.stages[stage]
         self.module = build(network, engine, own.layers, seed=config.seed).to(device)
@@ -207,6 +212,10 @@ class NetworkStage:
         self._judges_rows = isinstance(network, Network)  # whose output is one tensor, sparse or dense
         self._differentiable, self._rectified = network.differentiable, network.rectified
         self.reads_samples = self.is_first or bool(direct_reads(network, self.module.table, last=self.is_last))
+        self._stage, self._memory = stage, memory
+        if memory is not None:
+            synchronised = config.synchronised_batch_norm and len(own.ranks) > 1
+            memory.open(stage, unrepeatable_layers(self.module.table, engine, synchronised=synchronised))
         self.begin(training=True)
 
     @property
@@ -246,17 +255,17 @@ class NetworkStage:
         self.module.train(training)
         self._forwards = Compressor(self._forwards_compression)
         self._backwards = Compressor(self._backwards_compression)
+        if self._memory is not None:
+            self._memory.begin()
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         alive, leaves, size = self._enter(received, trained=True)
         present = () if self.is_first else self._present(self.before, _packet_of(received).slots)
         if self.recompute:
-            with torch.no_grad():
-                statistics = [buffer.clone() for buffer in self.module.buffers()]
+            if self._memory is not None:
+                self._memory.wait(self._stage, minibatch, size)
+            with torch.no_grad(), unchanged_buffers(self.module):  # the second forward counts, not this one
                 outputs = self._call(alive, version, minibatch)
-                for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
-                    # The second forward counts, not this one; an observer's buffer gets its size in a forward.
-                    buffer.resize_(kept.shape).copy_(kept)
             return InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present), outputs
         flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present)
         return flight, self._call(alive, version, minibatch, flight)
@@ -308,7 +317,12 @@ class NetworkStage:
         if edges and wanted:
             found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True))
         count = len(flight.version.tensors)
+        self._leave(flight)
         return found[:count], found[count:]
+
+    def _leave(self, flight: InFlight) -> None:
+        if self._memory is not None:
+            self._memory.leave(self._stage, flight.minibatch)
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
@@ -330,7 +344,9 @@ class NetworkStage:
         return [o.edge for o, _ in pairs], [g.to(o.device, o.dtype) for o, g in pairs]
 
     def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor | None]:
-        return later.compute()
+        gradients = later.compute()
+        self._leave(flight)
+        return gradients
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
         assert flight.received is not None
@@ -417,13 +433,26 @@ class NetworkStage:
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
     ) -> dict[str, Any]:
         keep = self._outputs if self.is_last else self.after
-        options, weights = {"minibatch": minibatch, "keep": keep}, version.tensors
+        options: dict[str, Any] = {"minibatch": minibatch, "keep": keep}
+        weights = version.tensors
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
+        segments: Segments = ()
+        if self._memory is not None and flight is not None:
+            segments = self._memory.enter(self._stage, minibatch, flight.size)
+        context = partial(self._running, weights)
+        with context():
+            if segments:
+                return run_in_segments(self.module, alive, segments, context=context, **options)
+            return self.module(alive, **options)
+
+    @contextmanager
+    def _running(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have the block run the layers with these weights, in the stage's precision."""
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
             with other_weights(self.module, weights):
-                return self.module(alive, **options)
+                yield
 
 
 def keep_in_float32(module: nn.Module, types: Sequence[str], device: torch.device) -> None:
