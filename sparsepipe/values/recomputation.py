@@ -136,9 +136,14 @@ class StageMemory:
         return Held(total, max(peak, total))
 
     @cached_property
+    def whole(self) -> Held:
+        """The bytes that are held if nothing is recomputed."""
+        return self.held()
+
+    @cached_property
     def leanest(self) -> tuple[Segments, Held]:
         """The segments of the least peak, and the bytes that are held with them."""
-        whole = self.held()
+        whole = self.whole
         best: tuple[Segments, Held] = ((), whole)
         low, high = 0.0, whole.peak
         for _ in range(10):
@@ -159,8 +164,7 @@ class StageMemory:
             kept_bytes: Most bytes from the forward to the backward.
             peak_bytes: Most bytes at work.
         """
-        whole = self.held()
-        if whole.kept <= kept_bytes and whole.peak <= peak_bytes:
+        if self.whole.kept <= kept_bytes and self.whole.peak <= peak_bytes:
             return ()
         kept, peak = kept_bytes, peak_bytes
         for _ in range(_TRIES):
@@ -321,8 +325,10 @@ class StageMemory:
     def _steps(self) -> tuple["_Steps", ...]:
         """What may come after the layers before each one: it alone is kept, or a segment begins with it."""
         n, steps = len(self), []
-        spacing = -(-n // _MOST_ENDS)
-        ends = {*range(0, n, spacing), n}
+        places = list(range(1, n))
+        if n > _MOST_ENDS:  # behind a layer whose output nobody keeps, a segment most often ends one layer too early
+            places = [p for p in places if self._keepers[p - 1] != -1]
+        ends = {0, *places[:: max(1, -(-len(places) // _MOST_ENDS))], n}
         for p in range(n):
             alone = sum(self.outputs[v] for v in self.inputs[p] if v == p - 1 and self._keepers[v] == v)
             rows = [(p + 1, 0, self.saved[p], self.saved[p] + alone, self._one_work[p], 0.0)]

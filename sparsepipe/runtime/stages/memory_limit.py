@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ...engines.allocator import return_freed_memory
 from ...errors import InputError
 from ...networks.base import LayerRow
 from ...networks.running import run_layers
@@ -29,6 +30,7 @@ from ..config import RunConfig, limit_without_profile
 
 _MARGIN = 1.08  # the peak of a minibatch may be so many times its estimate
 _SIZES = 1.04  # minibatches up to so many times as large share their choice
+_SIZES_AT_ONCE = 32  # that costs are evaluated for
 _STEPS = 128  # of the limit, to which budgets are rounded down: so that choices recur
 
 
@@ -52,8 +54,8 @@ class RankMemory:
         self._layers = {k: [profile.graph.index[id] for id in plan.stages[k].layers] for k in self._stages}
         self._types = {k: self._device_type(k, rank) for k in self._stages}
         self._unrepeatable: dict[int, frozenset[int]] = {}
-        self._memories: dict[tuple[int, float], tuple[StageMemory, float]] = {}
-        self._choices: dict[tuple[int, float, int, int], Segments | None] = {}
+        self._memories: dict[tuple[int, int], tuple[StageMemory, float]] = {}
+        self._choices: dict[tuple[int, int, int, int], tuple[Segments, Held] | None] = {}
         self._flights: dict[tuple[int, int], Held] = {}
         self.recomputed_seconds = 0.0  # by the profile
         self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
@@ -91,6 +93,8 @@ class RankMemory:
             limit = min((types.get(kind, math.inf) for names in kinds for kind in names), default=math.inf)
         if limit == math.inf or not set(plan.layers) <= profile.graph.index.keys():
             return None
+        if config.memory_limit is not None and config.device == "cpu":
+            return_freed_memory()
         return cls(plan, rank, profile, limit_bytes=limit, copies=int(config.ema is not None))
 
     def open(self, stage: int, unrepeatable: Collection[str] = ()) -> None:
@@ -109,11 +113,11 @@ class RankMemory:
         to_come = self._to_come(stage)
         left = (self.limit_bytes - self.weight_bytes) / _MARGIN - others - sum(one.kept for one in to_come) - received
         works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
-        segments = self._chosen(stage, size, memory, left - works, left)
-        if segments is None:
-            segments = memory.leanest[0]
+        chosen = self._chosen(stage, memory, left - works, left)
+        if chosen is None:
+            chosen = memory.leanest
             self._tell_beyond(stage, size, memory, received)
-        held = memory.held(segments)
+        segments, held = chosen
         self._flights[stage, minibatch] = Held(held.kept + received, held.peak + received)
         self.recomputed_seconds += memory.recomputed_seconds(segments)
         return segments
@@ -146,33 +150,36 @@ class RankMemory:
 
     def _memory(self, stage: int, size: float) -> tuple[StageMemory, float]:
         """Return a stage's layers at a size, rounded up, and the bytes that the stage receives."""
-        rounded = _SIZES ** math.ceil(math.log(max(size, 1.0), _SIZES) - 1e-9)
-        key = stage, rounded
+        number = math.ceil(math.log(max(size, 1.0), _SIZES) - 1e-9)
+        key = stage, number
         if key not in self._memories:
-            kind, layers = self._types[stage], self._layers[stage]
-            table = LayerTable.of(self._profile, [rounded], [kind])
+            kind, layers, first = self._types[stage], self._layers[stage], number - number % _SIZES_AT_ONCE
+            sizes = [_SIZES**k for k in range(first, first + _SIZES_AT_ONCE)]
+            table, column = LayerTable.of(self._profile, sizes, [kind]), number - first
             before = [k for earlier in self._plan.stages[:stage] for k in map(self._index, earlier.layers)]
+            received = float(table.payload(before, held=True)[0][column])
             unrepeatable = self._unrepeatable.get(stage, frozenset())
-            received = float(table.payload(before, held=True)[0][0])
-            self._memories[key] = StageMemory.of(table, sorted(layers), kind, unrepeatable=unrepeatable), received
+            memory = StageMemory.of(table, sorted(layers), kind, column=column, unrepeatable=unrepeatable)
+            self._memories[key] = memory, received
         return self._memories[key]
 
     def _index(self, layer: str) -> int:
         return self._profile.graph.index[layer]
 
     def _chosen(
-        self, stage: int, size: float, memory: StageMemory, kept_bytes: float, peak_bytes: float
-    ) -> Segments | None:
-        whole, step = memory.held(), self.limit_bytes / _STEPS
+        self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float
+    ) -> tuple[Segments, Held] | None:
+        """Return the cheapest segments within a budget, and what is held with them; None if none are."""
+        whole, step = memory.whole, self.limit_bytes / _STEPS
         if whole.kept <= kept_bytes and whole.peak <= peak_bytes:
-            return ()
+            return (), whole
         budgets = int(min(kept_bytes, whole.kept) // step), int(min(peak_bytes, whole.peak) // step)
         if min(budgets) < 0:
             return None
         key = (stage, id(memory), *budgets)
         if key not in self._choices:
-            kept, peak = (budget * step for budget in budgets)
-            self._choices[key] = memory.cheapest(kept_bytes=kept, peak_bytes=peak)
+            segments = memory.cheapest(kept_bytes=budgets[0] * step, peak_bytes=budgets[1] * step)
+            self._choices[key] = None if segments is None else (segments, memory.held(segments))
         return self._choices[key]
 
     def _tell_beyond(self, stage: int, size: float, memory: StageMemory, received: float) -> None:
