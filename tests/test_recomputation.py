@@ -7,12 +7,16 @@ import pytest
 import torch
 from runtime_jobs import UNET, plan_of, settings, shapes
 
-from sparsepipe import Plan, data
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, data
 from sparsepipe.engines import engine
+from sparsepipe.errors import InputError
 from sparsepipe.networks import network
+from sparsepipe.runtime.failures import OutOfMemory, described
 from sparsepipe.runtime.stages.base import Output
+from sparsepipe.runtime.stages.memory_limit import RankMemory
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
+from sparsepipe.util.host.limits import is_out_of_memory
 from sparsepipe.values import recomputation
 from sparsepipe.values.recomputation import StageMemory
 
@@ -141,3 +145,35 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
         results.append([*losses, *found, *(buffer.clone() for buffer in stage.buffers().values())])
     for other in results[1:]:
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_an_allocation_that_fails_is_told_with_its_minibatch() -> None:
+    """Whoever raised it, and whatever was raised from it; other errors are none."""
+    plain = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+    for error in (plain, MemoryError(), torch.OutOfMemoryError("CUDA out of memory")):
+        assert is_out_of_memory(error)
+        told = OutOfMemory("out of memory in the forward of minibatch 3 of 9,000 voxels (a, b)")
+        told.__cause__ = error
+        document = described(told, run_dir=None, rank=1, stage=1)
+        assert document["limit"] and document["kind"] == "OutOfMemory" and "9,000" in document["message"]
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_rank_counts_weights_and_all_minibatches_in_flight() -> None:
+    """The second minibatch gets what the first leaves; a limit below the weights is refused."""
+    graph = LayerGraph(tuple(Layer(f"l{k}", parameter_bytes=10) for k in range(4)), ((0, 1), (1, 2), (2, 3)))
+    cost = LayerCost((CostSample(100, 1.0, 2.0, 100, saved_bytes=100),))
+    profile = Profile(graph, {"d": (cost,) * 4}, (100.0,))
+    plan = Plan((Stage(("l0", "l1", "l2"), (0,)), Stage(("l3",), (1,))), "1f1b")
+    memory = RankMemory(plan, 0, profile, limit_bytes=1e4)
+    memory.open(0)
+    assert memory.enter(0, 0, 100) == memory.enter(0, 1, 100) == ()
+    tight = RankMemory(plan, 0, profile, limit_bytes=memory.least_bytes(0, 100))
+    tight.open(0)
+    first, second = tight.enter(0, 0, 100), tight.enter(0, 1, 100)
+    assert first and second and not tight.minibatches_beyond
+    tight.leave(0, 0)
+    assert tight.enter(0, 2, 100)
+    with pytest.raises(InputError) as caught:
+        RankMemory(plan, 0, profile, limit_bytes=50)
+    assert caught.value.code == "memory.limit_below_weights"

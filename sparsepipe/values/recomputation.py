@@ -11,6 +11,7 @@ backward reaches it; kernel maps stay, so that they are not searched again.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -140,22 +141,26 @@ class StageMemory:
         """The bytes that are held if nothing is recomputed."""
         return self.held()
 
+    def leanest(self, waiting: int = 0) -> tuple[Segments, Held]:
+        """Return the segments of the least bytes, and these, for a minibatch at work while so many others wait."""
+        return min(self._lean, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
+
     @cached_property
-    def leanest(self) -> tuple[Segments, Held]:
-        """The segments of the least peak, and the bytes that are held with them."""
-        whole = self.whole
-        best: tuple[Segments, Held] = ((), whole)
-        low, high = 0.0, whole.peak
+    def _lean(self) -> list[tuple[Segments, Held]]:
+        """Choices of few bytes: of the least peak, and the one that keeps least."""
+        ends = [0, *(np.flatnonzero(np.diff(self.repeatable)) + 1).tolist(), len(self)]
+        runs = tuple((a, b) for a, b in pairwise(ends) if a < b and self.repeatable[a])
+        choices = [((), self.whole), (runs, self.held(runs))]
+        low, high = 0.0, self.whole.peak
         for _ in range(10):
             middle = (low + high) / 2
             found = self._cheapest(np.inf, middle)
             if found is None:
                 low = middle
                 continue
-            held = self.held(found)
-            best = min(best, (found, held), key=lambda one: one[1].peak)
-            high = min(middle, best[1].peak)
-        return best
+            choices.append((found, self.held(found)))
+            high = min(middle, *(held.peak for _, held in choices))
+        return choices
 
     def cheapest(self, *, kept_bytes: float, peak_bytes: float) -> Segments | None:
         """Return the segments that take the fewest seconds to recompute within a budget; None if none are.
@@ -178,8 +183,8 @@ class StageMemory:
             # What skip connections hold depends on layers far apart: count on less, and search again.
             kept -= max(beyond_kept, 0.0)
             peak -= max(beyond_peak, 0.0)
-        segments, held = self.leanest
-        return segments if held.kept <= kept_bytes and held.peak <= peak_bytes else None
+        fitting = [own for own, held in self._lean if held.kept <= kept_bytes and held.peak <= peak_bytes]
+        return min(fitting, key=self.recomputed_seconds, default=None)
 
     def recomputed_seconds(self, segments: Segments) -> float:
         """Return the seconds of the forwards that run again."""

@@ -115,8 +115,10 @@ class RankMemory:
         works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
         chosen = self._chosen(stage, memory, left - works, left)
         if chosen is None:
-            chosen = memory.leanest
-            self._tell_beyond(stage, size, memory, received)
+            chosen = memory.leanest(self._depths[stage] - 1)
+            beyond = max(chosen[1].kept - (left - works), chosen[1].peak - left)
+            if beyond > 1e-9 * self.limit_bytes:  # else budgets were rounded down below it
+                self._tell_beyond(stage, size, memory, received)
         segments, held = chosen
         self._flights[stage, minibatch] = Held(held.kept + received, held.peak + received)
         self.recomputed_seconds += memory.recomputed_seconds(segments)
@@ -125,7 +127,7 @@ class RankMemory:
     def wait(self, stage: int, minibatch: int, size: float) -> None:
         """Count a minibatch of a stage that recomputes all layers, and until then keeps what it received alone."""
         memory, received = self._memory(stage, size)
-        self._flights[stage, minibatch] = Held(received, received + memory.leanest[1].peak)
+        self._flights[stage, minibatch] = Held(received, received + memory.leanest()[1].peak)
 
     def leave(self, stage: int, minibatch: int) -> None:
         """Count a minibatch no more: its backward is done."""
@@ -134,7 +136,8 @@ class RankMemory:
     def least_bytes(self, stage: int, size: float) -> float:
         """Return the least limit under which a stage trains on minibatches of a size."""
         memory, received = self._memory(stage, size)
-        held, waiting = memory.leanest[1], self._depths[stage] - 1
+        waiting = self._depths[stage] - 1
+        _, held = memory.leanest(waiting)
         return self.weight_bytes + _MARGIN * (held.peak + received + waiting * (held.kept + received))
 
     def _to_come(self, stage: int) -> list[Held]:
@@ -143,7 +146,7 @@ class RankMemory:
         for k in self._stages:
             there = sum(own == k for own, _ in self._flights) + (k == stage)
             memory, received = self._memory(k, self._largest)
-            held = memory.leanest[1]
+            _, held = memory.leanest(self._depths[k] - 1)
             lean = Held(held.kept + received, held.peak + received)
             found += [lean] * max(0, self._depths[k] - there)
         return found
@@ -185,7 +188,7 @@ class RankMemory:
     def _tell_beyond(self, stage: int, size: float, memory: StageMemory, received: float) -> None:
         self.minibatches_beyond += 1
         if self.minibatches_beyond == 1:
-            need = self.weight_bytes + _MARGIN * (memory.leanest[1].peak + received)
+            need = self.weight_bytes + _MARGIN * (memory.leanest()[1].peak + received)
             tell(
                 f"stage {stage}: a minibatch of {size:,.0f} {self._profile.size_unit} needs {need / 1e6:,.0f} MB with "
                 f"all that can be recomputed, the limit is {self.limit_bytes / 1e6:,.0f} MB"
