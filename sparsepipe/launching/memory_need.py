@@ -5,13 +5,16 @@ the job is compared with. A running job without one uses the plan's own estimate
 """
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import InputError
 from ..runtime import RunConfig
+from ..runtime.config import limit_without_profile
 from ..runtime.forward_only import ForwardOnly
 from ..runtime.plan_fit import bytes_by_place, check_memory, needed_bytes
+from ..runtime.workloads.resolved import ResolvedRun
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -51,11 +54,53 @@ def check_at_launch(
             expected = _expected(own, config, profile, cluster, forward_only=forward_only)
         except InputError:
             return  # another network's, or of a batch size from which nothing follows for this one
-        if told := _beyond_devices(expected, cluster):
+        limit = config.memory_limit
+        if limit is None and (told := _beyond_devices(expected, cluster)):
             raise InputError("memory.too_little", plan.prefix(k) + told)
-        needed += needed_bytes(own, bytes_by_place(expected) or (), own.ranks)
+        by_place = [each if limit is None else min(each, limit) for each in bytes_by_place(expected) or ()]
+        needed += needed_bytes(own, by_place, own.ranks)
     if here:
         check_memory(needed, config)
+
+
+def check_largest(plan: Plan, run: ResolvedRun, *, profile: Profile | None, resumes: Path | None, here: bool) -> None:
+    """Raise InputError if the largest minibatch of a run does not fit under `memory_limit` with all recomputed.
+
+    It names the largest sample. `here`: the data are on this machine, and sizes of samples are read.
+    """
+    config = run.config
+    if config.memory_limit is None or not config.workload.trains:
+        return
+    if profile is None and resumes is not None:
+        profile, _ = kept_devices(resumes)
+    if profile is None:
+        raise limit_without_profile()
+    if not here or profile.size_unit != run.size_unit:
+        return
+    from ..runtime.stages.memory_limit import RankMemory  # here: it brings torch
+
+    training = run.data.training
+    sizes = training.sample_sizes()
+    largest = max(range(len(sizes)), key=sizes.__getitem__)
+    alone = float(sizes[largest])
+    together = config.batch_voxels or float(sum(sorted(sizes)[-config.batch_size :]))
+    for k, pipeline in enumerate(plan.pipelines):
+        for rank in pipeline.ranks:
+            memory = RankMemory(pipeline, rank, profile, limit_bytes=config.memory_limit)
+            for stage, size in product(pipeline.stages_of(rank), sorted({alone, max(alone, together)})):
+                least = memory.least_bytes(stage, size)
+                if least <= config.memory_limit:
+                    continue
+                what = f"{training.name(largest)} has" if size == alone else f"{config.batch_size} samples have up to"
+                way_out = "raise it, crop scenes ({crop})" if size == alone else "raise it, lower {batch_size}"
+                raise InputError(
+                    "memory.too_large",
+                    f"{plan.prefix(k)}{what} {size:,.0f} {profile.size_unit}, which need {least / 1e6:,.0f} MB in "
+                    f"stage {stage} with all layers recomputed; {{memory_limit}} is "
+                    f"{config.memory_limit / 1e6:,.0f} MB: {way_out}, or plan more stages",
+                    setting=dict.fromkeys(("memory_limit", "crop" if size == alone else "batch_size")),
+                    sample=largest,
+                )
 
 
 def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:

@@ -43,7 +43,7 @@ from ..values.schedule import check_rule
 from ..values.stragglers import Stragglers
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
-from .memory_need import check_at_launch, kept_devices
+from .memory_need import check_at_launch, check_largest, kept_devices
 
 if TYPE_CHECKING:
     from ..runtime.training_state.initial_weights import InitialState
@@ -118,6 +118,7 @@ def prepare(
     check_name(folder)
     if not elsewhere:
         check_here(run)  # last, as it reads the data
+    check_largest(plan, run, profile=profile, resumes=folder if resume else None, here=not elsewhere)
     if is_composed:
         run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
         config = run.config
@@ -363,6 +364,8 @@ def _written(
     record = RunRecord.create(folder, plan, config.to_json(), origin)
     if initial is not None:
         initial.save(folder)
+    if profile is not None and cluster is None and config.memory_limit is not None:  # workers go by the profile
+        cluster = Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
     if profile is not None and cluster is not None:
         profile.save(folder / "profile.json")
         write_atomic(folder / "cluster.toml", cluster.to_toml())

@@ -583,6 +583,13 @@ class ProcessConfig(Settings):
 
     device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "compute device")  # or cuda:1
     threads: int | None = setting(None, WholeNumber(1, 65536), "CPU threads of each process", words="shared evenly")
+    memory_limit: float | None = setting(
+        None,
+        Amount(SIZE),
+        "memory of each rank for weights and minibatches; larger minibatches recompute layers, by the profile",
+        unit="BYTES",
+        words="that of the device in the cluster",
+    )
     num_workers: int = setting(
         0, WholeNumber(0, 256), "processes that read minibatches ahead, for each rank that reads samples"
     )
@@ -604,6 +611,8 @@ class ProcessConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.memory_limit, str):
+            object.__setattr__(self, "memory_limit", SIZE.read(self.memory_limit))
         if self.device.split(":")[0] not in DEVICES:
             raise InputError("setting.device_unknown", f"device {self.device!r} given, expected {' or '.join(DEVICES)}")
 
@@ -742,6 +751,15 @@ def without_profile(config: RunConfig) -> InputError:
         "order.budget_without_profile",
         f"{{{name}}} requires a profile of the network; give a {{profile}}, or use {{batch_voxels}}",
         setting=dict.fromkeys((name, "profile", "batch_voxels")),
+    )
+
+
+def limit_without_profile() -> InputError:
+    """Return the error of a limit without what tells how much memory minibatches take."""
+    return InputError(
+        "memory.limit_without_profile",
+        "{memory_limit} goes by the bytes of each layer in a profile of the network: give a {profile}",
+        setting=dict.fromkeys(("memory_limit", "profile")),
     )
 
 

@@ -80,6 +80,10 @@ class LossNotFinite(RuntimeError):
     """The loss is NaN or infinite: training on would destroy the weights."""
 
 
+class OutOfMemory(RuntimeError):
+    """Memory does not hold a minibatch. The message names its samples and its size."""
+
+
 def error_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank{rank}.error.json"
 
@@ -88,7 +92,7 @@ def described(error: BaseException, *, run_dir: Path | None, rank: int, stage: i
     """Return the exception as a launcher reads it: its message is one line, a limit of the machine by its name."""
     limit = None
     if not isinstance(error, (InputError, PeerLost, DeadlinePassed)):
-        limit = limit_met(error, where=run_dir)
+        limit = _message(error) if isinstance(error, OutOfMemory) else limit_met(error, where=run_dir)
     root = list(causes(error))[-1] if isinstance(getattr(error, "failures", None), dict) else error
     return {
         "rank": rank,

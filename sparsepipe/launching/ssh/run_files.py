@@ -47,7 +47,7 @@ _OF_HOSTS = (  # what hosts may write in the record
 )
 CLOCK = "logs/clock.json"
 _PLAN = "plan.json"
-SLEPT_BY = ("profile.json", "cluster.toml")  # what a replay takes the place of a network and of data with
+SLEPT_BY = ("profile.json", "cluster.toml")  # what a replay sleeps by, and a limit of memory goes by
 _OF_CHECKPOINTS = tuple(f"{FOLDER}/{PARTIAL}/*{suffix}" for suffix in (".safetensors", ".json"))
 
 
@@ -100,7 +100,7 @@ class RunFiles:
                 self._send_content(connection, (folder / name).read_bytes(), f"{own}{name}")
         if first:
             self._send_content(connection, self._config_of(connection), f"{own}config.json")
-            if not self.needs_data:
+            if not self.needs_data or self.record.config.get("memory_limit") is not None:
                 for name in SLEPT_BY:
                     self._send_file(connection, folder / name, f"{own}{name}")
             if (folder / INITIAL).exists():

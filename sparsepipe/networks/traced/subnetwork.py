@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from ...errors import InputError
 from ...util.derived.seeds import SHARED_GENERATORS, derived_seed
+from ...util.host.limits import is_out_of_memory
 from ..batch_norm import GroupBatchNorm
 from ..running import run_layers
 from .building import without_checkpoints
@@ -156,7 +157,8 @@ class TracedSubnetwork(nn.Module):
             try:
                 return self._run(program, tensors, self.network.pairs_read[row.id])
             except Exception as error:
-                if type(error) not in _OF_MODULES:  # a rank that is lost in a batch norm is no fault of the layer
+                # A rank that is lost in a batch norm, or memory that is used up, is no fault of the layer.
+                if type(error) not in _OF_MODULES or is_out_of_memory(error):
                     raise
                 what = f"{type(error).__name__} in minibatch {minibatch}: {' '.join(str(error).split())}"
                 raise LayerFailed(

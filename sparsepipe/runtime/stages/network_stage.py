@@ -10,7 +10,8 @@ matrix products and convolutions, and an engine's that says so (`splits_gradient
 their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, if they are a by-product.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -34,6 +35,7 @@ from ...networks.losses.of_users import UserLoss
 from ...networks.traced.copies import other_weights
 from ...networks.traced.values import is_sparse
 from ...values.plan import Plan
+from ...values.recomputation import Segments
 from ...values.replication.base import Merge
 from ..config import RunConfig
 from ..failures import PacketMismatch
@@ -43,6 +45,7 @@ from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id
 from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, PackedOutputs, PacketAndSamples
+from .memory_limit import RankMemory, run_in_segments, unchanged_buffers, unrepeatable_layers
 from .scene_parts import SceneParts
 
 _PRODUCTS = ("ConvolutionBackward0", "AddmmBackward0", "MmBackward0", "LinearBackward0", "MkldnnLinearBackward0")
@@ -188,10 +191,12 @@ class NetworkStage:
         per_voxel: bool = False,
         compression: tuple[str, str] = ("none", "none"),
         scenes: StatisticsGroup | None = None,
+        memory: RankMemory | None = None,
     ) -> None:
         """`loss`: the cross entropy of samples' classes where it is not given. `scenes`: who has their other parts.
 
-        `compression`: of what leaves forwards and backwards, unless the configuration says how.
+        `compression`: of what leaves forwards and backwards, unless the configuration says how. `memory`: what limits
+        this rank, if anything does.
         """
         own = plan.stages[stage]
         self.module = build(network, engine, own.layers, seed=config.seed).to(device)
@@ -217,6 +222,10 @@ class NetworkStage:
         self._differentiable, self._rectified = network.differentiable, network.rectified
         self._freeze, self._frozen = config.freeze, frozenset[str]()
         self.reads_samples = self.is_first or bool(direct_reads(network, self.module.table, last=self.is_last))
+        self._stage, self._memory = stage, memory
+        if memory is not None:
+            synchronised = config.synchronised_batch_norm and len(own.ranks) > 1
+            memory.open(stage, unrepeatable_layers(self.module.table, engine, synchronised=synchronised))
         self.begin(training=True)
 
     @property
@@ -257,6 +266,8 @@ class NetworkStage:
         self._keep_frozen(epoch)
         self._forwards = Compressor(self._forwards_compression)
         self._backwards = Compressor(self._backwards_compression)
+        if self._memory is not None:
+            self._memory.begin()
 
     def _keep_frozen(self, epoch: int) -> None:
         """Have weights that are frozen in this epoch get no gradients, and their batch norms keep the statistics."""
@@ -275,12 +286,10 @@ class NetworkStage:
         alive, leaves, size = self._enter(received, trained=True)
         present = () if self.is_first else self._present(self.before, _packet_of(received).slots)
         if self.recompute:
-            with torch.no_grad():
-                statistics = [buffer.clone() for buffer in self.module.buffers()]
+            if self._memory is not None:
+                self._memory.wait(self._stage, minibatch, size)
+            with torch.no_grad(), unchanged_buffers(self.module):  # the second forward counts, not this one
                 outputs = self._call(alive, version, minibatch)
-                for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
-                    # The second forward counts, not this one; an observer's buffer gets its size in a forward.
-                    buffer.resize_(kept.shape).copy_(kept)
             return InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present), outputs
         flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present)
         return flight, self._call(alive, version, minibatch, flight)
@@ -339,8 +348,13 @@ class NetworkStage:
         found: list[Tensor | None] = [None] * len(wanted)
         if edges and wanted:
             found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True))
+        self._leave(flight)
         of_weights = dict(zip(trained, found, strict=False))
         return [of_weights.get(name) for name in weights], found[len(trained) :]
+
+    def _leave(self, flight: InFlight) -> None:
+        if self._memory is not None:
+            self._memory.leave(self._stage, flight.minibatch)
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
@@ -365,6 +379,7 @@ class NetworkStage:
     def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor | None]:
         names = list(flight.version.tensors)
         of_weights = dict(zip(self._trained(flight.version.tensors), later.compute(), strict=True))
+        self._leave(flight)
         return [of_weights.get(name) for name in names]
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
@@ -453,13 +468,26 @@ class NetworkStage:
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
     ) -> dict[str, Any]:
         keep = self._outputs if self.is_last else self.after
-        options, weights = {"minibatch": minibatch, "keep": keep}, version.tensors
+        options: dict[str, Any] = {"minibatch": minibatch, "keep": keep}
+        weights = version.tensors
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
+        segments: Segments = ()
+        if self._memory is not None and flight is not None:
+            segments = self._memory.enter(self._stage, minibatch, flight.size)
+        context = partial(self._running, weights)
+        with context():
+            if segments:
+                return run_in_segments(self.module, alive, segments, context=context, **options)
+            return self.module(alive, **options)
+
+    @contextmanager
+    def _running(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have the block run the layers with these weights, in the stage's precision."""
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
             with other_weights(self.module, weights):
-                return self.module(alive, **options)
+                yield
 
 
 def keep_in_float32(module: nn.Module, types: Sequence[str], device: torch.device) -> None:

@@ -33,6 +33,7 @@ from .targets import Targets
 from .weight_update import WeightUpdate
 
 _WHAT = "end of an epoch"
+_NAMED = 4  # samples of a minibatch that memory does not hold
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 

@@ -31,6 +31,7 @@ from ...util.io.told import tell
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..config import BUDGETS, Composition, RunConfig
+from ..stages.memory_limit import RankMemory
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..stages.scene_parts import check_shares_scenes
@@ -110,6 +111,7 @@ class Learning:
             per_voxel=self._of_voxels,
             compression=position.compression,
             scenes=position.scenes,
+            memory=self._memory(plan, position.rank),
         )
         if self.config.patterns:
             matching(self.config.patterns, self.state_names.shapes, setting="parameter_groups")
@@ -120,6 +122,11 @@ class Learning:
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
+
+    @lru_cache(maxsize=1)  # noqa: B019 - a workload lives as long as its process
+    def _memory(self, plan: Plan, rank: int) -> RankMemory | None:
+        """Return what limits the memory of a rank: all of its stages under a plan share it."""
+        return RankMemory.of_run(plan, rank, self.config, self.run_dir)
 
     @cached_property
     def state_names(self) -> StateNames:

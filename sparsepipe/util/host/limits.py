@@ -34,6 +34,11 @@ def limit_met(error: BaseException, *, where: Path | None = None) -> str | None:
     return None
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error`, or an exception that caused it, is an allocation that failed, also on a GPU."""
+    return any(_number(one) == errno.ENOMEM or type(one).__name__ == "OutOfMemoryError" for one in causes(error))
+
+
 def limit_in(text: str, *, where: Path | None = None) -> str | None:
     """Return the same sentence for a process that left nothing but a log, from the end of that log."""
     number = _number_in(text)

@@ -1,0 +1,323 @@
+"""A rank's memory under a limit: before a minibatch enters a stage, the cheapest layers to recompute for its size.
+
+What a minibatch holds is what the run's profile tells for its size (values/recomputation.py). Weights and losses have
+the same bits as without a limit: random layers draw by minibatch, and running statistics count the first forward alone.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...engines.allocator import return_freed_memory
+from ...errors import InputError
+from ...networks.base import LayerRow
+from ...networks.running import run_layers
+from ...util.io.told import tell
+from ...values.cluster import Cluster
+from ...values.costs import OPTIMIZER_SLOTS, LayerTable
+from ...values.plan import Plan
+from ...values.profile import Profile
+from ...values.recomputation import Held, Segments, StageMemory
+from ...values.schedule import compile_until_steady, round_length
+from ..config import RunConfig, limit_without_profile
+
+_MARGIN = 1.08  # the peak of a minibatch may be so many times its estimate
+_SIZES = 1.04  # minibatches up to so many times as large share their choice
+_SIZES_AT_ONCE = 32  # that costs are evaluated for
+_STEPS = 128  # of the limit, to which budgets are rounded down: so that choices recur
+
+
+class RankMemory:
+    """The memory of a rank's stages under a plan: what minibatches in flight hold, and what the next one may.
+
+    A minibatch gets what is left after the others in flight, less what those to come need at least.
+    """
+
+    def __init__(self, plan: Plan, rank: int, profile: Profile, *, limit_bytes: float, copies: int = 0) -> None:
+        """`limit_bytes`: of weights, optimizer state and minibatches. `copies`: of the weights, beside their versions.
+
+        Raises InputError for a limit that the weights alone exceed.
+        """
+        self.limit_bytes = limit_bytes
+        self._plan, self._profile = plan, profile
+        self._largest = max(profile.typical_sizes)
+        self._stages = plan.stages_of(rank)
+        program = compile_until_steady(plan)
+        self._depths = {k: program.in_flight(k, rank) for k in self._stages}
+        self._layers = {k: [profile.graph.index[id] for id in plan.stages[k].layers] for k in self._stages}
+        self._types = {k: self._device_type(k, rank) for k in self._stages}
+        self._unrepeatable: dict[int, frozenset[int]] = {}
+        self._memories: dict[tuple[int, int], tuple[StageMemory, float]] = {}
+        self._choices: dict[tuple[int, int, int, int], tuple[Segments, Held] | None] = {}
+        self._flights: dict[tuple[int, int], Held] = {}
+        self.recomputed_seconds = 0.0  # by the profile
+        self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
+        self.weight_bytes = 0.0
+        for k in self._stages:
+            num_bytes = sum(profile.graph.layers[layer].parameter_bytes for layer in self._layers[k])
+            gathered = round_length(plan, k) > 1  # while gradients of a minibatch come, those before are there
+            self.weight_bytes += num_bytes * (program.num_versions(k, rank) + OPTIMIZER_SLOTS + gathered + copies)
+        if self.weight_bytes >= limit_bytes:
+            raise InputError(
+                "memory.limit_below_weights",
+                f"{{memory_limit}} is {limit_bytes / 1e6:,.1f} MB, but the weights of stage {self._stages[0]} with the "
+                f"optimizer's state take {self.weight_bytes / 1e6:,.1f} MB; raise it, or plan more stages",
+                setting="memory_limit",
+            )
+
+    @classmethod
+    def of_run(cls, plan: Plan, rank: int, config: RunConfig, run_dir: Path | None) -> "RankMemory | None":
+        """Return the memory of a rank of a run; None if nothing limits it.
+
+        The limit is that of the settings, else that of the device in the cluster which the run was launched with.
+        Raises InputError for a limit without a profile.
+        """
+        folder = run_dir or Path()
+        paths = folder / "profile.json", folder / "cluster.toml"
+        there = run_dir is not None and all(path.exists() for path in paths)
+        if not there:
+            if config.memory_limit is not None:
+                raise limit_without_profile()
+            return None
+        profile, limit = Profile.load(paths[0]), config.memory_limit
+        if limit is None:
+            types = {kind.name: kind.memory_bytes for kind in Cluster.load(paths[1]).device_types}
+            kinds = (plan.stages[k].device_types for k in plan.stages_of(rank))
+            limit = min((types.get(kind, math.inf) for names in kinds for kind in names), default=math.inf)
+        if limit == math.inf or not set(plan.layers) <= profile.graph.index.keys():
+            return None
+        if config.memory_limit is not None and config.device == "cpu":
+            return_freed_memory()
+        return cls(plan, rank, profile, limit_bytes=limit, copies=int(config.ema is not None))
+
+    def open(self, stage: int, unrepeatable: Collection[str] = ()) -> None:
+        """Name the layers of a stage that cannot run again."""
+        self._unrepeatable[stage] = frozenset(self._profile.graph.index[id] for id in unrepeatable)
+
+    def begin(self) -> None:
+        """Begin with an empty pipeline."""
+        self._flights.clear()
+
+    def enter(self, stage: int, minibatch: int, size: float) -> Segments:
+        """Return the segments to recompute of a minibatch that enters a stage, and count what it holds."""
+        self._flights.pop((stage, minibatch), None)
+        memory, received = self._memory(stage, size)
+        others = sum(held.kept for held in self._flights.values())
+        to_come = self._to_come(stage)
+        left = (self.limit_bytes - self.weight_bytes) / _MARGIN - others - sum(one.kept for one in to_come) - received
+        works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
+        chosen = self._chosen(stage, memory, left - works, left)
+        if chosen is None:
+            chosen = memory.leanest(self._depths[stage] - 1)
+            beyond = max(chosen[1].kept - (left - works), chosen[1].peak - left)
+            if beyond > 1e-9 * self.limit_bytes:  # else budgets were rounded down below it
+                self._tell_beyond(stage, size, memory, received)
+        segments, held = chosen
+        self._flights[stage, minibatch] = Held(held.kept + received, held.peak + received)
+        self.recomputed_seconds += memory.recomputed_seconds(segments)
+        return segments
+
+    def wait(self, stage: int, minibatch: int, size: float) -> None:
+        """Count a minibatch of a stage that recomputes all layers, and until then keeps what it received alone."""
+        memory, received = self._memory(stage, size)
+        self._flights[stage, minibatch] = Held(received, received + memory.leanest()[1].peak)
+
+    def leave(self, stage: int, minibatch: int) -> None:
+        """Count a minibatch no more: its backward is done."""
+        self._flights.pop((stage, minibatch), None)
+
+    def least_bytes(self, stage: int, size: float) -> float:
+        """Return the least limit under which a stage trains on minibatches of a size."""
+        memory, received = self._memory(stage, size)
+        waiting = self._depths[stage] - 1
+        _, held = memory.leanest(waiting)
+        return self.weight_bytes + _MARGIN * (held.peak + received + waiting * (held.kept + received))
+
+    def _to_come(self, stage: int) -> list[Held]:
+        """What minibatches that may follow while this one is in flight hold at least."""
+        found = []
+        for k in self._stages:
+            there = sum(own == k for own, _ in self._flights) + (k == stage)
+            memory, received = self._memory(k, self._largest)
+            _, held = memory.leanest(self._depths[k] - 1)
+            lean = Held(held.kept + received, held.peak + received)
+            found += [lean] * max(0, self._depths[k] - there)
+        return found
+
+    def _memory(self, stage: int, size: float) -> tuple[StageMemory, float]:
+        """Return a stage's layers at a size, rounded up, and the bytes that the stage receives."""
+        number = math.ceil(math.log(max(size, 1.0), _SIZES) - 1e-9)
+        key = stage, number
+        if key not in self._memories:
+            kind, layers, first = self._types[stage], self._layers[stage], number - number % _SIZES_AT_ONCE
+            sizes = [_SIZES**k for k in range(first, first + _SIZES_AT_ONCE)]
+            table, column = LayerTable.of(self._profile, sizes, [kind]), number - first
+            before = [k for earlier in self._plan.stages[:stage] for k in map(self._index, earlier.layers)]
+            received = float(table.payload(before, held=True)[0][column])
+            unrepeatable = self._unrepeatable.get(stage, frozenset())
+            memory = StageMemory.of(table, sorted(layers), kind, column=column, unrepeatable=unrepeatable)
+            self._memories[key] = memory, received
+        return self._memories[key]
+
+    def _index(self, layer: str) -> int:
+        return self._profile.graph.index[layer]
+
+    def _chosen(
+        self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float
+    ) -> tuple[Segments, Held] | None:
+        """Return the cheapest segments within a budget, and what is held with them; None if none are."""
+        whole, step = memory.whole, self.limit_bytes / _STEPS
+        if whole.kept <= kept_bytes and whole.peak <= peak_bytes:
+            return (), whole
+        budgets = int(min(kept_bytes, whole.kept) // step), int(min(peak_bytes, whole.peak) // step)
+        if min(budgets) < 0:
+            return None
+        key = (stage, id(memory), *budgets)
+        if key not in self._choices:
+            segments = memory.cheapest(kept_bytes=budgets[0] * step, peak_bytes=budgets[1] * step)
+            self._choices[key] = None if segments is None else (segments, memory.held(segments))
+        return self._choices[key]
+
+    def _tell_beyond(self, stage: int, size: float, memory: StageMemory, received: float) -> None:
+        self.minibatches_beyond += 1
+        if self.minibatches_beyond == 1:
+            need = self.weight_bytes + _MARGIN * (memory.leanest()[1].peak + received)
+            tell(
+                f"stage {stage}: a minibatch of {size:,.0f} {self._profile.size_unit} needs {need / 1e6:,.0f} MB with "
+                f"all that can be recomputed, the limit is {self.limit_bytes / 1e6:,.0f} MB"
+            )
+
+    def _device_type(self, stage: int, rank: int) -> str:
+        own, known = self._plan.stages[stage], self._profile.device_types
+        kind = own.device_types[own.ranks.index(rank)] if own.device_types else known[0]
+        return kind if kind in known else known[0]
+
+
+def unrepeatable_layers(rows: Sequence[LayerRow], engine: Any, *, synchronised: bool) -> list[str]:
+    """Return the layers that are never recomputed by segments.
+
+    Those whose library keeps tensors by itself, so that nothing is saved, and batch norms that exchange statistics
+    with other replicas, which may recompute other layers.
+    """
+    return [row.id for row in rows if engine.keeps_unseen(row) or (synchronised and "norm" in row.kind.lower())]
+
+
+class _Slice:
+    """Some consecutive layers of a stage's module."""
+
+    def __init__(self, module: Any, first: int, end: int) -> None:
+        self.table, self.run_layer = module.table[first:end], module.run_layer
+
+
+def run_in_segments(
+    module: Any,
+    alive: Mapping[str, Any],
+    segments: Segments,
+    *,
+    context: Callable[[], AbstractContextManager[None]],
+    minibatch: int,
+    keep: Collection[str],
+) -> dict[str, Any]:
+    """Do what calling the stage's module does, but recompute `segments` of its layers in the backward.
+
+    `context`: in which the layers run, with their weights and precision.
+    """
+    tensors, rows, done = dict(alive), module.table, 0
+    last_use = {name: place for place, row in enumerate(rows) for name in (*row.inputs, *row.outputs)}
+    for first, end in (*segments, (len(rows), len(rows))):
+        for begin, stop, again in ((done, first, False), (first, end, True)):
+            if begin == stop:
+                continue
+            part = _Slice(module, begin, stop)
+            needed = {name for name, place in last_use.items() if place >= stop} | set(keep)
+            if again:
+                read = {name for row in part.table for name in row.inputs}
+                given = {name: value for name, value in tensors.items() if name in read}
+                run = partial(run_layers, part, minibatch=minibatch, keep=needed - set(given))
+                tensors |= _Recomputed(run, module, context, given).first_forward()
+                del given
+            else:
+                tensors = run_layers(part, tensors, minibatch=minibatch, keep=needed)
+            tensors = {name: value for name, value in tensors.items() if name in needed}
+        done = end
+    return {name: value for name, value in tensors.items() if name in keep}
+
+
+class _AllSaved(Exception):
+    """A segment that runs again has saved all that the backward needs: the rest of it would be for nothing."""
+
+
+class _Recomputed:
+    """A segment of layers whose graph has numbers in the place of saved tensors, until the backward asks for one.
+
+    As `torch.utils.checkpoint` without reentrant calls, whose first use imports torch's compiler: seconds, and more
+    memory than a stage may have. The first forward counts; later ones leave running statistics as they are.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Mapping[str, Any]], dict[str, Any]],
+        module: nn.Module,
+        context: Callable[[], AbstractContextManager[None]],
+        given: Mapping[str, Any],
+    ) -> None:
+        self._run, self._module, self._context, self._given = run, module, context, given
+        self._count = 0
+        self._saved: list[Tensor | None] = []
+
+    def first_forward(self) -> dict[str, Any]:
+        with saved_tensors_hooks(self._number, self._tensor):
+            return self._run(self._given)
+
+    def _number(self, tensor: Tensor) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _tensor(self, number: int) -> Tensor:
+        found = self._saved[number] if self._saved else None
+        if found is None:  # the first that is asked for, or asked for once more by the second half of a split backward
+            self._run_again()
+            found = self._saved[number]
+            assert found is not None
+        self._saved[number] = None
+        return found
+
+    def _run_again(self) -> None:
+        saved: list[Tensor | None] = []
+
+        def keep(tensor: Tensor) -> int:
+            saved.append(tensor.detach())
+            if len(saved) == self._count:
+                raise _AllSaved
+            return len(saved) - 1
+
+        self._saved.clear()
+        with torch.enable_grad(), self._context(), unchanged_buffers(self._module), suppress(_AllSaved):
+            with saved_tensors_hooks(keep, lambda number: saved[number]):
+                self._run(self._given)
+        if len(saved) != self._count:
+            raise RuntimeError(f"{len(saved)} tensors were saved again, {self._count} the first time")
+        self._saved = saved
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Have the block work on copies of the buffers: of a forward that is run twice, one counts.
+
+    The buffers themselves are not written to, as graphs of minibatches in flight have saved them.
+    """
+    parts = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    for buffers, before in parts:
+        buffers.update({name: buffer.clone() for name, buffer in before.items() if buffer is not None})
+    try:
+        yield
+    finally:
+        for buffers, before in parts:
+            buffers.update(before)
