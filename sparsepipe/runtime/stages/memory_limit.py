@@ -47,27 +47,25 @@ class RankMemory:
         """
         self.limit_bytes = limit_bytes
         self._plan, self._profile = plan, profile
-        self._largest = max(profile.typical_sizes)
-        self._stages = plan.stages_of(rank)
+        stages = plan.stages_of(rank)
         program = compile_until_steady(plan)
-        self._depths = {k: program.in_flight(k, rank) for k in self._stages}
-        self._layers = {k: [profile.graph.index[id] for id in plan.stages[k].layers] for k in self._stages}
-        self._types = {k: self._device_type(k, rank) for k in self._stages}
+        self._depths = {k: program.in_flight(k, rank) for k in stages}
+        self._layers = {k: [profile.graph.index[id] for id in plan.stages[k].layers] for k in stages}
+        self._types = {k: self._device_type(k, rank) for k in stages}
         self._unrepeatable: dict[int, frozenset[int]] = {}
         self._memories: dict[tuple[int, int], tuple[StageMemory, float]] = {}
         self._choices: dict[tuple[int, int, int, int], tuple[Segments, Held] | None] = {}
         self._flights: dict[tuple[int, int], Held] = {}
-        self.recomputed_seconds = 0.0  # by the profile
         self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
         self.weight_bytes = 0.0
-        for k in self._stages:
+        for k in stages:
             num_bytes = sum(profile.graph.layers[layer].parameter_bytes for layer in self._layers[k])
             gathered = round_length(plan, k) > 1  # while gradients of a minibatch come, those before are there
             self.weight_bytes += num_bytes * (program.num_versions(k, rank) + OPTIMIZER_SLOTS + gathered + copies)
         if self.weight_bytes >= limit_bytes:
             raise InputError(
                 "memory.limit_below_weights",
-                f"{{memory_limit}} is {limit_bytes / 1e6:,.1f} MB, but the weights of stage {self._stages[0]} with the "
+                f"{{memory_limit}} is {limit_bytes / 1e6:,.1f} MB, but the weights of stage {stages[0]} with the "
                 f"optimizer's state take {self.weight_bytes / 1e6:,.1f} MB; raise it, or plan more stages",
                 setting="memory_limit",
             )
@@ -121,7 +119,6 @@ class RankMemory:
                 self._tell_beyond(stage, size, memory, received)
         segments, held = chosen
         self._flights[stage, minibatch] = Held(held.kept + received, held.peak + received)
-        self.recomputed_seconds += memory.recomputed_seconds(segments)
         return segments
 
     def wait(self, stage: int, minibatch: int, size: float) -> None:
@@ -142,13 +139,13 @@ class RankMemory:
 
     def _to_come(self, stage: int) -> list[Held]:
         """What minibatches that may follow while this one is in flight hold at least."""
-        found = []
-        for k in self._stages:
+        found, largest = [], max(self._profile.typical_sizes)
+        for k, depth in self._depths.items():
             there = sum(own == k for own, _ in self._flights) + (k == stage)
-            memory, received = self._memory(k, self._largest)
-            _, held = memory.leanest(self._depths[k] - 1)
+            memory, received = self._memory(k, largest)
+            _, held = memory.leanest(depth - 1)
             lean = Held(held.kept + received, held.peak + received)
-            found += [lean] * max(0, self._depths[k] - there)
+            found += [lean] * max(0, depth - there)
         return found
 
     def _memory(self, stage: int, size: float) -> tuple[StageMemory, float]:
