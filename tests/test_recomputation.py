@@ -126,7 +126,9 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
     n, results = len(net.rows), []
     for segments in ((), ((2, 9), (9, n // 2), (n // 2 + 3, n - 1)), ((0, n),)):
         memory = FixedSegments(segments)
-        stage = NetworkStage(net, native, plan, 0, config=config, device=torch.device("cpu"), memory=memory)
+        stage = NetworkStage(net, native, plan, 0, config=config, device=torch.device("cpu"))
+        if memory is not None:
+            stage.limit(memory)
         version, found = Version(0, stage.parameters()), []
         flights, losses = [], []
         for m, batch in enumerate(batches):

@@ -191,12 +191,10 @@ class NetworkStage:
         per_voxel: bool = False,
         compression: tuple[str, str] = ("none", "none"),
         scenes: StatisticsGroup | None = None,
-        memory: RankMemory | None = None,
     ) -> None:
         """`loss`: the cross entropy of samples' classes where it is not given. `scenes`: who has their other parts.
 
-        `compression`: of what leaves forwards and backwards, unless the configuration says how. `memory`: what limits
-        this rank, if anything does.
+        `compression`: of what leaves forwards and backwards, unless the configuration says how.
         """
         own = plan.stages[stage]
         self.module = build(network, engine, own.layers, seed=config.seed).to(device)
@@ -222,10 +220,9 @@ class NetworkStage:
         self._differentiable, self._rectified = network.differentiable, network.rectified
         self._freeze, self._frozen = config.freeze, frozenset[str]()
         self.reads_samples = self.is_first or bool(direct_reads(network, self.module.table, last=self.is_last))
-        self._stage, self._memory = stage, memory
-        if memory is not None:
-            synchronised = config.synchronised_batch_norm and len(own.ranks) > 1
-            memory.open(stage, unrepeatable_layers(self.module.table, engine, synchronised=synchronised))
+        self._stage = stage
+        self._memory: RankMemory | None = None
+        self._synchronised = config.synchronised_batch_norm and len(own.ranks) > 1
         self.begin(training=True)
 
     @property
@@ -241,6 +238,12 @@ class NetworkStage:
     @property
     def id_before(self) -> int:
         return self._boundaries[self.module.training][0].id
+
+    def limit(self, memory: RankMemory) -> None:
+        """Recompute layers of minibatches that would not fit into what limits this rank."""
+        self._memory = memory
+        memory.open(self._stage, unrepeatable_layers(self.module.table, self.engine, synchronised=self._synchronised))
+        memory.begin()
 
     @property
     def id_after(self) -> int:

@@ -111,8 +111,9 @@ class Learning:
             per_voxel=self._of_voxels,
             compression=position.compression,
             scenes=position.scenes,
-            memory=self._memory(plan, position.rank),
         )
+        if (memory := self._memory(plan, position.rank)) is not None:
+            runner.limit(memory)
         if self.config.patterns:
             matching(self.config.patterns, self.state_names.shapes, setting="parameter_groups")
         if self.config.initial is not None and self.run_dir is not None:
