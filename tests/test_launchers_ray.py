@@ -55,12 +55,12 @@ def test_ranks_of_one_address_are_of_one_host_that_of_rank_0_first():
     ("types", "gpus", "told"),
     [
         ([None] * 4, False, None),
-        ([None] * 5, False, "the plan needs 5 CPUs, Ray's nodes have 4"),
+        ([None] * 5, False, "the plan needs 5 CPUs, but Ray's nodes have 4"),
         (["slow", "fast", "slow"], False, None),
-        (["fast", "fast"], False, "the plan needs 2 CPUs of type 'fast' (label device=fast), Ray's nodes have 1"),
+        (["fast", "fast"], False, "the plan needs 2 CPUs of type 'fast' (label device=fast), but Ray's nodes have 1"),
         (["other"], False, "Ray's nodes have 0; plan for fewer ranks, or add nodes (ray start --address … --labels"),
         ([None], True, None),
-        ([None] * 2, True, "the plan needs 2 GPUs, Ray's nodes have 1"),
+        ([None] * 2, True, "the plan needs 2 GPUs, but Ray's nodes have 1"),
     ],
 )
 def test_ranks_that_ray_never_has_room_for_are_refused(types, gpus, told):
@@ -201,7 +201,7 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
     for options, told in (
         ({"ray_address": "ray://10.0.0.1:10001"}, "is a client address"),
         ({"port": 4711}, "a port requires launcher='local'"),
-        ({"cluster": Cluster.uniform(1)}, "uses rank 1, the cluster has 1 device;"),
+        ({"cluster": Cluster.uniform(1)}, "uses rank 1, but the cluster has 1 device;"),
     ):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)

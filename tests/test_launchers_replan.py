@@ -189,8 +189,8 @@ def test_a_plan_beyond_the_memory_of_devices_or_of_this_machine_is_not_launched(
     for plan, memory, kept, told in (
         (BEYOND, (DEVICE, DEVICE), KEPT, "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB"),
         (two, (400e6, DEVICE), 1.1 * KEPT, "pipeline 1: the plan does not fit into memory: stage 0 needs"),
-        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, but this job has .* GB to this job"),
-        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, but this job has .* GB to this job"),
+        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, but this job has .* GB"),
+        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, but this job has .* GB"),
     ):
         with pytest.raises(InputError, match=told) as caught:
             launch(plan, config, run_dir=folder, profile=_profile(kept), cluster=_devices(*memory))

@@ -10,7 +10,7 @@ from sparsepipe.networks import network
 from sparsepipe.values.profile import AGREEMENT
 
 FOLDER = Path(__file__).resolve().parent.parent / "data_manifests" / "profiles"
-PATHS = sorted(FOLDER.glob("*.json"))
+PATHS = sorted(path for path in FOLDER.glob("*.json") if path.stem != "minkvgg-published")  # measured here
 KINDS = ("native-1t", "native-2t", "minkowski-1t", "minkowski-2t")
 
 

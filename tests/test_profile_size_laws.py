@@ -15,7 +15,8 @@ from sparsepipe.values.costs import LayerTable
 from sparsepipe.values.profile.size_laws import ATTENTION, BYTES, SECONDS, SizeLaws
 from sparsepipe.views.plots.layer_costs import time_by_size_table
 
-KEPT = sorted((Path(__file__).parent.parent / "data_manifests" / "profiles").glob("*.json"))
+FOLDER = Path(__file__).parent.parent / "data_manifests" / "profiles"
+KEPT = sorted(path for path in FOLDER.glob("*.json") if path.stem != "minkvgg-published")  # of several sizes
 SPANS = np.geomspace(1 / 8, 8, 25)
 SLACK = 1 + 1e-9
 

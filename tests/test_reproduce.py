@@ -276,7 +276,7 @@ def test_what_measures_runs_alone():
     waves = catalogue.waves(list(NOTEBOOKS))
     first = [["01_pipelines", "02_data"], ["03_profile"], ["04_layer_graph", "05_partition"], ["06_launch"]]
     alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"], ["11_moving"], ["12_sizes"]]
-    alone += [["13_own_sparse_modules"]]
+    alone += [["13_own_sparse_modules"], ["14_one_scene_over_devices"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
     last = [f"figures/{name}" for name in ("5_prediction", "2_mixed_devices", "6_bytes_memory")]
     assert waves == [

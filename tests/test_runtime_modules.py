@@ -324,7 +324,7 @@ def test_bad_input_is_one_line(changes, error):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("given", "message"), [("[3]", "expected a JSON object"), ("{", "no JSON")])
+@pytest.mark.parametrize(("given", "message"), [("[3]", "expected a JSON object"), ("{", "not JSON")])
 @pytest.mark.parametrize("name", ["model_args", "data_args", "loss_args"])
 def test_arguments_that_are_no_json_object_are_refused_with_the_settings(name, given, message):
     with pytest.raises(InputError, match=f"{name}.*{message}") as caught:

@@ -126,7 +126,8 @@ def test_settings_that_never_fitted_show_no_picture_and_leave_nothing(tmp_path):
     assert (
         not list(tmp_path.iterdir())
         and explorer.pinned is None
-        and sentence(explorer.state.refused) in explorer.messages.value
+        and sentence(explorer.state.refused) == explorer.view.drawing.stale
+        and explorer.messages.value
     )
     with raises("explorer.no_plan"):
         _ = explorer.problem

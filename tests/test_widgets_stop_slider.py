@@ -97,7 +97,7 @@ def test_latencies_are_typed_in_microseconds():
 
 
 def test_memory_is_typed_in_binary_units_too():
-    slider = memory_slider("limit")
+    slider = memory_slider("limit", "limit of each device")
     assert slider.text == "as given" and slider.value == 0
     page_types(slider, "24 GiB")
     assert slider.value == 24 * 2**30

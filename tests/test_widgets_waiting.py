@@ -125,8 +125,7 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         shown, of = explorer.compared, explorer.waiting.stale
         number.value = 60
         assert (
-            f"{what} does not" in (shown := str(explorer.messages.value))
-            and f"0 to {7 if kind == SLOW else 3}" in shown
+            f"{what} does not" in (text := str(explorer.messages.value)) and f"0 to {7 if kind == SLOW else 3}" in text
         )
         assert (
             explorer.compared is shown

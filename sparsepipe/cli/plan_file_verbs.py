@@ -121,7 +121,7 @@ def profile_show(options: argparse.Namespace) -> Answer:
 def export(options: argparse.Namespace) -> Answer:
     """Write a plan as the files of another system. What that cannot express is printed, a line each."""
     of_script = given(options, _OF_TORCH)
-    if of_script and options.to != _TORCH:
+    if of_script and options.to in (None, *SETTINGS):
         raise InputError(
             "option.of_target",
             f"--{next(iter(of_script)).replace('_', '-')} requires --to torch: omit it, or give both",
@@ -159,7 +159,7 @@ def _export_to(options: argparse.Namespace) -> Answer:
     graph = profile.graph if profile else None
     batch_size = settings.get("batch_size") or (profile.batch_size if profile else None)
     size = batch_size if isinstance(batch_size, int) else None
-    if options.to == _TORCH:
+    if options.to not in SETTINGS:
         written = training_script(chosen, _training(settings, size), options.out, graph=graph)
     else:
         written = runtime_settings(chosen, options.to, graph=graph, batch_size=size)

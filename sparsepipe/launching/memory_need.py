@@ -160,8 +160,8 @@ def _with_moving_averages(plan: Plan, profile: Profile) -> Plan:
     assert plan.estimate is not None
     weight_bytes = {layer.id: layer.parameter_bytes for layer in profile.graph.layers}
     stages = [
-        replace(part, memory_bytes=part.memory_bytes + sum(weight_bytes[id] for id in stage.layers))
-        for stage, part in zip(plan.stages, plan.estimate.stages, strict=True)
+        replace(part, memory_bytes=part.memory_bytes + sum(weight_bytes[id] for id in plan.stages[k].layers))
+        for k, part in enumerate(plan.estimate.stages)
     ]
     return replace(plan, estimate=replace(plan.estimate, stages=tuple(stages)))
 

@@ -115,7 +115,8 @@ def needed_bytes(plan: Plan, by_place: Sequence[float], ranks: Collection[int]) 
     """Return the bytes that `ranks` need together. Raises InputError if there is not a number for each place."""
     if len(by_place) != len(plan.positions):
         raise InputError(
-            "memory.place_count", f"memory is given for {len(by_place)} ranks, but the plan has {len(plan.positions)}"
+            "memory.place_count",
+            f"memory is given for {number_of(len(by_place), 'rank')}, but the plan has {len(plan.positions)}",
         )
     places = zip(by_place, plan.positions, strict=True)
     return sum(each * len(set(ranks) & set(plan.stages[own[0]].ranks)) for each, own in places)

@@ -328,7 +328,7 @@ class StageMemory:
 
     @cached_property
     def _steps(self) -> tuple["_Steps", ...]:
-        """What may come after the layers before each one: it alone is kept, or a segment begins with it."""
+        """Return what may come after the layers before each one: it alone is kept, or a segment begins with it."""
         n, steps = len(self), []
         places = list(range(1, n))
         if n > _MOST_ENDS:  # behind a layer whose output nobody keeps, a segment most often ends one layer too early

@@ -162,7 +162,8 @@ def _warmups(stages: Sequence[Stage]) -> list[str]:
 def _shared(stages: Sequence[Stage]) -> list[str]:
     """Say which stages' devices share scenes: a line each."""
     return [
-        f"the {len(stage.ranks)} devices of stage {k} share each scene, cut in space (sharding: {stage.sharding})"
+        f"{number_of(len(stage.ranks), 'device')} of stage {k} share each scene, which is divided in space "
+        f"(sharding: {stage.sharding})"
         for k, stage in enumerate(stages)
         if stage.shares_scenes
     ]

@@ -1,8 +1,8 @@
 """One scene over several processes: each computes the voxels of a region, and fetches those around it.
 
-    Regions          boxes with equal work that cover space: a voxel belongs to the box that holds its coordinate
-    PartManager      the coordinate sets of one region, and its kernel maps
-    PartMap          the pairs whose input lies in the region, and the halo: the pairs whose input lies in another
+    Regions          boxes with equal work that cover space: a voxel belongs to the box that holds its coordinate.
+    PartManager      the coordinate sets of one region, and its kernel maps.
+    PartMap          the pairs whose input lies in the region, and the halo: the pairs whose input lies in another.
 
 A convolution adds up two convolutions: that of its region's voxels, and that of the halo, whose features other
 processes send. Its backward returns the gradients of the halo. Each process holds a part of the loss, and the loss is
@@ -194,7 +194,7 @@ def _within(coordinates: Tensor, low: Sequence[int], high: Sequence[int]) -> Ten
 
 @dataclass(frozen=True, eq=False)
 class Halo:
-    """What a layer needs of other parts, and sends to them."""
+    """Rows that a layer needs from other parts, and rows that it sends to them."""
 
     group: SceneGroup
     kernel_map: KernelMap  # from the halo's rows to those of this part's rows that have pairs with them

@@ -1,9 +1,9 @@
 """The best plan of each of many draws of the costs, searched for all draws at once.
 
 A dynamic program over all plans of a small asynchronous problem. A state has three parts: the devices of each class
-that later stages use, the kind of the group that receives (its node, and the share of the traffic on its busiest port),
-and the cut at which it begins. The value of a state is the least period of the later stages, for each draw. A move puts
-one more group in front:
+that later stages use, the kind of the group that receives, and the cut at which it begins. The kind is the group's
+node, and the share of the traffic on its busiest port. The value of a state is the least period of the later stages,
+for each draw. A move puts one more group in front:
 
     value(state + group, a) = min over cuts b of max(seconds of the group from a to b, boundary at b, value(state, b))
 

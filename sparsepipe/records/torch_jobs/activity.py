@@ -8,7 +8,7 @@ microbatches alternate:
     numbers         1 2 3 4     5 6 7 8     4 3 2 1      8 7 6 5
 
 On a CPU the host's thread does the work: it waits where none of its operators runs and an exchange ends. On a GPU the
-kernels do the work, each in the phase of the call that launched it; the device waits where none of them runs, the next
+kernels do the work, each in the phase of the call that launched it. The device waits where none of them runs, the next
 is launched already, and an exchange ends. The rest of its pauses are delays of launches.
 """
 

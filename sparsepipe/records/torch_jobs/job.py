@@ -1,8 +1,8 @@
 """Put the traces of a torch job's ranks together: one trace, in which ranks wait for each other.
 
 Collectives are matched by process group, step and order. Their ends bound the differences of clocks: no rank is done
-before all have begun. A collective becomes a "send" at which a rank issues it and an "average" for which it waits;
-what a pipeline's stage waits for becomes a "wait" for the rank of the stage next to it. Microbatches are numbered over
+before all have begun. A collective becomes a "send" at which a rank issues it and an "average" for which it waits.
+What a pipeline's stage waits for becomes a "wait" for the rank of the stage next to it. Microbatches are numbered over
 all steps and replicas:
 
     step 0, replica 0 │ step 0, replica 1 │ step 1, replica 0 …

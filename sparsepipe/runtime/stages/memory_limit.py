@@ -138,7 +138,7 @@ class RankMemory:
         return self.weight_bytes + _MARGIN * (held.peak + received + waiting * (held.kept + received))
 
     def _to_come(self, stage: int) -> list[Held]:
-        """What minibatches that may follow while this one is in flight hold at least."""
+        """Return what minibatches that may follow while this one is in flight hold at least."""
         found, largest = [], max(self._profile.typical_sizes)
         for k, depth in self._depths.items():
             there = sum(own == k for own, _ in self._flights) + (k == stage)

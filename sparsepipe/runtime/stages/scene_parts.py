@@ -30,7 +30,7 @@ def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss) -> None
         raise InputError(
             "sharding.network",
             f"{network.name} is a torch module, whose layers need whole scenes: choose a network of "
-            "`sparsepipe list networks`, or replicas",
+            "`sparsepipe models`, or replicas",
         )
     for row in network.rows:
         if row.kind in _OF_WHOLE_SCENES:

@@ -51,16 +51,32 @@ class ExplorerOptions:
 
 
 class PartitionExplorer(Shown):
-    """Sliders over a profile. `widget` is what to display. Without a profile and a cluster it opens the first lab of
-    its menu, two RTX and two TITAN V.
+    """Partitions a network over a cluster as sliders move; the last line of a notebook's cell shows it.
 
-    `plan` is the plan for what the `controls` say, None while that cannot be planned; `shown` is what the picture
-    shows: the last plan that could be made, with its settings. At first they are those of `cluster`, as given.
-    Several pipelines are planned and simulated in the background, a moment after the last move: `plan` is None until
-    then, `current()` waits for it.
-    `voxels_by_size`: mean active voxels of a sample at each voxel size, if they were counted.
-    `figures`: where the export button writes to; `plans`: where plans are saved to. With a `board` the plan on screen
-    can be opened there, to be launched.
+    `plan` is the plan for the present settings, None while they cannot be planned. `shown` is the last plan that could
+    be made, with its settings. Several pipelines are planned in the background, a moment after the last move: `plan`
+    is None until then, and `current()` waits for it.
+
+    Args:
+        profile: Costs of the network's layers; without a profile and a cluster, the first lab of the menu is opened.
+        cluster: Devices and links at first.
+        minibatches: Number of minibatches in the timeline.
+        note: Text above the picture.
+        voxels_by_size: Mean number of active voxels of a sample at each voxel size, if they were counted.
+        figures: Folder for exported figures.
+        plans: Folder for saved plans.
+        board: Launch board that opens the plan on screen.
+
+    Raises:
+        InputError: The profile lacks a device type of the cluster, or a value is of another kind.
+
+    Example:
+        >>> explorer = sp.widgets.PartitionExplorer()
+        >>> print(f"{len(explorer.plan.ranks)} devices")
+        4 devices
+
+    See also:
+        guides/explorer_and_board, `Plan`, `partition`
     """
 
     def __init__(

@@ -241,7 +241,7 @@ class StagesPerDevice:
         self.note.value = SMALL.format(sentence(told)) if told else ""
 
     def _of_schedule(self, schedule: str) -> str:
-        """What a schedule has to say about the slider, and what that stands in the way of."""
+        """Return the schedule's effect on the slider, and the controls that it disables."""
         fewest, most = self._allowed
         asked = max(2, self.slider.value) if most == 1 else self.slider.value
         try:
