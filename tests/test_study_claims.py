@@ -9,7 +9,7 @@ from sparsepipe import InputError
 from sparsepipe.cli import main
 from sparsepipe.study import claim_runs
 from sparsepipe.study.claim_runs import Study
-from sparsepipe.study.claims import NOT_REPRODUCED, NOT_RUN, OTHER_PACE, REPRODUCED, Claim, read_claims
+from sparsepipe.study.claims import NOT_REPRODUCED, NOT_RUN, OTHER_PACE, REPRODUCED, Claim, NumberPlace, read_claims
 
 PLAN = {"command": ["plan", "-p", "minkvgg16bn", "-c", "mixed-cores"], "number": "/gap"}
 BASE = {"sentence": "A.", "figure": "1", "expected": 0.0, "tolerance": 1e-9, "hardware": "any", "minutes": 0.1}
@@ -98,7 +98,7 @@ def test_a_file_without_claims_is_refused(tmp_path):
 
 
 def test_a_verdict_by_tolerance_and_by_another_machines_pace():
-    claim = Claim(**BASE, name="a", number="/x", elsewhere=0.5)
+    claim = Claim(**BASE, name="a", place=NumberPlace("/x"), elsewhere=0.5)
     assert [claim.verdict(value) for value in (0.0, -1e-9, 0.5, 0.6)] == [
         REPRODUCED,
         REPRODUCED,
@@ -117,15 +117,15 @@ def test_a_number_of_a_table_and_of_a_document(tmp_path):
     table = path.read_text()
 
     def value(**keys):
-        return Claim(**BASE, name="a", table="t", **{"number": "/x", **keys}).value(table)
+        return NumberPlace(**{"number": "/x", "table": "t", **keys}).read_number(table, "a")
 
     assert value(rows={"kind": "a", "n": 2}) == 20
     assert value(rows={"kind": "a"}, per={"number": "/y"}, pick="max") == 5
     assert value(rows={"kind": "b", "n": 3}, per={"number": "/x", "rows": {"kind": "a", "n": 1}}) == 3
     picks = {pick: value(rows={"kind": "b"}, pick=pick) for pick in ("min", "max", "mean", "last")}
     assert picks == {"min": 10, "max": 30, "mean": 20, "last": 30}
-    document = Claim(**BASE, name="a", number="/a~1b/1/c", command=("plan",))
-    assert document.value('{"a/b": [0, {"c": 7}]}') == 7
+    document = NumberPlace("/a~1b/1/c")
+    assert document.read_number('{"a/b": [0, {"c": 7}]}', "a") == 7
     missing = [{"rows": {"n": 9}}, {"rows": {"n": 1}}, {"rows": {"kind": "a", "n": 1}, "number": "/z"}]
     missing += [{"rows": {"kind": "a", "n": 1}, "number": "/kind"}]
     for keys in missing:
@@ -134,7 +134,7 @@ def test_a_number_of_a_table_and_of_a_document(tmp_path):
         assert caught.value.code == "claims.number_missing"
     for content in ("{}", "not json", '{"a/b": [0, {"c": true}]}'):
         with pytest.raises(InputError) as caught:
-            document.value(content)
+            document.read_number(content, "a")
         assert caught.value.code == "claims.number_missing"
 
 

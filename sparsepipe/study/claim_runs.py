@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ class Study:
         row |= {name: facts.get(name) for name in ("seconds", "load", "seed", "versions", "commit", "machine")}
         row["doubts"] = list(load.doubts())
         try:
-            value = claim.value(read_text(self.folder(claim) / _file(claim), what="result"))
+            value = claim.place.read_number(read_text(self.folder(claim) / _file(claim), what="result"), claim.name)
         except InputError as error:
             return row | {"verdict": NOT_RUN, "value": None, "fault": f"{error} [{error.code}]"}
         return row | {"verdict": claim.verdict(value), "value": value}
@@ -156,6 +156,7 @@ class Study:
             self._run_notebook(claims, folder, force)
         end = Usage.now()
         load = load_between(start, end, ours=end.own - start.own + _children_seconds() - children)
+        load = replace(load, run_queue_wait_share=None)  # this process only waits for the command
         origin = Origin.here().to_json()
         facts = {name: origin.get(name) for name in ("commit", "versions", "machine")}
         facts |= {"command": claim.command_line, "began": began, "seconds": end.at - start.at}
@@ -190,14 +191,14 @@ class Study:
         figures = self.out / "notebooks" / digest(parameters) / "figures"
         needed = [*catalogue.NOTEBOOKS[name], name]
         reproduce(needed, out=figures, parameters=parameters, pictures=False, resume=not force)
-        for table in dict.fromkeys(claim.table for claim in claims):
+        for table in dict.fromkeys(claim.place.table for claim in claims):
             for suffix in ("csv", "json"):
                 if (path := figures / f"{table}.{suffix}").exists():
                     shutil.copyfile(path, folder / path.name)
 
 
 def _file(claim: Claim) -> str:
-    return "answer.json" if claim.command else f"{claim.table}.csv"
+    return "answer.json" if claim.command else f"{claim.place.table}.csv"
 
 
 def _seed(claim: Claim, folder: Path) -> object:
@@ -207,7 +208,7 @@ def _seed(claim: Claim, folder: Path) -> object:
     if "seed" in claim.parameters:
         return claim.parameters["seed"]
     with suppress(InputError):
-        facts = read_json(folder / f"{claim.table}.json") if claim.table else {}
+        facts = read_json(folder / f"{claim.place.table}.json") if claim.place.table else {}
         settings = (facts.get("provenance") or {}).get("settings")
         return settings.get("seed") if isinstance(settings, Mapping) else None
     return None

@@ -53,17 +53,69 @@ _MOST = 1000  # claims of a file
 
 
 @dataclass(frozen=True)
+class NumberPlace:
+    """Where a number stands: a JSON pointer into a document, or into the rows of a table (CSV) that `rows` selects.
+
+    `per` has the divisor: a pointer `number` into the same row, or into the row that its `rows` select.
+    """
+
+    number: str
+    table: str = ""
+    rows: Mapping[str, Any] = field(default_factory=dict)
+    per: Mapping[str, Any] = field(default_factory=dict)
+    pick: str = "only"
+
+    def read_number(self, content: str, name: str) -> float:
+        """Return the number of claim `name` in what its command wrote. Raises InputError if it is not there."""
+        if self.table:
+            rows = csv.DictReader(io.StringIO(content))
+            found = self._of_rows([{key: _typed(text) for key, text in row.items() if key} for row in rows], name)
+        else:
+            try:
+                document = json.loads(content)
+            except (ValueError, RecursionError):
+                raise _missing(name, "its command printed no JSON document") from None
+            found = _at(document, self.number, name)
+        if not math.isfinite(found):
+            raise _missing(name, f"its number is {found}, expected a finite one")
+        return found
+
+    def _of_rows(self, table: Sequence[Mapping[str, Any]], name: str) -> float:
+        values = []
+        for row in self._matching(table, self.rows, name):
+            value = _at(row, self.number, name)
+            if self.per:
+                others = self._matching(table, self.per["rows"], name) if "rows" in self.per else [row]
+                if len(others) != 1:
+                    raise _missing(name, f"{len(others)} rows of {self.table} match the divisor, expected 1")
+                value /= _at(others[0], self.per["number"], name) or math.nan
+            values.append(value)
+        if self.pick == "only" and len(values) != 1:
+            raise _missing(name, f"{len(values)} rows of {self.table} match {shown(dict(self.rows))}, expected 1")
+        mean = sum(values) / len(values)
+        return {"min": min(values), "max": max(values), "mean": mean}.get(self.pick, values[-1])
+
+    def _matching(self, table: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any], name: str) -> list[Any]:
+        rows = [row for row in table if all(row.get(column) == value for column, value in wanted.items())]
+        if not rows:
+            raise _missing(name, f"no row of {self.table} has {shown(dict(wanted))}")
+        return rows
+
+
+@dataclass(frozen=True)
 class Claim:
     """One number that somebody else can check, with the command that makes it.
 
     `tolerance` is the largest absolute difference of a reproduced number; `elsewhere` the largest one that another
     machine's pace explains. `minutes` are those of the command on two cores.
+
+    See also: notebooks/guides/claims.md.
     """
 
     name: str
     sentence: str
     figure: str
-    number: str
+    place: NumberPlace
     expected: float
     tolerance: float
     hardware: str
@@ -71,10 +123,6 @@ class Claim:
     notebook: str = ""
     command: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    table: str = ""
-    rows: Mapping[str, Any] = field(default_factory=dict)
-    per: Mapping[str, Any] = field(default_factory=dict)
-    pick: str = "only"
     elsewhere: float | None = None
 
     @property
@@ -93,8 +141,8 @@ class Claim:
     def verdict(self, value: float) -> str:
         """Return the verdict on a number.
 
-        >>> from sparsepipe.study.claims import Claim
-        >>> claim = Claim("a", "A.", "1", "/gap", 2.0, 0.1, "any", 1, elsewhere=0.5)
+        >>> from sparsepipe.study.claims import Claim, NumberPlace
+        >>> claim = Claim("a", "A.", "1", NumberPlace("/gap"), 2.0, 0.1, "any", 1, elsewhere=0.5)
         >>> [claim.verdict(value) for value in (2.05, 2.4, 3.0)]
         ['reproduced', "within another machine's pace", 'not reproduced']
         """
@@ -102,53 +150,6 @@ class Claim:
         if apart <= self.tolerance * (1 + 1e-12):
             return REPRODUCED
         return OTHER_PACE if self.elsewhere is not None and apart <= self.elsewhere else NOT_REPRODUCED
-
-    def value(self, content: str) -> float:
-        """Return its number in what the job wrote: a table's CSV, or a JSON document. Raises InputError."""
-        if self.command:
-            return self._at(_json(self, content), self.number)
-        table = [
-            {key: _typed(text) for key, text in row.items() if key} for row in csv.DictReader(io.StringIO(content))
-        ]
-        over = self.per.get("rows")
-        values = []
-        for row in self._matching(table, self.rows):
-            value = self._at(row, self.number)
-            if self.per:
-                base = self._matching(table, over)[0] if over is not None else row
-                value /= self._at(base, self.per["number"]) or math.nan
-            values.append(value)
-        if self.pick == "only" and len(values) != 1:
-            raise self._fault(f"{len(values)} rows of {self.table} match {dict(self.rows)}, expected 1")
-        mean = sum(values) / len(values)
-        found = {"min": min(values), "max": max(values), "mean": mean}.get(self.pick, values[-1])
-        if not math.isfinite(found):
-            raise self._fault(f"its number is {found}, expected a finite one")
-        return found
-
-    def _matching(self, table: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        rows = [row for row in table if all(row.get(name) == value for name, value in wanted.items())]
-        if not rows:
-            raise self._fault(f"no row of {self.table} has {shown(dict(wanted))}")
-        return rows
-
-    def _at(self, document: object, pointer: str) -> float:
-        """Follow a JSON pointer (RFC 6901) to a number."""
-        found = document
-        for part in pointer.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isascii() and key.isdigit() and int(key[:9]) < len(found):
-                found = found[int(key[:9])]
-            else:
-                raise self._fault(f"nothing at {shown(pointer)} ({shown(key)} is missing)")
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise self._fault(f"at {shown(pointer)} is {shown(found)}, expected a number")
-        return float(found)
-
-    def _fault(self, text: str) -> InputError:
-        return InputError("claims.number_missing", f"claim {self.name}: {text}", claim=self.name)
 
 
 def read_claims(path: Path | str) -> tuple[list[Claim], list[InputError]]:
@@ -202,7 +203,26 @@ def _claim(entry: object, where: str) -> Claim:
         _check_command(entry, where)
     else:
         _check_notebook(entry, where)
-    return Claim(**{**entry, "command": tuple(entry.get("command", ()))})
+    place = NumberPlace(
+        entry["number"],
+        entry.get("table", ""),
+        entry.get("rows", {}),
+        entry.get("per", {}),
+        entry.get("pick", "only"),
+    )
+    texts = [entry[key] for key in ("name", "sentence", "figure")]
+    return Claim(
+        *texts,
+        place,
+        float(entry["expected"]),
+        float(entry["tolerance"]),
+        entry["hardware"],
+        float(entry["minutes"]),
+        entry.get("notebook", ""),
+        tuple(entry.get("command", ())),
+        entry.get("parameters", {}),
+        entry.get("elsewhere"),
+    )
 
 
 def _check_number(entry: Mapping[str, Any], where: str) -> None:
@@ -279,13 +299,24 @@ def _refused(where: str, text: str) -> InputError:
     return InputError("claims.command_refused", f"{where}: {text}; the claim is not run")
 
 
-def _json(claim: Claim, content: str) -> object:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        raise InputError(
-            "claims.number_missing", f"claim {claim.name}: its command printed no JSON document", claim=claim.name
-        ) from None
+def _at(document: object, pointer: str, name: str) -> float:
+    """Follow a JSON pointer (RFC 6901) to a number."""
+    found = document
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isascii() and key.isdigit() and int(key[:9]) < len(found):
+            found = found[int(key[:9])]
+        else:
+            raise _missing(name, f"nothing at {shown(pointer)} ({shown(key)} is missing)")
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise _missing(name, f"at {shown(pointer)} is {shown(found)}, expected a number")
+    return float(found)
+
+
+def _missing(name: str, text: str) -> InputError:
+    return InputError("claims.number_missing", f"claim {name}: {text}", claim=name)
 
 
 def _typed(text: str | None) -> str | float:
