@@ -7,9 +7,12 @@ import pytest
 
 from sparsepipe import InputError
 from sparsepipe.cli import main
+from sparsepipe.data.manifests import list_datasets
 from sparsepipe.study import claim_runs
+from sparsepipe.study.claim_bundle import bundle, croissant
 from sparsepipe.study.claim_runs import Study
 from sparsepipe.study.claims import NOT_REPRODUCED, NOT_RUN, OTHER_PACE, REPRODUCED, Claim, NumberPlace, read_claims
+from sparsepipe.util.io.files import sha256
 
 PLAN = {"command": ["plan", "-p", "minkvgg16bn", "-c", "mixed-cores"], "number": "/gap"}
 BASE = {"sentence": "A.", "figure": "1", "expected": 0.0, "tolerance": 1e-9, "hardware": "any", "minutes": 0.1}
@@ -174,3 +177,43 @@ def test_a_command_is_run_and_verified_and_faults_leave_the_others(tmp_path, cap
     assert output.err.splitlines()[-1].count("[claims.") == 3
     assert main(["study", "verify", "c0", "--claims", str(path), "-o", str(tmp_path / "out")]) == 2, "c3 is malformed"
     assert main(["study", "verify", "cx", "--claims", str(path), "-o", str(tmp_path / "out")]) == 2
+
+
+def test_a_bundle_has_everything_that_an_archive_asks_for(tmp_path, monkeypatch):
+    hostile = {**PLAN, "sentence": "50 % of \\input{x} & <b>_a_</b>", "name": "hostile"}
+    study = Study.open(written(tmp_path, PLAN, hostile, {**PLAN, "command": ["models"]}), tmp_path / "out")
+    with pytest.raises(InputError) as caught:
+        bundle(study, tmp_path / "bundle")
+    assert caught.value.code == "bundle.nothing_run"
+    monkeypatch.setattr(
+        Study, "_run_command", lambda self, claim, folder: (folder / "answer.json").write_text('{"gap": 0}')
+    )
+    study.run(study.claims[:2])
+    files = bundle(study, tmp_path / "bundle")
+    with pytest.raises(InputError) as caught:
+        bundle(study, tmp_path / "bundle")
+    assert caught.value.code == "bundle.folder_in_use"
+    folder = tmp_path / "bundle"
+    sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    assert sums == {path.relative_to(folder).as_posix(): sha256(path) for path in files[:-1]}
+    verdicts = json.loads((folder / "verdicts.json").read_text())["claims"]
+    assert [row["verdict"] for row in verdicts] == [REPRODUCED, REPRODUCED, NOT_RUN]
+    assert Study.open(folder / "claims.toml", folder).verdicts()[0]["value"] == 0, "a bundle can be verified"
+    tex, text = (folder / "appendix.tex").read_text(), (folder / "appendix.md").read_text()
+    assert r"\input" not in tex and r"50 \% of \textbackslash{}input\{x\} \&" in tex and "<b>" not in text
+    assert tex.count(r"\begin{itemize}") == tex.count(r"\end{itemize}") == text.count("\n## ")
+    environment = (folder / "environment.txt").read_text()
+    assert "torch==" in environment and json.loads((folder / "code.json").read_text())["version"]
+
+
+@pytest.mark.parametrize("manifest", list_datasets(), ids=lambda manifest: manifest.name)
+def test_a_manifest_as_croissant_has_the_required_properties(manifest):
+    """By the specification of Croissant 1.0: of a data set, and of each file."""
+    document = json.loads(json.dumps(croissant(manifest)))
+    required = ("@context", "@type", "conformsTo", "name", "description", "license", "url", "citeAs")
+    assert all(document[key] for key in required) and document["@type"] == "sc:Dataset"
+    assert document["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    assert len({file["@id"] for file in document["distribution"]}) == len(manifest.files)
+    for file, remote in zip(document["distribution"], manifest.files, strict=True):
+        assert file["@type"] == "cr:FileObject" and file["name"] and "/" in file["encodingFormat"]
+        assert (file["contentUrl"], file.get("sha256", "")) == (remote.url, remote.sha256 or "")

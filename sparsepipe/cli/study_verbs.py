@@ -36,6 +36,7 @@ def _kept(verb: Parser) -> None:
 def _starting(verb: Parser) -> None:
     _kept(verb)
     verb.add_argument("--force", action="store_true", help="repetition of commands that have ended here")
+    verb.add_argument("--pictures", action="store_true", help="export of the figures, too; needs a browser")
     verb.add_argument("--dry-run", action="store_true", help="list of the commands, without running them")
 
 
@@ -46,6 +47,11 @@ def _run(verb: Parser) -> None:
 
 def _verify(verb: Parser) -> None:
     verb.add_argument("names", nargs="*", metavar="CLAIM", help="claims by name (default: all)")
+    _kept(verb)
+
+
+def _bundle(verb: Parser) -> None:
+    verb.add_argument("folder", type=expanded, metavar="FOLDER", help="new folder of the bundle")
     _kept(verb)
 
 
@@ -67,6 +73,16 @@ def verify(options: argparse.Namespace) -> Answer:
     return _verdicts(study, study.verdicts(study.chosen(options.names)))
 
 
+def write_bundle(options: argparse.Namespace) -> Answer:
+    """Write claims, verdicts, results, manifests, environment and appendix to a folder."""
+    from ..study.claim_bundle import bundle
+
+    study = _opened(options)
+    files = bundle(study, options.folder)
+    document = {"folder": str(options.folder), "files": len(files)}
+    return Answer(document, f"{one_line(options.folder)}: {len(files)} files", _of_faults(study))
+
+
 def _opened(options: argparse.Namespace) -> "Study":
     from ..study.claim_runs import Study  # here: it brings the notebooks' driver
 
@@ -79,7 +95,7 @@ def _started(study: "Study", claims: "list[Any]", options: argparse.Namespace) -
     if options.dry_run:
         lines = list(dict.fromkeys(claim.command_line for claim in claims))
         return Answer({"commands": lines}, "\n".join(lines), _of_faults(study))
-    failed = study.run(claims, force=options.force, say=progress_line)
+    failed = study.run(claims, force=options.force, pictures=options.pictures, say=progress_line)
     answer = _verdicts(study, study.verdicts(claims))
     return answer._replace(fault="; ".join(filter(None, [answer.fault, *failed])))
 
@@ -110,9 +126,11 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "study kick": ("run the claims that take five minutes together", _starting),
     "study run": ("run the commands of claims, continue an interrupted run", _run),
     "study verify": ("give a verdict on each claim by its results", _verify),
+    "study bundle": ("write a folder for an archive, with an appendix", _bundle),
 }
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "study kick": kick,
     "study run": run,
     "study verify": verify,
+    "study bundle": write_bundle,
 }

@@ -87,11 +87,16 @@ class Study:
         return [claim for claim in self.claims if claim.job in taken]
 
     def run(
-        self, claims: Sequence[Claim], *, force: bool = False, say: Callable[[str], None] = lambda line: None
+        self,
+        claims: Sequence[Claim],
+        *,
+        force: bool = False,
+        pictures: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> list[str]:
         """Run the jobs of these claims, cheapest first; return a line for each that failed.
 
-        A job that has ended here is not repeated, unless `force`. `say` receives progress: every command line before
+        A job that has ended here is not repeated, unless `force`. With `pictures`, notebooks export their figures, too. `say` receives progress: every command line before
         the first of them runs, then each that begins or ends.
         """
         jobs: dict[str, list[Claim]] = {}
@@ -108,7 +113,7 @@ class Study:
             say(f"[{number}/{len(ready)}] {first.command_line}: begins ({', '.join(c.name for c in jobs[job])})")
             began = time.monotonic()
             try:
-                self._run(jobs[job], force)
+                self._run(jobs[job], force, pictures)
             except (InputError, RunFailed) as error:
                 failed.append(f"{first.name}: {error} [{error.code}]")
                 say(f"[{number}/{len(ready)}] failed after {time.monotonic() - began:.0f} s: {error}")
@@ -129,7 +134,8 @@ class Study:
 
     def _verdict(self, claim: Claim) -> dict[str, Any]:
         row = {name: getattr(claim, name) for name in ("name", "figure", "sentence", "expected", "tolerance")}
-        row |= {"elsewhere": claim.elsewhere, "hardware": claim.hardware, "command": claim.command_line}
+        row |= {name: getattr(claim, name) for name in ("elsewhere", "hardware", "minutes")}
+        row["command"] = claim.command_line
         if not self._has_ended([claim]):
             return row | {"verdict": NOT_RUN, "value": None}
         facts = read_json(self.folder(claim) / "job.json")
@@ -145,7 +151,7 @@ class Study:
     def _has_ended(self, claims: Sequence[Claim]) -> bool:
         return all((self.folder(claim) / name).exists() for claim in claims for name in ("job.json", _file(claim)))
 
-    def _run(self, claims: Sequence[Claim], force: bool) -> None:
+    def _run(self, claims: Sequence[Claim], force: bool, pictures: bool) -> None:
         claim, folder = claims[0], self.folder(claims[0])
         (folder / "job.json").unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +159,7 @@ class Study:
         if claim.command:
             self._run_command(claim, folder)
         else:
-            self._run_notebook(claims, folder, force)
+            self._run_notebook(claims, folder, force, pictures)
         end = Usage.now()
         load = load_between(start, end, ours=end.own - start.own + _children_seconds() - children)
         load = replace(load, run_queue_wait_share=None)  # this process only waits for the command
@@ -186,11 +192,11 @@ class Study:
             raise RunFailed("claims.command_failed", f"exit code {done.returncode}, {complaint(ValueError(lines[-1]))}")
         answer.replace(folder / "answer.json")
 
-    def _run_notebook(self, claims: Sequence[Claim], folder: Path, force: bool) -> None:
+    def _run_notebook(self, claims: Sequence[Claim], folder: Path, force: bool, pictures: bool) -> None:
         name, parameters = claims[0].notebook, dict(claims[0].parameters)
         figures = self.out / "notebooks" / digest(parameters) / "figures"
         needed = [*catalogue.NOTEBOOKS[name], name]
-        reproduce(needed, out=figures, parameters=parameters, pictures=False, resume=not force)
+        reproduce(needed, out=figures, parameters=parameters, pictures=pictures, resume=not force)
         for table in dict.fromkeys(claim.place.table for claim in claims):
             for suffix in ("csv", "json"):
                 if (path := figures / f"{table}.{suffix}").exists():
