@@ -198,7 +198,9 @@ def test_a_bundle_has_everything_that_an_archive_asks_for(tmp_path, monkeypatch)
     assert sums == {path.relative_to(folder).as_posix(): sha256(path) for path in files[:-1]}
     verdicts = json.loads((folder / "verdicts.json").read_text())["claims"]
     assert [row["verdict"] for row in verdicts] == [REPRODUCED, REPRODUCED, NOT_RUN]
-    assert Study.open(folder / "claims.toml", folder).verdicts()[0]["value"] == 0, "a bundle can be verified"
+    before = (folder / "verdicts.json").read_bytes()
+    assert main(["study", "verify", "c0", "--claims", str(folder / "claims.toml"), "-o", str(folder)]) == 0
+    assert (folder / "verdicts.json").read_bytes() == before, "a bundle can be verified, and stays as it is"
     tex, text = (folder / "appendix.tex").read_text(), (folder / "appendix.md").read_text()
     assert r"\input" not in tex and r"50 \% of \textbackslash{}input\{x\} \&" in tex and "<b>" not in text
     assert tex.count(r"\begin{itemize}") == tex.count(r"\end{itemize}") == text.count("\n## ")

@@ -101,9 +101,8 @@ def _started(study: "Study", claims: "list[Any]", options: argparse.Namespace) -
 
 
 def _verdicts(study: "Study", claims: list[dict[str, Any]]) -> Answer:
-    faults = [{"code": fault.code, "fault": str(fault)} for fault in study.faults]
-    document = {"claims_file": study.path.name, "claims": claims, "faults": faults}
-    write_json(study.out / "verdicts.json", document)
+    document = study.document(claims)
+    write_json(study.out / "verdicts.json", study.document(study.verdicts()))
     rows = [["claim", "expected", "here", "verdict", "load"]]
     for claim in claims:
         expected = f"{cell(float(claim['expected']))} ± {cell(float(claim['tolerance']))}"

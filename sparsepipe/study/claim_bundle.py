@@ -26,7 +26,7 @@ from ..util.io.files import expanded, sha256, write_atomic, write_json
 from .claim_runs import Study
 from .claims import NOT_RUN
 
-_RECORDS = ("run.json", "plan.json", "metrics.jsonl")  # small files of a run directory
+_RECORDS = ("config.json", "origin.json", "plan.json", "metrics.jsonl")  # small files of a run directory
 _CONTEXT = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -96,7 +96,7 @@ def bundle(study: Study, folder: Path | str) -> list[Path]:
         raise InputError("bundle.nothing_run", f"{study.out}: no claim has a result; run `sparsepipe study run` first")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(study.path, folder / "claims.toml")
-    write_json(folder / "verdicts.json", {"claims_file": "claims.toml", "claims": rows})
+    write_json(folder / "verdicts.json", study.document(rows))
     for job in dict.fromkeys(claim.job for claim in study.claims):
         source = study.out / "jobs" / job
         for path in sorted(source.iterdir()) if (source / "job.json").exists() else ():
@@ -129,7 +129,7 @@ def _copy_of_notebooks(study: Study, folder: Path) -> None:
         for table in sorted(filter(None, tables)):
             for suffix in ("pdf", "svg", "png"):
                 _copy(batch / "figures" / f"{table}.{suffix}", folder / "figures" / batch.name / f"{table}.{suffix}")
-        for run in sorted((batch / "runs").glob("*/run.json")):
+        for run in sorted((batch / "runs").glob("*/origin.json")):
             for name in _RECORDS:
                 _copy(run.parent / name, folder / "records" / batch.name / run.parent.name / name)
 

@@ -96,8 +96,8 @@ class Study:
     ) -> list[str]:
         """Run the jobs of these claims, cheapest first; return a line for each that failed.
 
-        A job that has ended here is not repeated, unless `force`. With `pictures`, notebooks export their figures, too. `say` receives progress: every command line before
-        the first of them runs, then each that begins or ends.
+        A job that has ended here is not repeated, unless `force`. With `pictures`, notebooks export their figures, too.
+        `say` receives progress: every command line before the first of them runs, then each that begins or ends.
         """
         jobs: dict[str, list[Claim]] = {}
         for claim in sorted(claims, key=lambda claim: claim.minutes):
@@ -127,6 +127,10 @@ class Study:
         Nothing is run.
         """
         return [self._verdict(claim) for claim in (self.claims if claims is None else claims)]
+
+    def document(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return verdicts and the errors of claims that cannot be checked, as `verdicts.json` has them."""
+        return {"claims": rows, "faults": [{"code": fault.code, "fault": str(fault)} for fault in self.faults]}
 
     def folder(self, claim: Claim) -> Path:
         """Return the folder of the results of a claim's job."""

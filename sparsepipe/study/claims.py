@@ -210,18 +210,19 @@ def _claim(entry: object, where: str) -> Claim:
         entry.get("per", {}),
         entry.get("pick", "only"),
     )
-    texts = [entry[key] for key in ("name", "sentence", "figure")]
     return Claim(
-        *texts,
-        place,
-        float(entry["expected"]),
-        float(entry["tolerance"]),
-        entry["hardware"],
-        float(entry["minutes"]),
-        entry.get("notebook", ""),
-        tuple(entry.get("command", ())),
-        entry.get("parameters", {}),
-        entry.get("elsewhere"),
+        name=entry["name"],
+        sentence=entry["sentence"],
+        figure=entry["figure"],
+        place=place,
+        expected=float(entry["expected"]),
+        tolerance=float(entry["tolerance"]),
+        hardware=entry["hardware"],
+        minutes=float(entry["minutes"]),
+        notebook=entry.get("notebook", ""),
+        command=tuple(entry.get("command", ())),
+        parameters=entry.get("parameters", {}),
+        elsewhere=entry.get("elsewhere"),
     )
 
 
