@@ -112,9 +112,9 @@ def _verdicts(study: "Study", claims: list[dict[str, Any]]) -> Answer:
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
     missing = [claim["fault"] for claim in claims if "fault" in claim]
     wrong = [claim["name"] for claim in claims if claim["verdict"] == "not reproduced"]
-    told = [f"not reproduced: {', '.join(wrong)}"] if wrong else []
+    failed = [f"not reproduced: {', '.join(wrong)}"] if wrong else []
     text = f"{table(rows)}\n{', '.join(counts)}; {one_line(study.out / 'verdicts.json')} has all"
-    return Answer(document, text, "; ".join([*filter(None, [_of_faults(study)]), *missing, *told]))
+    return Answer(document, text, "; ".join([*filter(None, [_of_faults(study)]), *missing, *failed]))
 
 
 def _of_faults(study: "Study") -> str:

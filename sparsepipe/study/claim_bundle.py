@@ -177,10 +177,10 @@ def _sections(rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any]) -> l
 
 
 def _result(row: Mapping[str, Any]) -> str:
-    found = "no result" if row["value"] is None else f"{row['value']:.4g}"
+    number = "no result" if row["value"] is None else f"{row['value']:.4g}"
     doubts = f" (load: {'; '.join(row['doubts'])})" if row.get("doubts") else ""
     expected = f"expected {row['expected']:.4g} ± {row['tolerance']:.4g}"
-    return f"{row['name']}: {found}, {expected}: {row['verdict']}{doubts}"
+    return f"{row['name']}: {number}, {expected}: {row['verdict']}{doubts}"
 
 
 def appendix(rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any]) -> str:

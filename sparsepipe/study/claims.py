@@ -69,16 +69,16 @@ class NumberPlace:
         """Return the number of claim `name` in what its command wrote. Raises InputError if it is not there."""
         if self.table:
             rows = csv.DictReader(io.StringIO(content))
-            found = self._of_rows([{key: _typed(text) for key, text in row.items() if key} for row in rows], name)
+            value = self._of_rows([{key: _typed(text) for key, text in row.items() if key} for row in rows], name)
         else:
             try:
                 document = json.loads(content)
             except (ValueError, RecursionError):
                 raise _missing(name, "its command printed no JSON document") from None
-            found = _at(document, self.number, name)
-        if not math.isfinite(found):
-            raise _missing(name, f"its number is {found}, expected a finite one")
-        return found
+            value = _at(document, self.number, name)
+        if not math.isfinite(value):
+            raise _missing(name, f"its number is {value}, expected a finite one")
+        return value
 
     def _of_rows(self, table: Sequence[Mapping[str, Any]], name: str) -> float:
         values = []
@@ -302,18 +302,18 @@ def _refused(where: str, text: str) -> InputError:
 
 def _at(document: object, pointer: str, name: str) -> float:
     """Follow a JSON pointer (RFC 6901) to a number."""
-    found = document
+    value = document
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isascii() and key.isdigit() and int(key[:9]) < len(found):
-            found = found[int(key[:9])]
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key[:9]) < len(value):
+            value = value[int(key[:9])]
         else:
             raise _missing(name, f"nothing at {shown(pointer)} ({shown(key)} is missing)")
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise _missing(name, f"at {shown(pointer)} is {shown(found)}, expected a number")
-    return float(found)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _missing(name, f"at {shown(pointer)} is {shown(value)}, expected a number")
+    return float(value)
 
 
 def _missing(name: str, text: str) -> InputError:
