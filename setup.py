@@ -26,8 +26,9 @@ class WithNotebooks(build_py):
 
     def _beside(self) -> list[Path]:
         notebooks = ROOT.glob("notebooks/**/*.ipynb")
+        claims = ROOT.glob("notebooks/claims.toml")
         manifests = ROOT.glob("data_manifests/**/*.*")
-        found = (path for path in (*notebooks, *manifests) if path.is_file())
+        found = (path for path in (*notebooks, *claims, *manifests) if path.is_file())
         return sorted(path for path in found if ".ipynb_checkpoints" not in path.parts)
 
 

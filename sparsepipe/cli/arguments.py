@@ -15,7 +15,7 @@ from ..runtime.config import DEVICES, ProfileConfig
 from ..util.io.fields import MOST_MINIBATCHES
 from ..util.io.files import expanded
 from ..util.io.settings import Setting, rows
-from . import emulate_verb, interference_verbs, plan_file_verbs, run_file, train_verbs
+from . import emulate_verb, interference_verbs, plan_file_verbs, run_file, study_verbs, train_verbs
 from .options import (
     Parser,
     chrome_file,
@@ -358,6 +358,7 @@ GROUPS = {
     "data": "list, fetch, make, inspect and check data sets",
     "runs": "list, show, compare, follow, stop and delete runs",
     "interference": interference_verbs.SUMMARY,
+    "study": study_verbs.SUMMARY,
     "trace": "show, simulate, explain and export traces",
 }
 # verb: (its summary, what adds its options); in the order of --help
@@ -396,4 +397,5 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "trace export": ("write a trace for Perfetto and Chrome, or as a page", _trace_export),
     **interference_verbs.OPTIONS,
     "reproduce": ("run the notebooks and export their figures", _reproduce),
+    **study_verbs.OPTIONS,
 }

@@ -28,6 +28,7 @@ from . import (
     plan_verbs,
     run_file,
     run_verbs,
+    study_verbs,
     sweep_verb,
     trace_verbs,
     train_verbs,
@@ -175,5 +176,6 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     **run_verbs.VERBS,
     **plan_file_verbs.VERBS,
     **trace_verbs.VERBS,
+    **study_verbs.VERBS,
     "reproduce": reproduce,
 }

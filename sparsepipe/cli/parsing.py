@@ -32,6 +32,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "traces": ("trace show", "trace simulate", "trace whatif", "trace export"),
     "interference": ("interference run", "interference measure"),
     "notebooks and figures": ("reproduce",),
+    "claims": ("study kick", "study run", "study verify", "study bundle"),
 }
 FIRST_STEPS = (
     "data make shapes -o work/shapes",
@@ -132,6 +133,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "reproduce --resume",
         "reproduce --only-changed --width 3.5 --no-title -o paper/figures",
     ),
+    "study kick": ("study kick", "study kick --claims paper/claims.toml --dry-run"),
+    "study run": ("study run", "study run heterogeneous-gap provably-optimal"),
+    "study verify": ("study verify", "study verify --json"),
+    "study bundle": ("study bundle work/bundle",),
 }
 # Options that `VERB --help` shows, where a verb has more than fit on one screen; --help-all shows all.
 _SHARED = ("--json", "--help-all")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Contention": "contention",
+    "Claim": "claims",
     "Overview": "overview",
+    "Study": "claim_runs",
     "Workplace": "workplace",
     "campaign_of": "cached_runs",
     "emulated": "emulation",
