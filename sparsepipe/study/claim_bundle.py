@@ -1,15 +1,15 @@
 """A folder for an archive such as Zenodo: claims, verdicts, records, data manifests, environment, and the appendix.
 
-README.md            what is in the folder, and how to verify it
-claims.toml          the claims; verdicts.json has the number and the verdict of each on this machine
-jobs/                what each command wrote: tables with provenance, answers, load, seed, versions
-figures/             pictures of the tables' figures, if they were drawn
-records/             settings and metrics of the runs behind the tables
-data/NAME.json       manifests of the data sets, as Croissant 1.0 (JSON-LD)
-environment.txt      versions of all installed packages
-code.json            version and commit of the code, command and machine
-appendix.md, .tex    artifact appendix in the form of ACM and USENIX
-SHA256SUMS           of all files
+README.md            what is in the folder, and how to verify it.
+claims.toml          the claims; verdicts.json has the number and the verdict of each on this machine.
+jobs/                what each command wrote: tables with provenance, answers, load, seed, versions.
+figures/             pictures of the tables' figures, if they were drawn.
+records/             settings and metrics of the runs behind the tables.
+data/NAME.json       manifests of the data sets, as Croissant 1.0 (JSON-LD).
+environment.txt      versions of all installed packages.
+code.json            version and commit of the code, command and machine.
+appendix.md, .tex    artifact appendix in the form of ACM and USENIX.
+SHA256SUMS           of all files.
 """
 
 import shutil

@@ -1,10 +1,10 @@
 """Run claims on this machine, resume after an interruption, and give a verdict on each.
 
-DIR/jobs/JOB/job.json       command, seconds, load, seed, versions, machine: written last, when the job has ended
-DIR/jobs/JOB/answer.json    what a command printed
-DIR/jobs/JOB/TABLE.csv      tables of a notebook, each with its provenance, TABLE.json
-DIR/notebooks/PARAMETERS/   work, runs, executed copies and figures of notebooks with equal parameters
-DIR/verdicts.json           the last answer of `verify`
+DIR/jobs/JOB/job.json       command, seconds, load, seed, versions, machine: written last, when the job has ended.
+DIR/jobs/JOB/answer.json    what a command printed.
+DIR/jobs/JOB/TABLE.csv      tables of a notebook, each with its provenance, TABLE.json.
+DIR/notebooks/PARAMETERS/   work, runs, executed copies and figures of notebooks with equal parameters.
+DIR/verdicts.json           the last answer of `verify`.
 """
 
 import os

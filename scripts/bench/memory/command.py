@@ -57,7 +57,7 @@ def _case(name: str, folder: Path) -> Case:
 
 def _trained(asked: dict[str, Any]) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "scripts.bench.memory.training", json.dumps(asked)]
+    command = [sys.executable, "-P", "-m", "scripts.bench.memory.training", json.dumps(asked)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, cwd=REPOSITORY)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
