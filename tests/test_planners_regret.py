@@ -93,6 +93,7 @@ def quantiles(values):
     return np.moveaxis(np.quantile(values, [0.5, HIGH], axis=-1, method="weibull"), 0, -1)
 
 
+@pytest.mark.slow
 def test_the_reported_regret_covers_the_true_one():
     """In 95 % of cases, here of 60 with 5 % noise (scripts/bench_regret.py: of 1,000 each at 2, 5 and 10 %)."""
     covered = 0
