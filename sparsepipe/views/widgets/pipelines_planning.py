@@ -103,7 +103,7 @@ class PipelinesPlanning:
             raise InputError(
                 "planner.too_few_devices",
                 f"{number_of(several.count, 'pipeline')} on {number_of(len(problem.cluster.devices), 'device')}: "
-                "expected at least one device each; lower pipelines, or raise a device slider",
+                "expected at least one device each; lower pipelines, or add a device with +",
             )
         return Asked(settings, several, problem, rule, self._planning.scaled(settings))
 

@@ -133,7 +133,7 @@ def placed(given: Cluster, settings: Settings) -> Cluster:
         pairs = zip(given.nodes, kept, strict=True)
         nodes = [replace(node, device_types=tuple(devices)) for node, devices in pairs if devices]
     if not nodes:
-        raise InputError("explorer.no_device", "no device is selected; raise a device slider")
+        raise InputError("explorer.no_device", "no device is selected; add a device with +")
     network = Link(settings.network_bandwidth, settings.network_latency)
     return Cluster(tuple(_as_set(node, settings) for node in nodes), network)
 

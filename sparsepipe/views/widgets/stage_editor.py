@@ -174,7 +174,7 @@ def one_more(
     free = next((name for name, number in spare.items() if number > 0), None)
     if free is None:
         raise InputError(
-            "explorer.no_free_device", "every device is in use; raise a device slider, or remove a device from a stage"
+            "explorer.no_free_device", "every device is in use; add a device with +, or remove a device from a stage"
         )
     own = [dict(group) for group in groups]
     return [*ends[:k], bounds[k] + sizes[k] // 2, *ends[k:]], [*own[: k + 1], {free: 1}, *own[k + 1 :]]
