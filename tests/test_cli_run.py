@@ -259,7 +259,7 @@ def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path)
     follower.send_signal(signal.SIGINT)
     _, told = follower.communicate(timeout=ENOUGH)
     assert follower.returncode == 130
-    assert "goes on" in told
+    assert "continues" in told
     code, out, _ = sparsepipe("runs", "cancel", "long", "--json", folder=tmp_path)
     assert (code, json.loads(out)) == (0, {"run": "long", "state": "cancelled"})
     code, out, errors = sparsepipe("runs", "cancel", "long", folder=tmp_path)

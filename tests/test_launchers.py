@@ -422,7 +422,7 @@ def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds) -> 
     until(lambda: any((tmp_path / "run" / "checkpoints").glob("minibatch-*")), "a checkpoint")
     pids = set(_workers(tmp_path / "run").values())
     (tmp_path / "run").rename(tmp_path / "other")
-    with raises("run.failed", "run: the run directory is missing", "run was moved or removed while", "at work"):
+    with raises("run.failed", "run: the run directory is missing", "run was moved or removed during"):
         job.wait(timeout=ENOUGH)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the workers")
     _nobody_is_left(tmp_path / "run")

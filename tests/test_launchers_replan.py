@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds) -> None
     (folder / "status.json").write_text(status)
     bad: dict[str, Plan] = {
         "different graph": plan_of(NORMED, [[0], [1]], **FLUSH),
-        r"uses ranks \[0, 1, 2\], this job has \[0, 1\]": plan_of(PLAIN, [[0], [1], [2]], **FLUSH),
+        r"uses ranks \[0, 1, 2\], but this job has \[0, 1\]": plan_of(PLAIN, [[0], [1], [2]], **FLUSH),
         "already follows this plan": PLAN,
         # By hand, so that its bytes are those of the run's profile; and one whose estimate is of other minibatches.
         "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB": BEYOND,

@@ -120,7 +120,7 @@ def test_a_job_goes_on_under_other_plans_and_after_a_crash_trained_as_one_device
         assert RunRecord.load(folder).plan == others[0] and workers(desk) == before, "the processes stay"
         until(lambda: checkpointed(folder) >= moves[0] or process.poll() is not None, "a checkpoint under it")
         os.kill(int(pid_of(desk, before, "rank2.pid")), signal.SIGKILL)
-        until(lambda: b"starting again" in (folder / "logs/launcher.log").read_bytes(), "it starts again")
+        until(lambda: b"restarting from" in (folder / "logs/launcher.log").read_bytes(), "it starts again")
         moves.append(moved(folder, process, others[1]))
         done = stopped(folder, process)
     assert heard["clear"] == 0 and heard["encrypted"] > 10, heard

@@ -81,7 +81,7 @@ def test_pipelines_cut_unlike_train_together(tmp_path, clouds) -> None:
     record = RunRecord.load(result.folder)
     trace = record.trace()
     assert trace.ranks == (0, 1, 2) and trace.facts["pipelines"] == [[0, 1], [2]]
-    assert what_if(trace).culprit.endswith("is not told"), "of pipelines that take minibatches by pace"
+    assert what_if(trace).culprit.endswith("are not included"), "of pipelines that take minibatches by pace"
     assert {span.stage for span in trace.spans} == {0, 1, 2}
     trained = [span for span in trace.spans if span.kind == "forward"]
     for row in (*result.rows("epoch"), *result.rows("summary")):

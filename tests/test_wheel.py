@@ -57,7 +57,8 @@ def test_all_is_in_it_and_the_verbs_work_in_an_empty_folder(wheel, tmp_path):
         return json.loads(done.stdout)
 
     shipped = len(list(site.glob("sparsepipe/data_manifests/datasets/*.yaml")))
-    assert len(run("data", "list", "--json")) == shipped > 10
+    listed = run("data", "list", "--json")
+    assert len(listed) > shipped > 10
     made = run("reproduce", "00_start", "--json")
     assert made["page"] == str(here / "figures" / "index.html")
     assert "1 of" in (here / "figures" / "index.html").read_text()
