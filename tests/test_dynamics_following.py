@@ -49,7 +49,7 @@ def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
     assert any(alarm["rank"] == 1 and alarm["factor"] > 2 for alarm in job.record.drift() if "rank" in alarm)
     outcomes = [row for row in rows if row["event"] == "outcome"]
     assert all(row["measured_share"] <= 1 and row["predicted_share"] > 0 for row in outcomes)
-    assert len(outcomes) == sum("was to be" in line for line in told)
+    assert len(outcomes) == sum("; predicted: " in line for line in told)
     assert any("another plan" in line for line in told) and any("from minibatch" in line for line in told)
     forwards = [s.minibatch for s in job.record.trace().spans if (s.stage, s.kind) == (0, "forward")]
     assert sorted(forwards) == list(range(75)), "each minibatch once"
