@@ -15,6 +15,7 @@ import pytest
 import torch
 from engine_clouds import close, random_batch
 
+from sparsepipe.data.reach import reach
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.native import convolution, tuning
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
@@ -133,18 +134,76 @@ def whole_network(device="cpu"):
     assert all(p.grad is None for p in part.parameters())
     choices = tuning.choices_for(torch.empty(0, device=device).device)
     kinds = {" ".join(kind.split()[:2]) for kind in json.loads(choices.path.read_text())}
-    assert kinds == {"forward float32", "backward float32"}
+    assert kinds == {"forward float32", "backward float32", "kernel map"}
     train(device)  # measures the first convolution too, which is not of that part
     measured = {kind: set(sizes) for kind, sizes in choices._known.items()}
-    choices._known = {kind: dict.fromkeys(sizes, "gather") for kind, sizes in measured.items()}
+    choose = {"gather": "box", "fused (32, 32, 32)": "hash table"}  # how convolutions and kernel maps are computed
+
+    def chosen(way):
+        ways = {kind: choose[way] if kind == "kernel map" else way for kind in measured}
+        return {kind: dict.fromkeys(sizes, ways[kind]) for kind, sizes in measured.items()}
+
+    choices._known = chosen("gather")
     expected = train("cpu")
-    choices._known = {kind: dict.fromkeys(sizes, "fused (32, 32, 32)") for kind, sizes in measured.items()}
+    choices._known = chosen("fused (32, 32, 32)")
     for found, wanted in zip(train(device), expected, strict=True):
         close(found, wanted, 1e-4)
     assert {kind: set(sizes) for kind, sizes in choices._known.items()} == measured  # nothing was measured after all
 
 
-INTERPRETED = [compare_all, no_pairs, whole_network, many_shares]  # the last changes a number for good
+def same_kernel_maps(device="cpu"):
+    """Hold kernel maps by the hash table to those by the box, to the bit, in 1 to 4 dimensions, near and far."""
+    choices = tuning.choices_for(torch.empty(0, device=device).device)
+    generator = torch.Generator().manual_seed(0)
+    for dimension, stride, size, dilation in (
+        (1, 1, 3, 2),
+        (2, 2, 3, 1),
+        (3, 1, 3, 1),
+        (3, 2, 2, 1),
+        (3, 1, 2, 3),
+        (4, 1, 3, 1),
+    ):
+        for far in (0, reach("native", dimension) - 8):
+            places = torch.randint(-4, 5, (60, dimension), generator=generator)
+            places[::3] += far  # some voxels at the rim of what keys hold
+            places[1::3] -= far
+            coordinates = torch.cat([torch.randint(0, 2, (60, 1), generator=generator), places], dim=1)
+            keys = pack(coordinates).unique().to(device)
+            found = []
+            for way in ("box", "hash table"):
+                choices._known = {"kernel map": {str(bits): way for bits in range(40)}}
+                manager = CoordinateManager(dimension)
+                fine = (1,) * dimension
+                manager.insert(fine, keys)
+                coarse = manager.downsampled(fine, stride) if stride > 1 else fine
+                found.append(manager.kernel_map(fine, coarse, kernel_size=size, dilation=dilation))
+            box, hashed = found
+            assert box.counts == hashed.counts and box.num_pairs > len(keys) // 2
+            assert torch.equal(box.in_rows, hashed.in_rows) and torch.equal(box.out_rows, hashed.out_rows)
+
+
+def rows_in_table(device="cpu"):
+    """Hold the hash table to a dictionary, with keys that share slots and none at all."""
+    from sparsepipe.engines.native import hash_table
+
+    generator = torch.Generator().manual_seed(0)
+    for num_keys, num_wanted in ((0, 5), (5, 0), (1, 1), (300, 200), (129, 513)):
+        keys = torch.randperm(600, generator=generator)[:num_keys] << 40
+        wanted, steps = torch.randint(0, 600, (num_wanted,), generator=generator) << 40, [0, 1, 1 << 40]
+        row_of = {int(key): row for row, key in enumerate(keys)}
+        expected = [[row_of.get(int(key) + step, -1) for key in wanted] for step in steps]
+        found = hash_table.rows_at(keys.to(device), wanted.to(device), steps)
+        assert found.tolist() == expected
+
+
+INTERPRETED = [
+    same_kernel_maps,
+    rows_in_table,
+    compare_all,
+    no_pairs,
+    whole_network,
+    many_shares,
+]  # the last changes a number for good
 
 
 def interpret(path):
@@ -202,6 +261,22 @@ def test_they_compile_for_gpus(dtype, precision, capability):
         compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
         assert f"sm_{capability}" in compiled.asm["ptx"] and "mma" in compiled.asm["ptx"]
         assert len(compiled.asm["cubin"]) > 1000 and compiled.metadata.shared < 100_000
+
+
+def test_the_hash_table_compiles_for_gpus():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: the hash table is not compiled here")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from sparsepipe.engines.native import hash_table
+
+    types = dict.fromkeys(("keys", "steps", "slot_keys"), "*i64") | dict.fromkeys(("slot_rows", "found"), "*i32")
+    for function, instruction in ((hash_table._insert_kernel, "atom"), (hash_table._look_up_kernel, "ld.global")):
+        fixed = {"BLOCK": 128}
+        signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in function.arg_names}
+        compiled = compile(ASTSource(function, signature, fixed), target=GPUTarget("cuda", 90, 32))
+        assert instruction in compiled.asm["ptx"] and len(compiled.asm["cubin"]) > 1000
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Engine, engine
-from sparsepipe.engines.native import convolution
+from sparsepipe.engines.native import convolution, coordinates
 
 from ..rounds import turns
 from .cases import Case, clouds, for_network
@@ -60,6 +60,12 @@ def _steps(case: Case, batch: PointBatch, chosen: Engine, rounds: int, device: t
     functions: dict[str, Callable[[], dict[str, float]]] = {
         name: lambda own=own: own.step(batch) for name, own in trainers.items()
     }
+
+    def boxed() -> dict[str, float]:
+        with _boxes_alone():
+            return trainers["native"].step(batch)
+
+    functions |= {"native-boxes": boxed}
     functions |= {"native-gathered": gathered, "native-warm-maps": lambda: trainers["native"].step(batch, used)}
     seconds = {name: [row["step"] for row in rows] for name, rows in turns(rounds, functions).items()}
     torch.cuda.reset_peak_memory_stats(device)
@@ -70,6 +76,7 @@ def _steps(case: Case, batch: PointBatch, chosen: Engine, rounds: int, device: t
         "gathered_over_native": ratio(seconds["native-gathered"], seconds["native"]),
         "native_over_native_bf16": ratio(seconds["native"], seconds["native-bf16"]),
         "kernel_map_share": 1 - min(seconds["native-warm-maps"]) / min(seconds["native"]),
+        "kernel_map_share_by_boxes": 1 - min(seconds["native-warm-maps"]) / min(seconds["native-boxes"]),
         "peak_bytes": torch.cuda.max_memory_allocated(device) - before,
     }
 
@@ -83,6 +90,17 @@ def _gathered_alone() -> Iterator[None]:
         yield
     finally:
         convolution.fused_kernels = fused_kernels
+
+
+@contextmanager
+def _boxes_alone() -> Iterator[None]:
+    """Do without the hash table: kernel maps are made of tables of a bounding box's cells, by torch."""
+    hash_tables = coordinates.hash_tables
+    coordinates.hash_tables = lambda keys: None
+    try:
+        yield
+    finally:
+        coordinates.hash_tables = hash_tables
 
 
 def _convolutions(

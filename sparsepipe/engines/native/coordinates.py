@@ -1,7 +1,9 @@
 """Voxel coordinates as sorted 64-bit keys, and the coordinate manager of one minibatch."""
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor
 from ...data.reach import AXIS_BITS, check_within, reach
 from ...errors import InputError
 from ...networks.rows import each_axis
-from .kernel_map import KernelMap, kernel_map, tiling_map
+from .kernel_map import KernelMap, Offsets, Search, kernel_map, rows_in_box, tiling_map
 from .serialisation import Windows, curve_order, places_in_samples, windows
+from .tuning import fastest, hash_tables
 
 Stride = tuple[int, ...]
 
@@ -150,8 +153,32 @@ class CoordinateManager:
                 parents = self._parents(in_stride, out_stride)
                 self._maps[cached] = tiling_map(entering, parents, len(leaving), in_stride, sizes)
             else:
-                self._maps[cached] = kernel_map(entering, leaving, in_stride, kernel_size=sizes, dilation=dilations)
+                search = self._hashed_search(in_stride, out_stride, dilations)
+                shape = {"kernel_size": sizes, "dilation": dilations}
+                self._maps[cached] = kernel_map(entering, leaving, in_stride, **shape, search=search)
         return self._maps[cached]
+
+    def _hashed_search(self, in_stride: Stride, out_stride: Stride, dilations: tuple[int, ...]) -> Search | None:
+        """Return how rows are found where a hash table can be had: by it or by the box, as is faster on the device."""
+        keys, wanted = self._keys[in_stride], self._keys[out_stride]
+        tables = hash_tables(keys)
+        if tables is None:
+            return None
+        bits, units = AXIS_BITS[self.dimension], times(in_stride, dilations)
+        weights = [unit << (bits * (self.dimension - 1 - axis)) for axis, unit in enumerate(units)]
+        shape = {"in_stride": in_stride, "dilation": dilations}
+
+        def search(offsets: Offsets) -> Tensor:
+            in_box = partial(rows_in_box, self.coordinates(in_stride), self.coordinates(out_stride), offsets, **shape)
+            farthest = max(unit * abs(step) for offset in offsets for unit, step in zip(units, offset, strict=True))
+            if farthest >= 1 << (bits - 2):
+                return in_box()  # a key plus such a step could be the key of a voxel elsewhere
+            steps = [sum(map(operator.mul, offset, weights)) for offset in offsets]
+            hashed = partial(tables.rows_at, keys, wanted, steps)
+            ways: dict[str, Callable[[], Tensor]] = {"box": in_box, "hash table": hashed}
+            return fastest("kernel map", len(wanted) * len(offsets), ways, keys.device)
+
+        return search
 
     def upward_map(
         self,

@@ -7,7 +7,8 @@
     kernel_gradient   one program per offset and block of its matrix walks the offset's pairs; if they are many,
                       several share them and their sums are added up afterwards.
 
-No atomics: the same input gives the same bits. Sums are in single precision. The only file that imports Triton.
+No atomics: the same input gives the same bits. Sums are in single precision. Triton is
+imported here and in hash_table.py alone.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -118,7 +119,7 @@ def forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap, blocks: Blo
     output = features.new_empty(kernel_map.num_out, num_outputs)
     if output.numel():
         grid = triton.cdiv(len(output), blocks[0]), triton.cdiv(num_outputs, blocks[2])
-        with _on(features):
+        with on_device(features):
             _forward_kernel[grid](
                 features,
                 kernel,
@@ -143,7 +144,7 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     sums = features.new_empty(shares, len(pairs.counts), num_inputs, num_outputs, dtype=torch.float32)
     num_blocks = triton.cdiv(num_outputs, blocks[2])
     grid = len(pairs.counts), triton.cdiv(num_inputs, blocks[1]) * num_blocks, shares
-    with _on(features):
+    with on_device(features):
         _gradient_kernel[grid](
             features,
             grad_output,
@@ -160,7 +161,7 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     return sums[0] if shares == 1 else sums.sum(dim=0)
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
+def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     """Make a tensor's device the current one: Triton starts programs there."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 

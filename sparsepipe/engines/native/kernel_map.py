@@ -19,6 +19,9 @@ _BLOCK_BITS = 5  # a block has 2**5 cells, one after the other on the last axis
 _TABLE_CELLS = 2**25  # of either, at most: 128 MiB
 
 
+Offsets = tuple[tuple[int, ...], ...]
+Search = Callable[[Offsets], Tensor]  # int32 [K, M]: the input row at each offset of each output voxel, -1: none
+
 _Built = TypeVar("_Built")
 
 
@@ -189,7 +192,7 @@ class KernelMap:
         return self._chunks[num_rows]
 
 
-def kernel_offsets(kernel_size: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def kernel_offsets(kernel_size: Sequence[int]) -> Offsets:
     """List a kernel's offsets as MinkowskiEngine does: first axis fastest, odd sizes centred, even ones from 0."""
     firsts = (-(size // 2) if size % 2 else 0 for size in kernel_size)
     reaches = [range(first, first + size) for first, size in zip(firsts, kernel_size, strict=True)]
@@ -203,19 +206,30 @@ def kernel_map(
     *,
     kernel_size: tuple[int, ...],
     dilation: tuple[int, ...],
+    search: Search | None = None,
 ) -> KernelMap:
     """Pair rows by a kernel laid on each of `out_coordinates`, in steps of `in_stride` times `dilation`.
 
     Coordinates are int32 [N, 1 + D], batch index first, sorted and distinct, multiples of `in_stride`. Of an odd kernel
     that keeps its coordinates, the very tensor, half is searched: offset -k is offset k with its columns swapped.
+    `search` finds the input rows, without it a table of the cells of the bounding box does.
     """
     offsets = kernel_offsets(kernel_size)
     num_in, num_out = len(in_coordinates), len(out_coordinates)
+
+    def pairs_of(searched: Offsets) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        if not searched or not num_in or not num_out:
+            none = in_coordinates.new_empty(0, dtype=torch.int64)
+            return none, none, (0,) * len(searched)
+        if search is not None:
+            return _pairs(search(searched))
+        return _pairs(rows_in_box(in_coordinates, out_coordinates, searched, in_stride=in_stride, dilation=dilation))
+
     if in_coordinates is not out_coordinates or any(size % 2 == 0 for size in kernel_size):
-        in_rows, out_rows, counts = _search(in_coordinates, out_coordinates, in_stride, offsets, dilation)
+        in_rows, out_rows, counts = pairs_of(offsets)
         return KernelMap(in_rows, out_rows, counts, num_in, num_out)
     half = len(offsets) // 2
-    in_rows, out_rows, counts = _search(in_coordinates, out_coordinates, in_stride, offsets[:half], dilation)
+    in_rows, out_rows, counts = pairs_of(offsets[:half])
     return KernelMap(
         torch.cat([in_rows, *reversed(out_rows.split(counts))]),
         torch.cat([out_rows, *reversed(in_rows.split(counts))]),
@@ -245,21 +259,19 @@ def tiling_map(
     return KernelMap(order, parents.index_select(0, order), tuple(counts), len(in_coordinates), num_out)
 
 
-def _search(
+def rows_in_box(
     in_coordinates: Tensor,
     out_coordinates: Tensor,
+    offsets: Offsets,
+    *,
     in_stride: tuple[int, ...],
-    offsets: tuple[tuple[int, ...], ...],
     dilation: tuple[int, ...],
-) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """For each offset pair every output voxel with the input voxel that lies there, if there is one.
+) -> Tensor:
+    """Return for each offset and output voxel the row of the input voxel that lies there, -1 if there is none.
 
     Voxels become cell numbers of a box, in units of `in_stride`, that holds all inputs and all places looked at, so
     that an offset is one number to add to a cell and never runs into the next row of cells.
     """
-    if not offsets or not len(in_coordinates) or not len(out_coordinates):
-        none = in_coordinates.new_empty(0, dtype=torch.int64)
-        return none, none, (0,) * len(offsets)
     reach = (
         0,
         *(
@@ -283,10 +295,15 @@ def _search(
     along = [axis_stride * stride for axis_stride, stride in zip(dilation, strides[1:], strict=True)]
     steps = [sum(o * step for o, step in zip(offset, along, strict=True)) for offset in offsets]
     wanted = out_cells + torch.tensor(steps, dtype=out_cells.dtype, device=out_cells.device).unsqueeze(1)  # [K, M]
-    rows, found_rows = _look_up(in_cells, wanted, math.prod(sizes))
-    pairs = found_rows.flatten().nonzero().flatten()  # by offset, then by output row
-    counts = tuple(found_rows.sum(dim=1).tolist())
-    starts = torch.arange(0, wanted.numel(), wanted.shape[1], device=pairs.device)
+    return _look_up(in_cells, wanted, math.prod(sizes))
+
+
+def _pairs(rows: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Return input rows, output rows and the number of pairs by offset of a table [K, M], where -1 is none."""
+    there = rows >= 0
+    pairs = there.flatten().nonzero().flatten()  # by offset, then by output row
+    counts = tuple(there.sum(dim=1).tolist())
+    starts = torch.arange(0, rows.numel(), rows.shape[1], device=pairs.device)
     out_rows = pairs - starts.repeat_interleave(torch.tensor(counts, device=pairs.device))
     return rows.flatten().index_select(0, pairs).long(), out_rows, counts
 
@@ -295,19 +312,18 @@ def _cells(places: Tensor, weights: Tensor, origin: int) -> Tensor:
     return (places * weights).sum(dim=1) - origin
 
 
-def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
-    """Return each wanted cell's row and whether it has one: by tables, in large boxes by bisection.
+def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> Tensor:
+    """Return each wanted cell's row, -1 if it has none: by tables, in large boxes by bisection.
 
     `cells` [N] grow, `wanted` is [K, M].
     """
     sought, most = wanted.flatten(), min(_TABLE_CELLS_PER_QUESTION * wanted.numel(), _TABLE_CELLS)
     if num_cells >> _BLOCK_BITS > most:
         rows = torch.searchsorted(cells, sought, out_int32=True).clamp_(max=len(cells) - 1)
-        return rows.view(wanted.shape), (cells.index_select(0, rows) == sought).view(wanted.shape)
+        return rows.masked_fill_(cells.index_select(0, rows) != sought, -1).view(wanted.shape)
     if num_cells > most:
         cells, sought, num_cells = _within_blocks(cells, sought, num_cells)
-    rows = _numbered(cells, num_cells).index_select(0, sought).view(wanted.shape)
-    return rows, rows >= 0
+    return _numbered(cells, num_cells).index_select(0, sought).view(wanted.shape)
 
 
 def _within_blocks(cells: Tensor, sought: Tensor, num_cells: int) -> tuple[Tensor, Tensor, int]:

@@ -24,19 +24,30 @@ Result = TypeVar("Result")
 
 
 @functools.cache
-def _triton_kernels() -> ModuleType | None:
+def _triton_kernels() -> tuple[ModuleType, ModuleType] | None:
     try:
-        from . import fused
+        from . import fused, hash_table
     except ImportError as error:
         tell(f"engine native: no fused kernels on this GPU ({error}); rows are gathered instead")
         return None
-    return fused
+    return fused, hash_table
 
 
 def fused_kernels(features: Tensor) -> ModuleType | None:
     """Return the fused kernels where they can run on `features`: on CUDA, elsewhere in Triton's interpreter alone."""
-    runs = features.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return _triton_kernels() if runs and features.dtype != torch.float64 else None
+    kernels = _kernels_on(features)
+    return kernels[0] if kernels and features.dtype != torch.float64 else None
+
+
+def hash_tables(keys: Tensor) -> ModuleType | None:
+    """Return the hash table of voxels where it can run on `keys`."""
+    kernels = _kernels_on(keys)
+    return kernels[1] if kernels else None
+
+
+def _kernels_on(tensor: Tensor) -> tuple[ModuleType, ModuleType] | None:
+    runs = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return _triton_kernels() if runs else None
 
 
 class Choices:
@@ -91,7 +102,7 @@ def choices_for(device: torch.device) -> Choices:
     kernels = _triton_kernels()
     assert kernels is not None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
-    facts = re.sub(r"[^\w.+]+", "-", f"{name} torch-{torch.__version__} triton-{kernels.VERSION}")
+    facts = re.sub(r"[^\w.+]+", "-", f"{name} torch-{torch.__version__} triton-{kernels[0].VERSION}")
     return Choices(user_cache() / "kernels" / f"{facts}.json")
 
 
@@ -116,7 +127,7 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
             function()
             _wait(device)
             times.append(time.perf_counter() - start)
-    except kernels.TOO_LARGE:
+    except kernels[0].TOO_LARGE:
         return float("inf")
     return statistics.median(times[1:])
 
