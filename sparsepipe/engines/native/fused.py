@@ -33,7 +33,7 @@ TOO_LARGE = (torch.OutOfMemoryError, triton.runtime.errors.OutOfResources)  # ra
 
 
 @triton.jit
-def _forward_kernel(  # type: ignore[no-untyped-def]  # Triton takes annotations for its own types
+def _forward_kernel(
     features,  # [N_in, A]
     kernel,  # [K, A, B], strides given
     neighbours,  # int32 [K, N_out], -1: none
@@ -76,7 +76,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]  # Triton takes annotations
 
 
 @triton.jit
-def _gradient_kernel(  # type: ignore[no-untyped-def]  # Triton takes annotations for its own types
+def _gradient_kernel(
     features,  # [N_in, A]
     gradients,  # [N_out, B]
     in_rows,  # int64 [P], by offset

@@ -23,12 +23,12 @@ _FACTOR = tl.constexpr(0x1E3779B97F4A7C15)
 
 
 @triton.jit
-def _slot(keys, num_slots):  # type: ignore[no-untyped-def]  # Triton takes annotations for its own types
+def _slot(keys, num_slots):
     return ((keys * _FACTOR) >> 29) & (num_slots - 1)
 
 
 @triton.jit
-def _insert_kernel(  # type: ignore[no-untyped-def]  # as above
+def _insert_kernel(
     keys,  # int64 [N], distinct
     slot_keys,  # int64 [S], all free
     slot_rows,  # int32 [S]
@@ -49,12 +49,12 @@ def _insert_kernel(  # type: ignore[no-untyped-def]  # as above
 
 
 @triton.jit
-def _look_up_kernel(  # type: ignore[no-untyped-def]  # as above
+def _look_up_kernel(
     keys,  # int64 [M], of the output voxels
     steps,  # int64 [K]: what a kernel offset adds to a key
     slot_keys,
     slot_rows,
-    found,  # int32 [K, M]
+    output,  # int32 [K, M]
     num_keys,
     num_slots,
     BLOCK: tl.constexpr,
@@ -69,7 +69,7 @@ def _look_up_kernel(  # type: ignore[no-untyped-def]  # as above
         row = tl.where(held == key, tl.load(slot_rows + slot, mask=searching & (held == key), other=-1), row)
         searching = searching & (held != _FREE) & (held != key)
         slot = tl.where(searching, (slot + 1) & (num_slots - 1), slot)
-    tl.store(found + tl.program_id(1).to(tl.int64) * num_keys + rows, row, mask=rows < num_keys)
+    tl.store(output + tl.program_id(1).to(tl.int64) * num_keys + rows, row, mask=rows < num_keys)
 
 
 def rows_at(keys: Tensor, wanted: Tensor, steps: Sequence[int]) -> Tensor:
@@ -86,13 +86,14 @@ def rows_at(keys: Tensor, wanted: Tensor, steps: Sequence[int]) -> Tensor:
     num_slots = triton.next_power_of_2(max(_SLOTS_PER_KEY * len(keys), 2))
     slot_keys = keys.new_full((num_slots,), -1)
     slot_rows = keys.new_empty(num_slots, dtype=torch.int32)
-    found = keys.new_empty(len(steps), len(wanted), dtype=torch.int32)
-    table = slot_keys, slot_rows
+    rows = keys.new_empty(len(steps), len(wanted), dtype=torch.int32)
     with on_device(keys):
         if len(keys):
-            _insert_kernel[triton.cdiv(len(keys), _BLOCK),](keys, *table, len(keys), num_slots, BLOCK=_BLOCK)
-        if found.numel():
+            _insert_kernel[triton.cdiv(len(keys), _BLOCK),](
+                keys, slot_keys, slot_rows, len(keys), num_slots, BLOCK=_BLOCK
+            )
+        if rows.numel():
             grid = triton.cdiv(len(wanted), _BLOCK), len(steps)
             to_add = torch.tensor(steps, device=keys.device)
-            _look_up_kernel[grid](wanted, to_add, *table, found, len(wanted), num_slots, BLOCK=_BLOCK)
-    return found
+            _look_up_kernel[grid](wanted, to_add, slot_keys, slot_rows, rows, len(wanted), num_slots, BLOCK=_BLOCK)
+    return rows
