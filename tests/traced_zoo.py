@@ -787,6 +787,33 @@ def minkowski_unet():
     return module, ME.SparseTensor(torch.rand(len(places), 3, dtype=torch.float64), places)
 
 
+def minkowski_points():
+    """A dict of points: voxels are made of them in the forward, and their features go back to the points at its end."""
+    from sparsepipe.engines.minkowski import ME
+
+    class Points(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = ME.MinkowskiConvolution(3, 4, kernel_size=3, dimension=3)
+            self.down = ME.MinkowskiConvolution(4, 8, kernel_size=2, stride=2, dimension=3)
+            self.up = ME.MinkowskiConvolutionTranspose(8, 4, kernel_size=2, stride=2, dimension=3)
+            self.head = ME.MinkowskiConvolution(8, 5, kernel_size=1, dimension=3)
+
+        def forward(self, points):
+            sample = torch.cat([torch.full((n,), i) for i, n in enumerate(points["counts"].tolist())])
+            places = torch.cat([sample[:, None].float(), points["places"]], dim=1)
+            mode = ME.SparseTensorQuantizationMode.RANDOM_SUBSAMPLE  # torch deprecates how averages are made
+            field = ME.TensorField(points["features"], places, quantization_mode=mode)
+            fine = self.enter(field.sparse())
+            return self.head(ME.cat(self.up(self.down(fine)), fine)).slice(field).F
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates how its layers are made
+        module = Points()
+    places = torch.rand(70, 3) * 5  # several points in a voxel
+    return module, {"places": places, "features": torch.rand(70, 3), "counts": torch.tensor([40, 30])}
+
+
 def transformers_bert():
     """A tied decoder, masks of masks, optional arguments, the loss inside, a ModelOutput out."""
     from transformers import BertConfig, BertForPreTraining
@@ -846,14 +873,19 @@ ZOO = {
     "siamese": lambda: (Siamese(), ((torch.randn(4, 5), torch.randn(4, 5)),)),
     "norms": lambda: (ConvNorms(), torch.randn(2, 3, 8, 8)),
     "minkowski unet": minkowski_unet,
+    "minkowski points": minkowski_points,
     "transformers bert": transformers_bert,
     "transformers gpt2": transformers_gpt2,
     "pointnet": lambda: (PointNet(), (torch.randn(2, 6, 3), torch.randint(0, 6, (2, 2)))),
 }
 
 
-NEEDS = {"minkowski unet": "MinkowskiEngine", "transformers bert": "transformers", "transformers gpt2": "transformers"}
-EXACT = frozenset(ZOO) - {"minkowski unet"}
+_OF_MINKOWSKI = {"minkowski unet", "minkowski points"}
+NEEDS = dict.fromkeys(_OF_MINKOWSKI, "MinkowskiEngine") | {
+    "transformers bert": "transformers",
+    "transformers gpt2": "transformers",
+}
+EXACT = frozenset(ZOO) - _OF_MINKOWSKI
 
 
 def missing(name):
@@ -864,7 +896,7 @@ def missing(name):
 
 def engine(name):
     """Return the engine that a network's values cross boundaries with."""
-    return engines.engine("minkowski") if name == "minkowski unet" else PlainEngine()
+    return engines.engine("minkowski") if name in _OF_MINKOWSKI else PlainEngine()
 
 
 def doubled(value):

@@ -1,5 +1,6 @@
 """The reference engine: NVIDIA's MinkowskiEngine behind the engine protocol. The only file that imports it."""
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import PointBatch
+from ..data.examples import ExampleBatch
 from ..data.reach import check_within, reach, within_reach
 from ..errors import InputError
 from ..networks.base import LayerRow
@@ -19,13 +21,16 @@ from .base import CoordinateSet, Feature, Parts
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .input_checks import checked
+from .plain import on_device
 
 restore_removed_names()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says at every import that it was built without CUDA
     import MinkowskiEngine as ME
 
-AnyTensor: TypeAlias = ME.SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
+# Sparse, points with their voxels (a TensorField), or dense rows [B, C] after global pooling.
+AnyTensor: TypeAlias = ME.SparseTensor | ME.TensorField | Tensor
+_SPARSE = (ME.SparseTensor, ME.TensorField)
 
 
 class MinkowskiEngine:
@@ -33,7 +38,7 @@ class MinkowskiEngine:
 
     name = "minkowski"
     takes_points = True
-    takes_examples = False
+    takes_examples = True
     shares_scenes = False
 
     def layer(self, row: Row) -> nn.Module:
@@ -52,7 +57,10 @@ class MinkowskiEngine:
             )  # which the library wants named
             return checked(LAYERS[row.kind](**{**row.args, **space}), row, self)
 
-    def tensor(self, batch: PointBatch, device: torch.device | str = "cpu") -> ME.SparseTensor:
+    def tensor(self, batch: PointBatch | ExampleBatch, device: torch.device | str = "cpu") -> Any:
+        """Put a minibatch on a device: voxels as a sparse tensor, plain tensors as the network takes them."""
+        if isinstance(batch, ExampleBatch):
+            return on_device(batch.inputs, device)
         dimension = batch.coordinates.shape[1] - 1
         limit = reach(self.name, dimension)
         coordinates = within_reach(batch.coordinates.to(device), limit)
@@ -64,25 +72,31 @@ class MinkowskiEngine:
         sets: dict[Any, CoordinateSet] = {}
         features: dict[str, Feature] = {}
         families = {"": 0}  # the library's name of what is at a stride → its number
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, ME.SparseTensor):
-                features[name] = Feature(tensor, None)
-                continue
-            stride, origin = tensor.coordinate_map_key.get_key()
+        fields = FieldWriter()
+
+        def number_of(map_key: Any, manager: Any) -> int:
+            stride, origin = map_key.get_key()
             key = tuple(stride), families.setdefault(origin, len(families))
-            sets.setdefault(key, CoordinateSet(key[0], tensor.C, key[1]))
-            features[name] = Feature(tensor.F, list(sets).index(key))
-        return Parts(tuple(sets.values()), features)
+            if key not in sets:
+                sets[key] = CoordinateSet(key[0], manager.get_coordinates(map_key), key[1])
+            return list(sets).index(key)
+
+        for name, tensor in tensors.items():
+            features[name] = Feature(self.features(tensor), None)
+            if isinstance(tensor, ME.SparseTensor):
+                number = number_of(tensor.coordinate_map_key, tensor.coordinate_manager)
+                features[name] = Feature(tensor.F, number)
+            elif isinstance(tensor, ME.TensorField):
+                voxels = tensor._inverse_mapping.items()
+                numbered = {number_of(key, tensor.coordinate_manager): rows for key, rows in voxels}
+                fields.add(name, tensor, numbered)
+        return Parts(tuple(sets.values()), features, fields.tables())
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
         """Raises InputError for coordinates that are not distinct."""
         manager, keys = None, []
         for stride, coordinates, family in parts.coordinate_sets:
-            manager = manager or ME.CoordinateManager(
-                D=coordinates.shape[1] - 1,
-                num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
-                coordinate_map_type=ME.CoordinateMapType.CUDA if coordinates.is_cuda else ME.CoordinateMapType.CPU,
-            )
+            manager = manager or _manager(coordinates)
             origin = f"family{family}" if family else ""  # where a layer looks for the voxels of a stride by itself
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), origin)
             if len(kept) != len(coordinates):
@@ -94,16 +108,17 @@ class MinkowskiEngine:
             keys.append(key)
         if manager is not None:
             _insert_samples(manager, parts.coordinate_sets)
-        return {name: _join(name, feature, keys, manager, parts) for name, feature in parts.features.items()}
+        tensors = {name: _join(name, feature, keys, manager, parts) for name, feature in parts.features.items()}
+        return tensors | read_fields(parts, keys, manager)
 
     def features(self, tensor: AnyTensor) -> Tensor:
-        return tensor.F if isinstance(tensor, ME.SparseTensor) else tensor
+        return tensor.F if isinstance(tensor, _SPARSE) else tensor
 
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
-        return _with_features(tensor, features) if isinstance(tensor, ME.SparseTensor) else features
+        return _with_features(tensor, features) if isinstance(tensor, _SPARSE) else features
 
     def dimension(self, tensor: AnyTensor) -> int:
-        return tensor.D if isinstance(tensor, ME.SparseTensor) else tensor.dim() - 2
+        return tensor.D if isinstance(tensor, _SPARSE) else tensor.dim() - 2
 
     def map_bytes(self, tensor: AnyTensor) -> int:
         return 0  # its coordinate manager does not tell
@@ -138,6 +153,64 @@ class MinkowskiEngine:
         return changed
 
 
+class FieldWriter:
+    """Takes TensorFields apart into a table of facts (JSON) and one of integers: points, and the voxel of each."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, dict[str, object]] = {}
+        self._integers: list[Tensor] = []
+        self._num_integers = 0
+
+    def add(self, name: str, field: ME.TensorField, voxels: Mapping[int, Tensor]) -> None:
+        """Note a field. `voxels`: the row of each point in coordinate sets, by the set's number."""
+        self._facts[name] = {
+            "stride": field.coordinate_field_map_key.get_tensor_stride(),
+            "mode": field.quantization_mode.name,
+            "points": self._table(field.C.float().contiguous().view(torch.int32)),
+            "voxels": [[number, self._table(rows.int())] for number, rows in voxels.items()],
+        }
+
+    def tables(self) -> tuple[Tensor, ...]:
+        if not self._facts:
+            return ()
+        document = bytearray(json.dumps(self._facts).encode())
+        return torch.frombuffer(document, dtype=torch.uint8), torch.cat(self._integers)
+
+    def _table(self, integers: Tensor) -> list[int]:
+        self._integers.append(integers.reshape(-1))
+        start = self._num_integers
+        self._num_integers += integers.numel()
+        return [start, self._num_integers]
+
+
+def read_fields(parts: Parts, keys: Sequence[Any], manager: Any) -> dict[str, ME.TensorField]:
+    """Put TensorFields together again, with the rows of their points in the coordinate sets that came with them."""
+    fields: dict[str, ME.TensorField] = {}
+    if not parts.tables:
+        return fields
+    facts, integers = parts.tables
+    for name, known in json.loads(facts.cpu().numpy().tobytes()).items():
+        points = integers[slice(*known["points"])].view(torch.float32).view(-1, len(known["stride"]) + 1)
+        manager = manager or _manager(points)
+        fields[name] = ME.TensorField(
+            parts.features[name].rows,
+            points,
+            known["stride"],
+            coordinate_manager=manager,
+            quantization_mode=ME.SparseTensorQuantizationMode[known["mode"]],
+        )
+        fields[name]._inverse_mapping = {keys[k]: integers[slice(*place)] for k, place in known["voxels"]}
+    return fields
+
+
+def _manager(coordinates: Tensor) -> Any:
+    return ME.CoordinateManager(
+        D=coordinates.shape[1] - 1,
+        num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
+        coordinate_map_type=ME.CoordinateMapType.CUDA if coordinates.is_cuda else ME.CoordinateMapType.CPU,
+    )
+
+
 def _insert_samples(manager: Any, sets: Sequence[CoordinateSet]) -> None:
     """Put the samples in their order as the rows of global pooling, which else come in the order of a hash map.
 
@@ -167,7 +240,16 @@ def _join(name: str, feature: Feature, keys: list[Any], manager: Any, parts: Par
     return ME.SparseTensor(feature.rows, coordinate_map_key=keys[feature.coordinate_set], coordinate_manager=manager)
 
 
-def _with_features(tensor: ME.SparseTensor, features: Tensor) -> ME.SparseTensor:
+def _with_features(tensor: ME.SparseTensor | ME.TensorField, features: Tensor) -> ME.SparseTensor | ME.TensorField:
+    if isinstance(tensor, ME.TensorField):
+        field = ME.TensorField(
+            features,
+            coordinate_field_map_key=tensor.coordinate_field_map_key,
+            coordinate_manager=tensor.coordinate_manager,
+            quantization_mode=tensor.quantization_mode,
+        )
+        field._inverse_mapping = tensor._inverse_mapping
+        return field
     return ME.SparseTensor(
         features, coordinate_map_key=tensor.coordinate_map_key, coordinate_manager=tensor.coordinate_manager
     )

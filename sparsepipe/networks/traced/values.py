@@ -17,7 +17,14 @@ _CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), t
 def is_sparse(value: object) -> bool:
     """Return whether a value is a sparse tensor of MinkowskiEngine or spconv, which are asked only if imported."""
     library = sys.modules.get("MinkowskiEngine")
-    return (library is not None and isinstance(value, library.SparseTensor)) or is_of_spconv(value)
+    kinds = () if library is None else (library.SparseTensor, library.TensorField)
+    return isinstance(value, kinds) or is_of_spconv(value)
+
+
+def is_field(value: object) -> bool:
+    """Return whether a value is a MinkowskiEngine TensorField: points, several of which may be in a voxel."""
+    library = sys.modules.get("MinkowskiEngine")
+    return library is not None and isinstance(value, library.TensorField)
 
 
 def is_of_spconv(value: object) -> bool:
@@ -54,8 +61,8 @@ def in_order(value: Any) -> Tensor:
 
     The library orders the voxels of a coarser grid by what it computed before.
     """
-    if not is_sparse(value):
-        return value
+    if not is_sparse(value) or is_field(value):  # points keep the order of the minibatch
+        return features(value)
     order = torch.unique(coordinates(value), dim=0, return_inverse=True)[1].argsort()
     return features(value).index_select(0, order)
 
