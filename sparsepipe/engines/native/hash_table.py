@@ -1,7 +1,7 @@
 """A hash table of voxels in Triton: which row lies at each kernel offset of each output voxel, in two launches.
 
-    insert     one program per block of keys puts each into the first free slot from its hash on, by compare-and-swap
-    look_up    one program per block of output voxels and kernel offset follows slots until the key or a free one
+    insert     One program per block of keys puts each into the first free slot from its hash on, by compare-and-swap.
+    look_up    One program per block of output voxels and kernel offset follows slots until the key or a free one.
 
 Which slot a key gets depends on who comes first, the row that is found under it does not.
 """

@@ -269,8 +269,8 @@ def rows_in_box(
 ) -> Tensor:
     """Return for each offset and output voxel the row of the input voxel that lies there, -1 if there is none.
 
-    Voxels become cell numbers of a box, in units of `in_stride`, that holds all inputs and all places looked at, so
-    that an offset is one number to add to a cell and never runs into the next row of cells.
+    Voxels become cell numbers of a box, in units of `in_stride`, that holds all inputs and all places looked at. So an
+    offset is one number to add to a cell, and never runs into the next row of cells.
     """
     reach = (
         0,

@@ -34,13 +34,13 @@ def _triton_kernels() -> tuple[ModuleType, ModuleType] | None:
 
 
 def fused_kernels(features: Tensor) -> ModuleType | None:
-    """Return the fused kernels where they can run on `features`: on CUDA, elsewhere in Triton's interpreter alone."""
+    """Return the fused kernels if they can run on `features`: on CUDA, elsewhere in Triton's interpreter alone."""
     kernels = _kernels_on(features)
     return kernels[0] if kernels and features.dtype != torch.float64 else None
 
 
 def hash_tables(keys: Tensor) -> ModuleType | None:
-    """Return the hash table of voxels where it can run on `keys`."""
+    """Return the hash table of voxels if it can run on `keys`."""
     kernels = _kernels_on(keys)
     return kernels[1] if kernels else None
 
