@@ -23,11 +23,20 @@ from sparsepipe import (
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cuts import Cuts
 from sparsepipe.planning.device_groups import device_classes
-from sparsepipe.planning.exact import improvement, optimal, relaxed_bound, search_space, walk_bound
+from sparsepipe.planning.exact import (
+    cut_profile_bound,
+    improvement,
+    optimal,
+    relaxed_bound,
+    search_space,
+    walk_bound,
+)
 from sparsepipe.planning.exact.cut_profile_bound import CutProfile
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, seconds_and_weights
 from sparsepipe.planning.exact.graph_search import StageEnds
 from sparsepipe.planning.exact.known_plans import Found, Known
 from sparsepipe.planning.exact.lagrangian_bound import placed_bound
+from sparsepipe.planning.exact.like_node_search import row_bound
 from sparsepipe.planning.exact.like_nodes import like_nodes
 from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.min_period import minimise_period
@@ -79,6 +88,20 @@ def test_no_walk_is_shorter_than_the_best_plan(seed):
     for most_groups in (walk_bound._MOST_GROUPS, 0):  # on the nodes as they are, and joined
         with mock.patch.object(walk_bound, "_MOST_GROUPS", most_groups):
             assert walk_bound.walk_bound(problem, profile, low=0.0, high=2 * best) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_row_of_all_cuts_is_shorter_than_the_best_plan(seed):
+    """With all cuts of an amount of work taken together: exact amounts, some, and what frontiers leave."""
+    problem = random_problem(seed)
+    best, listed = best_of_all(problem), ListedCuts.of(problem)
+    for bins in (20_000, 4):
+        with mock.patch.object(cut_profile_bound, "_WORK_BINS", bins):
+            rows = [CutProfile.of(listed).by_work()]
+        frontier = FrontierCuts.of(problem, units=bins, sums=seconds_and_weights(problem))
+        rows.append(CutProfile.of_frontier(frontier))
+        for row, high in itertools.product(rows, (best, 1.5 * best)):
+            assert (row_bound(problem, row, low=0.0, high=high) or 0.0) <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,16 +8,23 @@ allows a plan better than the best along an order.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..cuts import Index
-from .chain_search import Path, along_chain, useful_moves
+import numpy as np
+
+from ..base import Problem
+from ..cuts import Cuts, Index
+from .chain_search import Moves, Path, along_chain, useful_moves
+from .cut_profile_bound import CutProfile
+from .frontier_cuts import row_of_type
 from .graph_search import StageEnds, over_sets
 from .halving import largest_refused
-from .search_space import Space
+from .search_space import Space, symmetric_space
+from .stage_cost_tables import StageModel
 
 SECONDS = 3.0  # of the processor, after which no other period is tried
-ASKED_SECONDS = 6.0  # the same, for all cuts
-ASKED_BUDGET = 450_000_000  # moves × cuts × chains
+ASKED_SECONDS = 12.0  # the same, for all cuts
+ASKED_BUDGET = 1_000_000_000  # moves × cuts × chains
 WORTH = 0.001  # of a period, between one that was found and one that was not
 
 
@@ -40,11 +47,7 @@ def paths_on_like_nodes(space: Space, orders: Sequence[Index], *, low: float, hi
             paths.append([(group, int(order[first]), int(order[last])) for group, first, last in path])
             high = model.period(paths[-1])
 
-    def refused(seconds: float) -> bool:
-        return along_chain(row, moves, seconds, relaxed=True) is None
-
-    until = time.process_time() + SECONDS
-    low = largest_refused(refused, low, high, tolerance=WORTH, until=until)
+    low = _row_bound(row, moves, low=low, high=high)
     moves = useful_moves(row, moves, high)
     if high - low <= WORTH * high or len(moves.source) * len(model.cuts) * len(model.cuts.chains) > ASKED_BUDGET:
         return paths, low
@@ -56,3 +59,43 @@ def paths_on_like_nodes(space: Space, orders: Sequence[Index], *, low: float, hi
     except TimeoutError:
         return paths, low
     return paths, high
+
+
+def row_bound(problem: Problem, profile: CutProfile, *, low: float, high: float) -> float | None:
+    """Return a bound of the period of all plans on like nodes: at least `low`, which is one, at most `high`.
+
+    `profile` has for each amount of work what all cuts before it come to, in order. They are taken for a chain. None
+    if no nodes are identical, there are too many, or steps flush.
+    """
+    if problem.synchronous:
+        return None
+    ends = Cuts.along(problem.table, problem.layers)
+    space = symmetric_space(problem, Cuts.chosen(ends.layers, ends.inputs, (0, ends.masks[-1])))
+    if space is None:
+        return None
+    groups, whole = space.model.groups, profile.whole
+    row_of = row_of_type(problem)
+    rows = [*(row_of[name] for name in groups.types), 1]
+    zero = np.zeros((len(rows), 1))
+    least = np.concatenate([zero, profile.low.T[rows], whole[rows, None]], axis=1)
+    most = np.concatenate([zero, profile.high.T[rows], whole[rows, None]], axis=1)
+    least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
+    most = np.maximum.accumulate(most, axis=1)
+    crossing = np.concatenate([[0.0], profile.crossing, [0.0]])
+    links = [*(node.link for node in groups.nodes), problem.cluster.network]
+    row = replace(
+        space.model,
+        times=least[:-1],
+        weights=least[-1],
+        begins=(most[:-1], most[-1]),
+        work=np.zeros(least.shape[1]),
+        ports=np.stack([link.latency + crossing / link.bandwidth for link in links]),
+    )
+    return _row_bound(row, useful_moves(row, space.moves, high), low=low, high=high)
+
+
+def _row_bound(row: StageModel, moves: Moves, *, low: float, high: float) -> float:
+    def refused(seconds: float) -> bool:
+        return along_chain(row, moves, seconds, relaxed=True) is None
+
+    return largest_refused(refused, low, high, tolerance=WORTH, until=time.process_time() + SECONDS)

@@ -16,7 +16,7 @@ from ..estimate import baseline_data_parallel, estimate
 from ..forecast import steady_rate
 from ..published.contiguous import contiguous_plan
 from ..simulator import simulate
-from .chain_search import Path
+from .chain_search import Path, along_chain
 from .connected_orders import paths_along_connected_stages
 from .connected_stages import ConnectedStages
 from .connected_stages_bound import connected_stages_bound
@@ -66,6 +66,7 @@ _GUIDED_ON_MANY = 1.0  # the same on more than _FEW_NODES, where devices are cou
 _FEW_NODES = 8
 _CONNECTED_SECONDS = 3.0  # of the processor, for what unlike devices are good at
 _GUIDED_GAP = 0.003  # between a period that was found and one that was not, which is not worth a second
+_WORTH = 5e-4  # of a period, by which a plan is to be better
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
@@ -376,7 +377,24 @@ class Optimal(Settings):
         elif not listed and more and not connected and not known.is_close:
             self._with_frontier_cuts(problem, searched, known)
         known.prove(relaxed_bound(problem, relaxed, listed, low=known.low, period=known.period))
-        self._with_layers_moved(problem, known)
+        for _ in range(_ROUNDS):
+            before = known.period
+            self._with_layers_moved(problem, known)
+            self._with_groups_changed(problem, known)
+            if known.period > before * (1 - _WORTH):
+                break
+
+    def _with_groups_changed(self, problem: Problem, known: Known) -> None:
+        """Add paths by every move on like nodes along an order of the layers that has the cuts of the best."""
+        best = known.best
+        if problem.synchronous or self.all_devices or known.is_close or len(best.path) == 1:
+            return
+        masks = best.space.masks(best.path)
+        stage_of = [sum(not mask >> k & 1 for mask in masks) for k in range(len(problem.layers))]
+        order = [problem.layers[k] for k in sorted(range(len(stage_of)), key=lambda k: stage_of[k])]
+        space = symmetric_space(problem, Cuts.along(problem.table, order))
+        while space and isinstance(path := along_chain(space.model, space.moves, known.period * (1 - _WORTH)), list):
+            known.add([Found(space, path, space.model.period(path))])
 
     def _with_layers_moved(self, problem: Problem, known: Known) -> None:
         """One more path if some other cuts on the same groups are better than those of the best."""

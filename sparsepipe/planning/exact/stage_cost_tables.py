@@ -73,6 +73,11 @@ class StageModel:
         weights = self.weight_rates[group] * (self.weights[None, :] - self.weights[:, None])
         return spans + weights + self.fixed[group]
 
+    @property
+    def size(self) -> int:
+        """Number of cuts, the start and the end among them."""
+        return int(self.times.shape[1])
+
     def along(self, cuts: Index) -> "StageModel":
         """These cuts alone."""
         return replace(

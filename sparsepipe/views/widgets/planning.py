@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...errors import InputError
 from ...planning import Problem, bound_of, partition, planners_with
@@ -189,9 +190,10 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
     return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
 
 
-def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Plan:
+def _partition(problem: Problem, planner: str, options: Mapping[str, Any]) -> Plan:
     """Plan within a slider's move."""
-    quick = {"quick": True} if planner in planners_with("quick") else {}
+    if planner in planners_with("quick"):
+        options = {"quick": True, **options}
     return partition(
         problem.profile,
         problem.cluster,
@@ -199,7 +201,6 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Pl
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
         recompute=problem.recompute,
-        **quick,
         **options,
     )
 
