@@ -19,11 +19,11 @@ from .cut_profile_bound import CutProfile
 from .frontier_cuts import row_of_type
 from .graph_search import StageEnds, over_sets
 from .halving import largest_refused
-from .search_space import Space, symmetric_space
-from .stage_cost_tables import StageModel
+from .search_space import CHAIN_BUDGET, Space, every_move, symmetric_space
+from .stage_cost_tables import StageModel, default_model
 
 SECONDS = 3.0  # of the processor, after which no other period is tried
-ASKED_SECONDS = 12.0  # the same, for all cuts
+ASKED_SECONDS = 12.0  # the same, where every cut is asked at once
 ASKED_BUDGET = 1_000_000_000  # moves × cuts × chains
 WORTH = 0.001  # of a period, between one that was found and one that was not
 
@@ -51,7 +51,8 @@ def paths_on_like_nodes(space: Space, orders: Sequence[Index], *, low: float, hi
     moves = useful_moves(row, moves, high)
     if high - low <= WORTH * high or len(moves.source) * len(model.cuts) * len(model.cuts.chains) > ASKED_BUDGET:
         return paths, low
-    ends, until = StageEnds(model), time.process_time() + ASKED_SECONDS
+    ends = StageEnds(model)
+    until = time.process_time() + (ASKED_SECONDS if model.cuts.complete else SECONDS)  # of some cuts it is no proof
     try:
         while path := over_sets(ends, moves, high, until=until):
             paths.append(path)
@@ -62,18 +63,23 @@ def paths_on_like_nodes(space: Space, orders: Sequence[Index], *, low: float, hi
 
 
 def row_bound(problem: Problem, profile: CutProfile, *, low: float, high: float) -> float | None:
-    """Return a bound of the period of all plans on like nodes: at least `low`, which is one, at most `high`.
+    """Return a bound of the period of all plans: at least `low`, which is one, at most `high`.
 
     `profile` has for each amount of work what all cuts before it come to, in order. They are taken for a chain. None
-    if no nodes are identical, there are too many, or steps flush.
+    if there are too many ways to use the devices, or steps flush.
     """
     if problem.synchronous:
         return None
     ends = Cuts.along(problem.table, problem.layers)
-    space = symmetric_space(problem, Cuts.chosen(ends.layers, ends.inputs, (0, ends.masks[-1])))
-    if space is None:
+    ends = Cuts.chosen(ends.layers, ends.inputs, (0, ends.masks[-1]))
+    if space := symmetric_space(problem, ends):
+        model, moves = space.model, space.moves
+    elif known := every_move(problem, CHAIN_BUDGET):
+        groups, moves = known
+        model = default_model(problem, ends, groups)
+    else:
         return None
-    groups, whole = space.model.groups, profile.whole
+    whole, groups = profile.whole, model.groups
     row_of = row_of_type(problem)
     rows = [*(row_of[name] for name in groups.types), 1]
     zero = np.zeros((len(rows), 1))
@@ -84,14 +90,14 @@ def row_bound(problem: Problem, profile: CutProfile, *, low: float, high: float)
     crossing = np.concatenate([[0.0], profile.crossing, [0.0]])
     links = [*(node.link for node in groups.nodes), problem.cluster.network]
     row = replace(
-        space.model,
+        model,
         times=least[:-1],
         weights=least[-1],
         begins=(most[:-1], most[-1]),
         work=np.zeros(least.shape[1]),
         ports=np.stack([link.latency + crossing / link.bandwidth for link in links]),
     )
-    return _row_bound(row, useful_moves(row, space.moves, high), low=low, high=high)
+    return _row_bound(row, useful_moves(row, moves, high), low=low, high=high)
 
 
 def _row_bound(row: StageModel, moves: Moves, *, low: float, high: float) -> float:
