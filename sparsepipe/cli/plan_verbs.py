@@ -7,6 +7,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..data.describing import unread_files
@@ -17,6 +18,7 @@ from ..planning import (
     DEFAULT,
     LAYOUT_SCHEDULE,
     PLANNERS,
+    PlanProgress,
     PlanSettings,
     comparable,
     partition,
@@ -208,7 +210,14 @@ def _planned(
 ) -> tuple[list[Plan], list[dict[str, object]], list[str]]:
     """Return a plan of each planner; if the time lost to sizes counts, also what each was compared with, and tables."""
     if not counts_sizes:
-        made = [_closing(options, measured, cluster, name, settings) for name, settings in asked]
+        start = load_plan(options.warm_start, measured.graph) if options.warm_start else None
+        line, made = Progress(), list[Plan]()
+        try:
+            for name, settings in asked:
+                show = partial(_show, line)
+                made.append(partition(measured, cluster, planner=name, progress=show, warm_start=start, **settings))
+        finally:
+            line.end()
         return [_with_options(plan, options) for plan in made], [], []
     plans, compared, tables = list[Plan](), list[dict[str, object]](), list[str]()
     for name, settings in asked:
@@ -219,22 +228,9 @@ def _planned(
     return plans, compared, tables
 
 
-def _closing(
-    options: argparse.Namespace, measured: Profile, cluster: Cluster, planner: str, settings: Mapping[str, Any]
-) -> Plan:
-    """Plan with a line on stderr that tells the gap as it closes; Ctrl-C ends the search."""
-    line, start = Progress(), load_plan(options.warm_start, measured.graph) if options.warm_start else None
-    try:
-        return partition(
-            measured,
-            cluster,
-            planner=planner,
-            progress=lambda state: line.tell(f"{state}; Ctrl-C ends the search"),
-            warm_start=start,
-            **settings,
-        )
-    finally:
-        line.end()
+def _show(line: Progress, state: PlanProgress) -> None:
+    """Show the gap of a search as it closes."""
+    line.tell(f"{state}; Ctrl-C ends the search")
 
 
 def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: Cluster) -> Answer:

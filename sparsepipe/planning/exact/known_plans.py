@@ -118,8 +118,8 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
 
     Raises InputError if the plan has several pipelines, several stages per device, or other layers or devices.
     """
-    if plan.replication is not None or plan.stages_per_rank != 1:
-        text = "{warm_start} requires a plan of one pipeline with one stage per device; give another plan, or omit it"
+    if plan.one("warm_start takes a plan of one pipeline").stages_per_rank != 1:
+        text = "{warm_start} requires a plan with one stage per device; give another plan, or omit it"
         raise InputError("planner.warm_start", text, setting="warm_start")
     plan.check(problem.graph, problem.cluster)
     classes, place = device_classes(problem.cluster), {layer: k for k, layer in enumerate(problem.layers)}

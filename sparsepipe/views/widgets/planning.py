@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ...errors import InputError
 from ...planning import Problem, bound_of, partition, planners_with
@@ -190,10 +189,9 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
     return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
 
 
-def _partition(problem: Problem, planner: str, options: Mapping[str, Any]) -> Plan:
+def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Plan:
     """Plan within a slider's move."""
-    if planner in planners_with("quick"):
-        options = {"quick": True, **options}
+    quick = {"quick": True} if planner in planners_with("quick") else {}
     return partition(
         problem.profile,
         problem.cluster,
@@ -201,6 +199,9 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, Any]) -> Pl
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
         recompute=problem.recompute,
+        progress=None,
+        warm_start=None,
+        **quick,
         **options,
     )
 
