@@ -87,6 +87,14 @@ def test_a_laboratory_of_published_devices_is_planned_from_the_package_alone(mon
     assert estimate["data_parallel_seconds"] / estimate["period_seconds"] == pytest.approx(1.57, abs=0.005)
 
 
+def test_a_plan_starts_from_another(tmp_path, capsys):
+    machine, out = ("--profile", "minkvgg-published", "--cluster", "rtx-titan-v"), tmp_path / "plan.json"
+    assert run("plan", *machine, "--out", out, capsys=capsys)[0] == 0
+    code, again, _ = run("plan", *machine, "--warm-start", out, "--json", capsys=capsys)
+    assert code == 0 and json.loads(again)["stages"] == json.loads(out.read_text())["stages"]
+    assert run("plan", *machine, "--warm-start", out, "--pipelines", 2, capsys=capsys)[0] == 2
+
+
 def test_models_lists_tables_and_modules_without_torch():
     code = (
         "import sys; from sparsepipe.cli import main; code = main(['models', '--json'])\n"

@@ -2,22 +2,45 @@
 
 import itertools
 import random
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 
-from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Node,
+    Profile,
+    partition,
+)
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cuts import Cuts
 from sparsepipe.planning.device_groups import device_classes
-from sparsepipe.planning.exact import improvement, optimal, relaxed_bound, search_space, walk_bound
+from sparsepipe.planning.exact import (
+    cut_profile_bound,
+    improvement,
+    optimal,
+    relaxed_bound,
+    search_space,
+    walk_bound,
+)
 from sparsepipe.planning.exact.cut_profile_bound import CutProfile
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, seconds_and_weights
 from sparsepipe.planning.exact.graph_search import StageEnds
+from sparsepipe.planning.exact.known_plans import Found, Known
 from sparsepipe.planning.exact.lagrangian_bound import placed_bound
+from sparsepipe.planning.exact.like_node_search import row_bound
 from sparsepipe.planning.exact.like_nodes import like_nodes
 from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.min_period import minimise_period
-from sparsepipe.planning.exact.optimal import Found, Optimal
+from sparsepipe.planning.exact.optimal import Optimal
 from sparsepipe.planning.exact.placed_stages import Placements
 from sparsepipe.planning.exact.relaxed_bound import work_bound
 from sparsepipe.planning.exact.search_space import Rules, spaces
@@ -67,6 +90,20 @@ def test_no_walk_is_shorter_than_the_best_plan(seed):
             assert walk_bound.walk_bound(problem, profile, low=0.0, high=2 * best) <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_row_of_all_cuts_is_shorter_than_the_best_plan(seed):
+    """With all cuts of an amount of work taken together: exact amounts, some, and what frontiers leave."""
+    problem = random_problem(seed)
+    best, listed = best_of_all(problem), ListedCuts.of(problem)
+    for bins in (20_000, 4):
+        with mock.patch.object(cut_profile_bound, "_WORK_BINS", bins):
+            rows = [CutProfile.of(listed).by_work()]
+        frontier = FrontierCuts.of(problem, units=bins, sums=seconds_and_weights(problem))
+        rows.append(CutProfile.of_frontier(frontier))
+        for row, high in itertools.product(rows, (best, 1.5 * best)):
+            assert (row_bound(problem, row, low=0.0, high=high) or 0.0) <= best * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_placed_stages_of_a_branching_network_are_shorter_than_the_best_plan(seed):
     """Its cuts are taken for a chain, whether or not the one holds the other."""
@@ -111,10 +148,10 @@ def test_layers_that_move_make_a_plan_no_longer_and_never_better_than_the_best(s
     order, best = space.model.cuts.in_order, best_of_all(problem)
     path = minimise_period(StageEnds(space.model.along(order)), space.moves)[-1]
     path = [(group, int(order[first]), int(order[last])) for group, first, last in path]
-    found = min(
-        Optimal()._with_layers_moved(problem, [Found(space, path, space.model.period(path))], 0.0),
-        key=lambda f: f.value,
-    )
+    known = Known()
+    known.add([Found(space, path, space.model.period(path))])
+    Optimal()._with_layers_moved(problem, known)
+    found = known.best
     assert best * (1 - 1e-9) <= found.value <= space.model.period(path)
     masks = found.space.masks(found.path)
     assert all(a & ~b == 0 and a != b for a, b in itertools.pairwise([0, *masks])) and set(masks) <= set(
@@ -187,3 +224,60 @@ def test_swaps_of_like_nodes_lose_no_plan_of_a_branching_network(seed):
     least = min(Optimal()._minimise(problem, space)[0], key=lambda found: found.value)
     assert least.value == pytest.approx(best_of_all(problem))
     assert Optimal()._plan(problem, least, 0.0).estimate.period_seconds == pytest.approx(least.value)
+
+
+@contextmanager
+def parts_searched():
+    """Networks of more than two cuts are too large to search."""
+    with mock.patch.object(search_space, "MAX_CUTS", 3), mock.patch.object(optimal, "MAX_CUTS", 3):
+        yield
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_gap_closes_and_every_interruption_leaves_an_honest_one(seed):
+    """Whenever a search is interrupted its plan takes what was told, and no plan is below its bound."""
+    problem, states = random_problem(seed), []
+    best = best_of_all(problem)
+    with parts_searched():
+        whole = Optimal().plan(problem, progress=states.append).estimate
+    assert all(a.gap >= b.gap - 1e-12 for a, b in itertools.pairwise(states))
+    assert states[-1].period_seconds == pytest.approx(whole.period_seconds)
+    for stop in range(0, len(states), 3):
+        left = iter(range(stop))
+
+        def interrupt(state, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        with parts_searched():
+            plan = Optimal().plan(problem, progress=interrupt)
+        found = plan.estimate
+        assert plan.warnings and found.period_seconds == pytest.approx(states[stop].period_seconds)
+        assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
+    with parts_searched(), mock.patch.object(optimal, "relaxed_bound", side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # nobody asked for progress
+            Optimal().plan(random_problem(1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_warm_start_is_never_lost(seed):
+    """From the best plan of all, a search of some cuts alone ends with one as good, and with a bound of all."""
+    problem = random_problem(seed)
+    best = Optimal().plan(problem)
+    with parts_searched():
+        again = Optimal().plan(problem, warm_start=best).estimate
+    assert again.period_seconds == pytest.approx(best.estimate.period_seconds)
+    assert again.lower_bound_seconds <= best.estimate.period_seconds * (1 + 1e-9)
+
+
+def test_a_warm_start_is_a_plan_of_these_layers_by_this_planner():
+    problem, other = random_problem(0), random_problem(1)
+    plan = Optimal().plan(problem)
+    for start, of, options in (
+        (plan, other, {}),
+        (plan, problem, {"planner": "data-parallel"}),
+        (plan, problem, {"objective": "latency"}),
+    ):
+        with pytest.raises(InputError) as error:
+            partition(of.profile, of.cluster, warm_start=start, **options)
+        assert error.value.code in ("plan.violations", "planner.warm_start")

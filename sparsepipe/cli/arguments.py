@@ -126,6 +126,12 @@ def _plan(verb: Parser) -> None:
         metavar="PLAN.json",
         help="file of the plan, or of the first of several planners",
     )
+    verb.add_argument(
+        *flags("--warm-start"),
+        type=expanded,
+        metavar="PLAN",
+        help="plan of the same network and devices that the optimal planner starts from, such as the last one",
+    )
     report_options(verb.add_argument_group("uncertain costs and hardware"))
     setting_options(verb.add_argument_group("planners", "options of single planners"), of_planners())
 

@@ -7,6 +7,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..data.describing import unread_files
@@ -17,6 +18,7 @@ from ..planning import (
     DEFAULT,
     LAYOUT_SCHEDULE,
     PLANNERS,
+    PlanProgress,
     PlanSettings,
     comparable,
     partition,
@@ -53,7 +55,7 @@ from ..values.trace import Trace
 from .arguments import of_planners
 from .options import given
 from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
-from .output import Answer, progress_line, warn
+from .output import Answer, Progress, progress_line, warn
 from .plan_file_verbs import written_options
 from .plan_reports import SETTINGS, check_reports, reports_of, robust_plan
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
@@ -146,6 +148,9 @@ def plan(options: argparse.Namespace) -> Answer:
             "option.of_several_pipelines",
             "--replication requires pipeline replicas; add --pipelines P with P of at least 2",
         )
+    if options.warm_start and (several or counts_sizes or options.robust):
+        text = "--warm-start requires a plan of one pipeline for minibatches of one size; omit it, or the other options"
+        raise InputError("option.of_planner", text)
     check_reports(options, options.planner or (), counts_sizes=counts_sizes)
     if several:
         return _pipelines(options, found, cluster)
@@ -205,7 +210,14 @@ def _planned(
 ) -> tuple[list[Plan], list[dict[str, object]], list[str]]:
     """Return a plan of each planner; if the time lost to sizes counts, also what each was compared with, and tables."""
     if not counts_sizes:
-        made = (partition(measured, cluster, planner=name, **settings) for name, settings in asked)
+        start = load_plan(options.warm_start, measured.graph) if options.warm_start else None
+        line, made = Progress(), list[Plan]()
+        try:
+            for name, settings in asked:
+                show = partial(_show, line)
+                made.append(partition(measured, cluster, planner=name, progress=show, warm_start=start, **settings))
+        finally:
+            line.end()
         return [_with_options(plan, options) for plan in made], [], []
     plans, compared, tables = list[Plan](), list[dict[str, object]](), list[str]()
     for name, settings in asked:
@@ -216,9 +228,14 @@ def _planned(
     return plans, compared, tables
 
 
+def _show(line: Progress, state: PlanProgress) -> None:
+    """Show the gap of a search as it closes."""
+    line.tell(f"{state}; Ctrl-C ends the search")
+
+
 def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: Cluster) -> Answer:
     """Compare the layout of another runtime with plans under its schedule; the layout is what is saved."""
-    barred = ("pipelines", "replication", "recompute", "order", "sample_sizes", "data", "objective")
+    barred = ("pipelines", "replication", "recompute", "order", "sample_sizes", "data", "objective", "warm_start")
     if refused := list(given(options, barred)):
         text = (
             f"--layout with --{refused[0].replace('_', '-')}: it is compared for the training of one pipeline: omit one"

@@ -1,7 +1,7 @@
 """Planners choose a plan: (profile, cluster) → Plan. A class each behind the protocol in base.py, a row in PLANNERS."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .baselines import DataParallel, ModelParallel, SpaceParallel
 from .by_hand import with_stages
 from .doubts import with_doubts
 from .estimate import data_parallel_period, estimate
+from .exact.known_plans import PlanProgress
 from .exact.optimal import CONTIGUOUS, PERIOD, Optimal
 from .published.dynpipe import DynPipe
 from .published.pipedream import PipeDream
@@ -72,6 +73,7 @@ class PlanSettings(Settings):
 __all__ = [
     "DEFAULT",
     "PLANNERS",
+    "PlanProgress",
     "PlanSettings",
     "Planner",
     "Problem",
@@ -95,6 +97,8 @@ def partition(
     schedule: str = PlanSettings.schedule,
     num_microbatches: int | None = None,
     recompute: bool = False,
+    progress: Callable[[PlanProgress], object] | None = None,
+    warm_start: Plan | None = None,
     **options: Any,
 ) -> Plan:
     """Partition a network into pipeline stages for the devices of a cluster.
@@ -107,13 +111,18 @@ def partition(
         cluster: Devices, with memory limits in bytes, and links.
         planner, schedule, num_microbatches, recompute: Settings, listed below. `sparsepipe.SCHEDULES` describes the
             schedules.
+        progress: Function that the optimal planner calls whenever it has a better plan or bound, with `seconds`,
+            `period_seconds`, `lower_bound_seconds` and `gap` so far. With it, KeyboardInterrupt (Ctrl-C, or raised by
+            the function) ends the search, and the best plan so far is returned with its gap.
+        warm_start: Plan of these layers and devices that the optimal planner starts from, such as the last one.
         options: Settings of the planner, listed below.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: An unknown planner or option, a device type without costs, or no plan within the memory limits.
+        InputError: An unknown planner or option, a device type without costs, no plan within the memory limits, or a
+            warm start for other layers or devices.
 
     Example:
         >>> best = sp.partition(profile, cluster)
@@ -135,7 +144,14 @@ def partition(
         check_interleaves(schedule, 1)
     problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
     start = time.perf_counter()
-    plan = PLANNERS[planner](**options).plan(problem)
+    chosen = PLANNERS[planner](**options)
+    if isinstance(chosen, Optimal):
+        plan = chosen.plan(problem, progress=progress, warm_start=warm_start)
+    elif warm_start is None:
+        plan = chosen.plan(problem)
+    else:
+        text = f"{{warm_start}} requires planner {DEFAULT}; omit it for planner {planner!r}"
+        raise InputError("planner.warm_start", text, setting="warm_start")
     seconds, cost_model = time.perf_counter() - start, options.get("cost_model")
     plan = with_doubts(with_seconds(plan, seconds), cluster, cost_model=cost_model)
     plan = plan if planned_for == schedule else _for_another(plan, schedule)

@@ -211,7 +211,7 @@ class Limit:
                 )
                 if has_ends and not (bool(ends_a & GOES) == bool(ends_b & COMES) == (not same_node)):
                     number[a, b] = first[-1]  # one of them is told for other neighbours
-        none = np.zeros((1, len(self.model.cuts)), dtype=bool)
+        none = np.zeros((1, self.model.size), dtype=bool)
         none[:, [0, -1]] = True
         return np.concatenate([*tables, none] if has_ends else tables), number
 
@@ -243,7 +243,7 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
     model, seconds = limit.model, limit.seconds
     kind, rows = limit.kinds
     sets, number = limit.sets
-    end, num_moves = len(model.cuts) - 1, len(moves.source)
+    end, num_moves = model.size - 1, len(moves.source)
     following = _next_allowed(sets)
     best = np.full((len(moves.used), len(rows)), (end + 1) * num_moves, dtype=np.int64)
     best[0] = end * num_moves
@@ -284,7 +284,7 @@ def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
     """
     if not len(moves.source):
         return moves
-    end, every = len(model.cuts) - 1, moves.whole or moves
+    end, every = model.size - 1, moves.whole or moves
     free = replace(model, ports=np.zeros_like(model.ports))
     from_end, _ = _nearest_cuts(Limit(free, seconds), moves, relaxed=False, stop=False)
     from_start, _ = _nearest_cuts(Limit(free.reversed(), seconds), every, relaxed=False, stop=False)
@@ -311,7 +311,7 @@ def _reach(model: StageModel, group: Index, last: Index, seconds: float) -> Inde
     rates = [column.take(group) for column in model.rates.T]
     ends = [times.take(last) for times in model.times]
     weight_rates, weights_end, fixed = model.weight_rates.take(group), model.weights.take(last), model.fixed.take(group)
-    for _ in range(int(len(model.cuts)).bit_length()):
+    for _ in range(model.size.bit_length()):
         middle = (low + high) >> 1
         slowest = rates[0] * (ends[0] - begin_times[0].take(middle))
         for rate, end, times in zip(rates[1:], ends[1:], begin_times[1:], strict=True):

@@ -67,6 +67,18 @@ class CutProfile:
         np.minimum.at(least, which, crossing)
         return CutProfile(low, high, least, whole)
 
+    def by_work(self) -> "CutProfile":
+        """Take all cuts of an amount of work together, in order; they are those of `of`."""
+        work = np.floor(self.low[:, 0] / max(self.whole[0], 1e-300) * _WORK_BINS)
+        _, start = np.unique(np.sort(work), return_index=True)
+        order = np.argsort(work, kind="stable")
+        return CutProfile(
+            np.minimum.reduceat(self.low[order], start),
+            np.maximum.reduceat(self.high[order], start),
+            np.minimum.reduceat(self.crossing[order], start),
+            self.whole,
+        )
+
     @classmethod
     def of_frontier(cls, frontier: FrontierCuts) -> "CutProfile":
         """Return the entries of each amount of work; `frontier` has sums, and contains all cuts of relevant plans."""

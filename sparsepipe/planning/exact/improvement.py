@@ -14,7 +14,7 @@ from .chain_search import Path
 from .frontier_cuts import layer_seconds
 from .search_space import Space
 
-SECONDS = 2.0  # of the processor
+SECONDS = 4.0  # of the processor
 _TRIED = 2000  # moves of each layer, on average
 _POWER = 40
 _WARM = 0.02  # of the whole: what a move at the start may make it longer by, about

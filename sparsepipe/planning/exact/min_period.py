@@ -17,6 +17,11 @@ WORTH_PRUNING = 500  # moves, and bounds that are close enough to rule most of t
 PRUNABLE = 0.03
 
 Search = Callable[[Moves, float], Path | None]
+Watch = Callable[[Path, float], None]  # gets each better path, and what no path of the moves is proven to be below
+
+
+def unwatched(path: Path, low: float) -> None:
+    """Ignore a path."""
 
 
 def minimise_period(
@@ -27,6 +32,7 @@ def minimise_period(
     all_devices: bool = False,
     known: Path | None = None,
     least: float = 0.0,
+    watch: Watch = unwatched,
 ) -> list[Path]:
     """Paths of falling period. The last one is proven the best: no path of these moves has a smaller period.
 
@@ -43,21 +49,27 @@ def minimise_period(
             ends, moves, known=known
         )  # searched much faster; where the best of them fits, nothing is better
         if memory.fits(moves, free[-1]):
-            return [path for path in free if memory.fits(moves, path)]
-        return bisect(model, moves, exact, None, least=model.period(free[-1]))
+            paths = [path for path in free if memory.fits(moves, path)]
+            for path in paths:
+                watch(path, 0.0)
+            return paths
+        return bisect(model, moves, exact, None, least=model.period(free[-1]), watch=watch)
     if all_devices:
-        return bisect(model, moves, exact, None)
+        return bisect(model, moves, exact, None, watch=watch)
     if not model.cuts.is_chain and known:
-        return bisect(model, moves, exact, known, near=True)
+        return bisect(model, moves, exact, known, near=True, watch=watch)
     if not model.cuts.is_chain:
         # One order of the layers is searched much faster, and often nothing is better.
         order = model.cuts.in_order
         quick = _along(model.along(order), moves, until=STEP)[-1]
-        return bisect(model, moves, exact, [(group, order[a], order[b]) for group, a, b in quick], near=True)
-    return _along(model, moves, least=least)
+        first = [(group, int(order[a]), int(order[b])) for group, a, b in quick]
+        return bisect(model, moves, exact, first, near=True, watch=watch)
+    return _along(model, moves, least=least, watch=watch)
 
 
-def _along(model: StageModel, moves: Moves, *, until: float = 0.0, least: float = 0.0) -> list[Path]:
+def _along(
+    model: StageModel, moves: Moves, *, until: float = 0.0, least: float = 0.0, watch: Watch = unwatched
+) -> list[Path]:
     """The best paths along a chain of cuts; the search may stop where `until` is the gap."""
 
     def quick(moves: Moves, seconds: float) -> Path | None:
@@ -69,7 +81,7 @@ def _along(model: StageModel, moves: Moves, *, until: float = 0.0, least: float 
         return over_sets(StageEnds(model), moves, seconds) if doubtful else None
 
     prune = None if moves.counts_stages else useful_moves  # which knows devices alone
-    return bisect(model, moves, quick, _alone(model), certain, prune, until=until, least=least)
+    return bisect(model, moves, quick, _alone(model), certain, prune, until=until, least=least, watch=watch)
 
 
 def _alone(model: StageModel) -> Path:
@@ -89,19 +101,21 @@ def bisect(
     near: bool = False,
     until: float = 0.0,
     least: float = 0.0,
+    watch: Watch = unwatched,
 ) -> list[Path]:
     """Search for paths of falling period, each below a limit; if `certain` finds none, there is none.
 
     `first`: any path to begin with; it is searched for when not given. `near`: it is thought to be near the best.
     `until`: the gap at which to stop. `least`: no path is known to have a smaller period.
     """
-    lower = max(least, float(model.work[-1] / moves.spare[0]))
+    lower = proven = max(least, float(model.work[-1] / moves.spare[0]))
     best = first or quick(moves, float("inf"))
     if best is None:
         raise InputError(
             "planner.too_many_devices",
             "the cluster has more devices than the network can use; allow unused devices",
         )
+    watch(best, proven)
     paths, value, asked = [best], model.period(best), 0
     up, down = (
         (0.0, STEP) if near else (STEP, 0.0)
@@ -119,8 +133,12 @@ def bisect(
                 return paths
         if shorter_path is None:
             lower, up, down, asked = limit, up * 2, 0.0, 0
+            if certain is None:  # otherwise that nothing was found is no proof yet
+                proven = lower
+                watch(paths[-1], proven)
             continue
         paths.append(shorter_path)
+        watch(shorter_path, proven)
         value, up, down, asked = model.period(shorter_path), 0.0, down if ask else down * 2, asked + 1 if ask else 0
         if prune and len(moves.source) > WORTH_PRUNING and value - lower < PRUNABLE * value:
             moves = prune(model, moves, value)

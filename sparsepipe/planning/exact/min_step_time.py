@@ -21,6 +21,7 @@ from ..base import Problem
 from ..cuts import Index
 from .chain_search import Limit, Moves, Path
 from .memory_limits import MemoryRule
+from .min_period import Watch
 from .stage_cost_tables import StageModel, crossings
 
 # Entries of dense tables that one search may look at, some ten seconds; a plan found by then is returned with its gap.
@@ -234,14 +235,18 @@ class LeastSum:
                     break
 
 
-def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float] | None:
-    """(paths of falling step time, a proven lower bound of it), where `search` is by `model`; None if no plan is."""
+def minimise_step(model: StepModel, search: LeastSum, watch: Watch) -> float | None:
+    """Return a proven lower bound of the step time, where `search` is by `model`; None if there is no plan.
+
+    `watch` gets each path of a shorter step, and the bound that is proven by then.
+    """
     total, order = model.total, count()
     step_path = search.below(inf)
     if step_path is None:
         return None
     path, least, limit = step_path
-    paths, best = [path], total(least, limit)
+    best, shortest = total(least, limit), path
+    watch(shortest, total(least, 0.0))
     # (bound of the best plan inside, order, lowest and highest limit inside, least sum that a plan inside can have)
     open_ = [(total(least, 0.0), next(order), 0.0, limit, least)]
     evaluations, size = 1, len(search.moves.source) * len(model.works.cuts) ** 2
@@ -257,8 +262,8 @@ def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float
         if step_path is not None:
             path, added, limit = step_path
             if total(added, limit) < best:
-                paths.append(path)
-                best = total(added, limit)
+                best, shortest = total(added, limit), path
             if low < limit:
                 heapq.heappush(open_, (total(added, low), next(order), low, limit, added))
-    return paths, min([best, *(entry[0] for entry in open_[:1])])
+        watch(shortest, min([best, *(entry[0] for entry in open_[:1])]))
+    return min([best, *(entry[0] for entry in open_[:1])])

@@ -22,7 +22,7 @@ from ..base import Problem
 from ..cuts import Cuts, Index
 from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Moves, Path
-from .min_period import bisect
+from .min_period import Watch, bisect, unwatched
 from .min_step_time import LeastSum, StageSeconds
 from .search_space import (
     LATENCY_BUDGET,
@@ -105,7 +105,7 @@ def _space(
     return Space.of(problem, rules, cuts, groups_with_ends, moves.doubled(like, len(groups)), complete=complete)
 
 
-def least_period(space: Space, *, all_devices: bool = False) -> list[Path]:
+def least_period(space: Space, *, all_devices: bool = False, watch: Watch = unwatched) -> list[Path]:
     """Paths of falling period; no path of the space has a smaller one than the last. Raises InputError without any."""
     model = space.model
     search = LeastSum(_Periods(model), space.moves, model.cuts.follows, space.memory, all_devices)
@@ -114,7 +114,7 @@ def least_period(space: Space, *, all_devices: bool = False) -> list[Path]:
         fastest = search.below(seconds)
         return fastest[0] if fastest else None
 
-    return bisect(model, space.moves, exact, None)
+    return bisect(model, space.moves, exact, None, watch=watch)
 
 
 @dataclass(frozen=True, eq=False)

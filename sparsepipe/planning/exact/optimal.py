@@ -1,6 +1,7 @@
 """The optimal planner: exact search over cuts, device groups, orders and shares, with a proven lower bound."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -15,7 +16,7 @@ from ..estimate import baseline_data_parallel, estimate
 from ..forecast import steady_rate
 from ..published.contiguous import contiguous_plan
 from ..simulator import simulate
-from .chain_search import Path
+from .chain_search import Path, along_chain
 from .connected_orders import paths_along_connected_stages
 from .connected_stages import ConnectedStages
 from .connected_stages_bound import connected_stages_bound
@@ -26,12 +27,13 @@ from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
 from .improvement import deepened, masks_nearby
 from .joined_nodes import JoinedNodes
+from .known_plans import Found, Known, PlanProgress, path_of_plan, period_of
 from .lagrangian_bound import lagrangian_bound, placed_bound
 from .like_node_search import paths_on_like_nodes
 from .listed_cuts import ListedCuts
 from .min_latency import least_latency
 from .min_period import minimise_period
-from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
+from .min_step_time import LeastSum, StepModel, minimise_step
 from .network_time import least_period, space_near, whole_space
 from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
@@ -64,6 +66,7 @@ _GUIDED_ON_MANY = 1.0  # the same on more than _FEW_NODES, where devices are cou
 _FEW_NODES = 8
 _CONNECTED_SECONDS = 3.0  # of the processor, for what unlike devices are good at
 _GUIDED_GAP = 0.003  # between a period that was found and one that was not, which is not worth a second
+_WORTH = 5e-4  # of a period, by which a plan is to be better
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
@@ -141,19 +144,39 @@ class Optimal(Settings):
                     setting={name: None, "objective": LATENCY},
                 )
 
-    def plan(self, problem: Problem) -> Plan:
-        """Raises InputError if no plan fits into memory."""
+    def plan(
+        self,
+        problem: Problem,
+        *,
+        progress: Callable[[PlanProgress], object] | None = None,
+        warm_start: Plan | None = None,
+    ) -> Plan:
+        """Raises InputError if no plan fits into memory, or `warm_start` is not of these layers and devices.
+
+        With `progress`, KeyboardInterrupt ends the search of a period: the best plan so far is returned.
+        """
+        if warm_start and (self.cost_model == CONTIGUOUS or self.objective == LATENCY):
+            text = "{warm_start} does not apply to objective latency and cost model dnn-partitioning; omit it"
+            raise InputError("planner.warm_start", text, setting="warm_start")
         if self.cost_model == CONTIGUOUS:
             return contiguous_plan(problem, self.name)
         if self.objective == LATENCY:
             return least_latency(problem, self.period_at_most, self.name)
-        candidates, bound = self._search(problem)
-        candidates.sort(key=lambda one: one.value)
+        known, warnings = Known(progress), list[str]()
+        start = path_of_plan(problem, self._rules, warm_start) if warm_start else None
+        try:
+            self._search(problem, known, start)
+        except KeyboardInterrupt:
+            if progress is None or not known.found:
+                raise
+            warnings.append("the search was interrupted: the gap is that of the best plan until then")
+        candidates, bound = sorted(known.found, key=lambda one: one.value), known.low
         if self.cost_model == "default" and problem.table.is_read_again:
             plans = self._with_reading(problem, candidates, bound)
         else:
             plans = [self._plan(problem, one, bound) for one in candidates[: self.rescore]]
-        return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
+        best = max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
+        return replace(best, warnings=(*warnings, *best.warnings))
 
     def _with_reading(self, problem: Problem, found: list["Found"], bound: float) -> list[Plan]:
         """The best plans by estimates, which count that later stages read minibatches again: the search leaves it out.
@@ -169,23 +192,34 @@ class Optimal(Settings):
             plans.append(replace(together, estimate=replace(expected, lower_bound_seconds=lower)))
         return sorted(plans, key=lambda plan: plan.estimate.period_seconds if plan.estimate else inf)[: self.rescore]
 
-    def _search(self, problem: Problem) -> tuple[list["Found"], float]:
-        """(paths found, a proven lower bound of the period)."""
+    def _search(self, problem: Problem, known: Known, start: Found | None = None) -> None:
+        """Search plans, and a proven lower bound of the period; `start` is one of them."""
+        known.quiet = sending = self.cost_model == "default" and problem.cluster.sending_costs
+        if start and self._allows(problem, start):
+            known.add([start])
         if self.most_stages is not None:
-            return self._search_few_stages(problem, self.most_stages)
-        if self.cost_model != "default" or not problem.cluster.sending_costs:
-            return self._search_stages(problem)
+            self._search_few_stages(problem, self.most_stages, known)
+            return
+        if not sending:
+            self._search_stages(problem, known)
+            return
         if space := whole_space(problem, self._rules):
             if reason := self._refusal(space):
                 raise InputError("planner.too_large", reason)
-            return self._minimise(problem, space)
-        candidates, low = self._search_stages(problem)
-        return self._with_network_time(problem, candidates, low), low
+            known.judge([])  # all plans are searched, with what they send
+            self._minimise(problem, space, known)
+            return
+        self._search_stages(problem, known)
+        self._with_network_time(problem, known)
 
-    def _search_few_stages(self, problem: Problem, stages: int) -> tuple[list["Found"], float]:
+    def _allows(self, problem: Problem, start: Found) -> bool:
+        """Return whether a plan to start from has no more stages and no fewer devices than this planner's plans."""
+        every = start.space.moves.used[-1] == len(problem.cluster.devices)
+        return (every or not self.all_devices) and (self.most_stages is None or len(start.path) <= self.most_stages)
+
+    def _search_few_stages(self, problem: Problem, stages: int, known: Known) -> None:
         """`_search` for plans of at most so many stages; the time that devices take for sending counts at the end."""
-        found: list[Found] = []
-        refused, bound = "", 0.0
+        refused, searched = "", False
         for space in spaces(problem, self._rules):
             limited = space.at_most(problem, min(stages, len(problem.cluster.devices)))
             if not fits(problem, self._rules, limited.model.cuts, len(limited.moves.source)):
@@ -193,33 +227,35 @@ class Optimal(Settings):
             if reason := self._refusal(limited):
                 refused = reason
                 continue
-            paths, low = self._minimise(problem, limited)
-            found += paths
+            _, low = self._minimise(problem, limited, known)
+            searched = True
             if space.complete:
-                bound = low
+                known.prove(low)
                 break
-            bound = (
+            known.prove(
                 work_bound(problem)
                 if self.cost_model == "default"
                 else float(limited.model.work[-1] / limited.moves.spare[0])
             )
-        if not found:
+        if not searched:
             text = "plans of so few stages are too many to search: expected fewer devices, or no {most_stages}"
             raise InputError("planner.no_plan", refused or text, setting="most_stages")
-        if self.cost_model == "default" and problem.cluster.sending_costs:
-            nearest = sorted(found, key=lambda one: one.value)[:_JUDGED]
-            found = [replace(one, value=self._period(problem, one)) for one in nearest]
-        return found, bound
+        if known.quiet:
+            known.judge(self._judged(problem, known))
 
-    def _with_network_time(self, problem: Problem, found: list["Found"], low: float) -> list["Found"]:
-        """Paths by what they take with the time for what they send; that of `found`, and of `low`, leaves it out."""
-        nearest = sorted(found, key=lambda one: one.value)[:_JUDGED]
-        judged = [replace(one, value=self._period(problem, one)) for one in nearest]
-        best = min(judged, key=lambda one: one.value)
-        plan, masks = self._plan(problem, best, low), best.space.masks(best.path)
+    def _judged(self, problem: Problem, known: Known) -> list[Found]:
+        """The best plans with the time of what they send, which their values leave out."""
+        nearest = sorted(known.found, key=lambda one: one.value)[:_JUDGED]
+        return [replace(one, value=self._period(problem, one)) for one in nearest]
+
+    def _with_network_time(self, problem: Problem, known: Known) -> None:
+        """Judge the plans with the time for what they send, and search near the best; the bound leaves it out."""
+        known.judge(self._judged(problem, known))
+        best = known.best
+        plan, masks = self._plan(problem, best, known.low), best.space.masks(best.path)
         space = None if self.quick else space_near(problem, self._rules, plan, masks)
         more = self._minimise(problem, space)[0][-1:] if space and not self._refusal(space) else []
-        return [*judged, *(replace(one, value=self._period(problem, one)) for one in more)]
+        known.add(replace(one, value=self._period(problem, one)) for one in more)
 
     def _period(self, problem: Problem, found: "Found") -> float:
         """Seconds per minibatch of a path's plan, as it is estimated."""
@@ -227,26 +263,27 @@ class Optimal(Settings):
         assert expected is not None
         return expected.period_seconds
 
-    def _search_stages(self, problem: Problem) -> tuple[list["Found"], float]:
+    def _search_stages(self, problem: Problem, known: Known) -> None:
         """`_search` by what stages compute and boundaries carry."""
-        candidates: list[Found] = []
-        refused = ""
+        refused, searched = "", None
         for space in spaces(problem, self._rules):
             reason = self._refusal(space)
             if reason:
                 refused = reason
                 continue
-            paths, bound = self._minimise(problem, space)
-            candidates += paths
+            if not space.complete and searched is None and self.cost_model == "default":
+                known.prove(work_bound(problem))
+            self._minimise(problem, space, known)
             if space.complete:
-                return candidates, bound
-            if len(candidates) == len(paths) and (low := self._settled(problem, candidates)):
-                return candidates, low
-        if not candidates:
+                return
+            if searched is None and self._is_settled(problem, known):
+                return
+            searched = searched or space
+        if searched is None:
             raise InputError(
                 "planner.no_plan", refused or "the network and the cluster are too large to plan; use fewer devices"
             )
-        return self._with_listed_cuts(problem, candidates)
+        self._with_listed_cuts(problem, searched, known)
 
     @property
     def _rules(self) -> Rules:
@@ -261,194 +298,225 @@ class Optimal(Settings):
             return ""
         return nothing_fits(ends, space.moves, space.memory, self.all_devices)
 
-    def _settled(self, problem: Problem, found: list["Found"]) -> float | None:
-        """A bound of steps that flush on several nodes, if it is so near what was found that no more is looked for.
+    def _is_settled(self, problem: Problem, known: Known) -> bool:
+        """Return whether a bound of steps that flush on several nodes is so near that no more is looked for.
 
         Other searches take seconds each there.
         """
         if not problem.synchronous or self.quick or self.cost_model != "default" or len(problem.cluster.nodes) == 1:
-            return None
-        listed, period = ListedCuts.of(problem), min(candidate.value for candidate in found)
-        low = walk_bound(problem, CutProfile.of(listed), low=0.0, high=period) if listed else 0.0
-        return low if is_close(low, period) else None
+            return False
+        if listed := ListedCuts.of(problem):
+            known.prove(walk_bound(problem, CutProfile.of(listed), low=0.0, high=known.period))
+        return is_close(known.low, known.period)
 
-    def _minimise(self, problem: Problem, space: Space, known: Path | None = None) -> tuple[list["Found"], float]:
-        """(paths of a space with their periods, a lower bound of all periods in this space); `known` is one of them."""
-        model = space.model
+    def _minimise(
+        self, problem: Problem, space: Space, known: Known | None = None, first: Path | None = None
+    ) -> tuple[list[Found], float]:
+        """(paths of a space with their periods, a lower bound of all periods in this space); `first` is one of them.
+
+        `known` gets them as they are found, and the bound if the space is complete.
+        """
+        model, found, published = space.model, list[Found](), self.cost_model == "published"
+
+        def watch(path: Path, low: float) -> None:
+            if not found or path is not found[-1].path:
+                found.append(Found(space, path, period_of(problem, space, path, published=published)))
+                if known:
+                    known.add(found[-1:])
+            if known and space.complete:
+                known.prove(low)
+
         if model.network is not None and not problem.synchronous:
-            paths = least_period(space, all_devices=self.all_devices)
-            return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
-        if not problem.synchronous or self.cost_model == "published":
-            ends = StageEnds(model)
-            paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices, known=known)
-            return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
-        steps = StepModel.of(problem, model)
-        answer = minimise_step(steps, LeastSum(steps, space.moves, model.cuts.follows, space.memory))
-        assert answer is not None
-        paths, bound = answer
-        count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
-        return [Found(space, path, steps.total(*sum_and_limit(steps, path)) / count) for path in paths], bound / count
+            low = model.period(least_period(space, all_devices=self.all_devices, watch=watch)[-1])
+        elif not problem.synchronous or published:
+            paths = minimise_period(
+                StageEnds(model),
+                space.moves,
+                memory=space.memory,
+                all_devices=self.all_devices,
+                known=first,
+                watch=watch,
+            )
+            low = model.period(paths[-1])
+        else:
+            steps = StepModel.of(problem, model)
+            search = LeastSum(steps, space.moves, model.cuts.follows, space.memory)
+            count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
+            answer = minimise_step(steps, search, lambda path, low: watch(path, low / count))
+            assert answer is not None
+            low = answer / count
+        if known and space.complete:
+            known.prove(low)
+        return found, low
 
-    def _with_listed_cuts(self, problem: Problem, found: list["Found"]) -> tuple[list["Found"], float]:
+    def _with_listed_cuts(self, problem: Problem, searched: Space, known: Known) -> None:
         """More paths, over the best of all cuts where these can be listed, and a bound; where not all were searched."""
-        searched = found[0].space
         if self.cost_model != "default":
-            return found, float(searched.model.work[-1] / searched.moves.spare[0])
+            known.prove(float(searched.model.work[-1] / searched.moves.spare[0]))
+            return
         if self.quick and len(problem.cluster.nodes) == 1:
-            return found, work_bound(problem)
-        low, relaxed, easily = self._easier(problem, searched)
-        if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
-            found = [*found, *easily]  # every two devices are joined by the network, there as here
+            return
+        relaxed = self._easier(problem, searched, known)
         if self.quick:
-            return found, low
+            return
         cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
         if cuts.complete and cuts.is_chain and not problem.synchronous:
-            return self._with_guided_orders(problem, cuts, found, low)
-        found, low = self._with_like_nodes(problem, cuts, found, low)
-        period = min(candidate.value for candidate in found)
+            self._with_guided_orders(problem, cuts, known)
+            return
+        self._with_like_nodes(problem, cuts, known)
         several = cuts.complete and len(problem.cluster.nodes) > 1 and not problem.synchronous
-        if several and not is_close(low, period) and (placed := Placements.of(problem, cuts)):
-            low = placed_bound(placed, low=low, high=period)
-        listed, more = None if is_close(low, period) else ListedCuts.of(problem), not searched.model.cuts.complete
+        if several and not known.is_close and (placed := Placements.of(problem, cuts)):
+            known.prove(placed_bound(placed, low=known.low, high=known.period))
+        listed, more = None if known.is_close else ListedCuts.of(problem), not searched.model.cuts.complete
         connected = False
-        if more and not listed and not is_close(low, period):
-            connected, found, low = self._with_connected_stages(problem, found, low)
-            period = min(candidate.value for candidate in found)
+        if more and not listed and not known.is_close:
+            connected = self._with_connected_stages(problem, known)
         space = branching_space(problem, self._rules, searched, listed) if listed and more else None
         if space and not self._refusal(space):
-            found = [*found, *self._minimise(problem, space)[0]]
-        elif not listed and more and not connected and not is_close(low, period):
-            found = self._with_frontier_cuts(problem, searched, found)
-        period = min(candidate.value for candidate in found)
-        low = relaxed_bound(problem, relaxed, listed, low=low, period=period)
-        return self._with_layers_moved(problem, found, low), low
+            self._minimise(problem, space, known)
+        elif not listed and more and not connected and not known.is_close:
+            self._with_frontier_cuts(problem, searched, known)
+        known.prove(relaxed_bound(problem, relaxed, listed, low=known.low, period=known.period))
+        for _ in range(_ROUNDS):
+            before = known.period
+            self._with_layers_moved(problem, known)
+            self._with_groups_changed(problem, known)
+            if known.period > before * (1 - _WORTH):
+                break
 
-    def _with_layers_moved(self, problem: Problem, found: list["Found"], low: float) -> list["Found"]:
+    def _with_groups_changed(self, problem: Problem, known: Known) -> None:
+        """Add paths by every move on like nodes along an order of the layers that has the cuts of the best."""
+        best = known.best
+        if problem.synchronous or self.all_devices or known.is_close or len(best.path) == 1:
+            return
+        masks = best.space.masks(best.path)
+        stage_of = [sum(not mask >> k & 1 for mask in masks) for k in range(len(problem.layers))]
+        order = [problem.layers[k] for k in sorted(range(len(stage_of)), key=lambda k: stage_of[k])]
+        space = symmetric_space(problem, Cuts.along(problem.table, order))
+        while space and isinstance(path := along_chain(space.model, space.moves, known.period * (1 - _WORTH)), list):
+            known.add([Found(space, path, space.model.period(path))])
+
+    def _with_layers_moved(self, problem: Problem, known: Known) -> None:
         """One more path if some other cuts on the same groups are better than those of the best."""
-        best = min(found, key=lambda one: one.value)
-        if problem.synchronous or best.space.memory is not None or len(best.path) == 1 or is_close(low, best.value):
-            return found
+        best = known.best
+        if problem.synchronous or best.space.memory is not None or len(best.path) == 1 or known.is_close:
+            return
         cuts = best.space.model.cuts
         masks = masks_nearby(problem, best.space, best.path)
         space = with_cuts(problem, self._rules, best.space, Cuts.chosen(cuts.layers, cuts.inputs, {0, *masks}))
         ends = zip([0, *masks], masks, strict=False)
         cut_of = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
         path = [(group, cut_of[a], cut_of[b]) for (group, _, _), (a, b) in zip(best.path, ends, strict=True)]
-        return [*found, Found(space, path, space.model.period(path))]
+        known.add([Found(space, path, space.model.period(path))])
 
-    def _with_guided_orders(
-        self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
-    ) -> tuple[list["Found"], float]:
+    def _with_guided_orders(self, problem: Problem, cuts: Cuts, known: Known) -> None:
         """More paths, along orders of the devices in which prices of them say that a better plan may be, and a bound.
 
         If even the bound cannot be near the best, periods between the two are tried, each half as far as is open.
         """
+        whole = problem
         if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
             problem = merged(problem)
         joined, classes = JoinedNodes.of(problem, cuts), device_classes(problem.cluster)
-        best = min(candidate.value for candidate in found)
-        low = lagrangian_bound(joined, low=low, high=best)
+        known.prove(lagrangian_bound(joined, low=known.low, high=known.period))
         seconds = _GUIDED_SECONDS if len(problem.cluster.nodes) <= _FEW_NODES else _GUIDED_ON_MANY
-        failed, until = low, time.process_time() + seconds
-        while best - failed > _GUIDED_GAP * best and time.process_time() < until:
-            tried = (failed + best) / 2
+        failed, until = known.low, time.process_time() + seconds
+        while known.period - failed > _GUIDED_GAP * known.period and time.process_time() < until:
+            tried = (failed + known.period) / 2
             stages = PricedStages(joined, tried)
             path = guided_path(stages, [*stages.ever_dearer()])
             order = devices_in_order(joined, path, classes) if path else ()
             space = order_space(problem, self._rules, cuts, order) if order else None
-            more = self._minimise(problem, space)[0] if space and not self._refusal(space) else []
-            period = min((candidate.value for candidate in more), default=inf)
-            if period >= best:
+            before = known.period
+            if space and not self._refusal(space):
+                self._minimise(problem, space, known)
+            if known.period >= before:
                 failed = tried
-                continue
-            found, best = [*found, *more], period
         placed = Placements.of(problem, cuts) if len(problem.cluster.nodes) > 1 else None
         if placed:  # last: the periods that are tried are those between bounds by types alone
-            low = placed_bound(placed, low=low, high=best)
-        space = None if is_close(low, best) or self.all_devices else symmetric_space(problem, cuts)
+            known.prove(placed_bound(placed, low=known.low, high=known.period))
+        space = None if known.is_close or self.all_devices else symmetric_space(problem, cuts)
         if space is None:
-            return self._on_many_nodes(problem, cuts, found, low, placed)
-        paths = minimise_period(StageEnds(space.model), space.moves, least=low)
-        every = [Found(space, path, space.model.period(path)) for path in paths]
-        return [*found, *every], every[-1].value
+            self._on_many_nodes(whole, cuts, known, placed)
+            return
+        paths = minimise_period(StageEnds(space.model), space.moves, least=known.low)
+        known.add(Found(space, path, space.model.period(path)) for path in paths)
+        known.prove(space.model.period(paths[-1]))
 
-    def _on_many_nodes(
-        self, problem: Problem, cuts: Cuts, found: list["Found"], low: float, placed: Placements | None
-    ) -> tuple[list["Found"], float]:
+    def _on_many_nodes(self, problem: Problem, cuts: Cuts, known: Known, placed: Placements | None) -> None:
         """More paths of a chain on several nodes, by counts of devices and near the best of all so far, and a bound."""
-        best = min(found, key=lambda one: one.value)
         limited = any(kind.memory_bytes < inf for kind in problem.cluster.device_types)
-        if is_close(low, best.value) or self.all_devices or limited or len(problem.cluster.nodes) == 1:
-            return found, low
-        if placed:
-            more, low = counted_search(problem, self._rules, cuts, placed, low=low, high=best.value)
-            found = [*found, *(Found(space, path, space.model.period(path)) for space, path in more)]
-            best = min(found, key=lambda one: one.value)
-        order = order_of(best.space, best.path)
-        nearby = paths_nearby(problem, self._rules, cuts, order, low=low, high=best.value)
-        return [*found, *(Found(space, path, space.model.period(path)) for space, path in nearby)], low
+        if known.is_close or self.all_devices or limited:
+            return
+        several = len(problem.cluster.nodes) > 1
+        if several and (placed := placed or Placements.of(problem, cuts)):
+            more, low = counted_search(problem, self._rules, cuts, placed, low=known.low, high=known.period)
+            known.add(Found(space, path, space.model.period(path)) for space, path in more)
+            known.prove(low)
+        if several and len(known.best.space.model.groups.nodes) == 1:
+            problem = merged(problem)
+        order = order_of(known.best.space, known.best.path)
+        nearby = paths_nearby(problem, self._rules, cuts, order, low=known.low, high=known.period)
+        known.add(Found(space, path, space.model.period(path)) for space, path in nearby)
 
-    def _with_like_nodes(
-        self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
-    ) -> tuple[list["Found"], float]:
+    def _with_like_nodes(self, problem: Problem, cuts: Cuts, known: Known) -> None:
         """More paths of a branching network on several nodes of which some are identical, and a bound."""
-        period = min(candidate.value for candidate in found)
-        if problem.synchronous or self.all_devices or is_close(low, period):
-            return found, low
-        if not (known := orders_on_like_nodes(problem, cuts)):
-            return found, low
-        space, orders = known
-        paths, proven = paths_on_like_nodes(space, orders, low=low, high=period)
-        more = [Found(space, path, space.model.period(path)) for path in paths]
-        return [*found, *more], proven if cuts.complete else low
+        if problem.synchronous or self.all_devices or known.is_close:
+            return
+        if not (swapped := orders_on_like_nodes(problem, cuts)):
+            return
+        space, orders = swapped
+        paths, proven = paths_on_like_nodes(space, orders, low=known.low, high=known.period)
+        known.add(Found(space, path, space.model.period(path)) for path in paths)
+        if cuts.complete:
+            known.prove(proven)
 
-    def _with_connected_stages(
-        self, problem: Problem, found: list["Found"], low: float
-    ) -> tuple[bool, list["Found"], float]:
-        """(whether there are any, more paths, a bound), by what is between two cuts that unlike devices are good at."""
+    def _with_connected_stages(self, problem: Problem, known: Known) -> bool:
+        """Add paths and a bound, by stages that unlike devices are good at; return whether there are any paths."""
         kinds = {device.type for device in problem.cluster.devices}
         limited = any(kind.memory_bytes < inf for kind in kinds)
         if problem.synchronous or self.all_devices or limited or len({kind.name for kind in kinds}) == 1:
-            return False, found, low
-        best = min(found, key=lambda one: one.value)
+            return False
+        best = known.best
         stages = ConnectedStages.of(problem, best.value, time.process_time() + _CONNECTED_SECONDS)
-        low = connected_stages_bound(problem, stages, low=low, high=best.value)
+        known.prove(connected_stages_bound(problem, stages, low=known.low, high=best.value))
         near = best.space, best.path
-        paths = paths_along_connected_stages(problem, self._rules, stages, near, low=low, high=best.value)
-        more = [Found(space, path, space.model.period(path)) for space, path in paths]
-        return bool(more), [*found, *more], low
+        paths = paths_along_connected_stages(problem, self._rules, stages, near, low=known.low, high=best.value)
+        known.add(Found(space, path, space.model.period(path)) for space, path in paths)
+        return bool(paths)
 
-    def _with_frontier_cuts(self, problem: Problem, searched: Space, found: list["Found"]) -> list["Found"]:
+    def _with_frontier_cuts(self, problem: Problem, searched: Space, known: Known) -> None:
         """More paths where cuts cannot be listed: over the cheapest cut for each amount of work, then near the best."""
-        period = min(one.value for one in found)
         bandwidth = merged(problem).cluster.network.bandwidth
-        most_bytes = inf if problem.synchronous else _DEVICES_AT_A_CUT * period * bandwidth
+        most_bytes = inf if problem.synchronous else _DEVICES_AT_A_CUT * known.period * bandwidth
         frontier, around = FrontierCuts.of(problem, most_bytes=most_bytes), list[float]()
-        same_groups = [one for one in found if one.space.model.groups is searched.model.groups]
+        same_groups = [one for one in known.found if one.space.model.groups is searched.model.groups]
         if not frontier:
-            return found
+            return
         for _ in range(_ROUNDS):
             best = min(same_groups, key=lambda one: one.value)
             masks = best.space.masks(best.path)
             space = frontier_space(problem, self._rules, best.space, frontier, masks, around)
             if not space or self._refusal(space):
                 break
-            more = self._minimise(problem, space, known=best.path_on(space))[0][1:]
-            same_groups, found = [*same_groups, *more], [*found, *more]
+            same_groups += self._minimise(problem, space, known, best.path_on(space))[0][1:]
             best = min(same_groups, key=lambda one: one.value)
             around = best.space.boundaries(best.path)
-        return found
 
-    def _easier(self, problem: Problem, searched: Space) -> tuple[float, Space, list["Found"]]:
-        """(a bound of every plan's period, a space on one node, paths of it): on the best links no plan does worse."""
-        if len(problem.cluster.nodes) > 1:
-            easier = merged(problem)
-            for space in spaces(easier, self._rules):
-                if space.complete and not self._refusal(space):
-                    paths, low = self._minimise(easier, space)
-                    return low, space, paths
-                searched = space
-        return work_bound(problem), searched, []
+    def _easier(self, problem: Problem, searched: Space, known: Known) -> Space:
+        """A space on one node, on the best links of which no plan does worse, so that its bound is one of all plans."""
+        if len(problem.cluster.nodes) == 1:
+            return searched
+        easier = merged(problem)
+        for space in spaces(easier, self._rules):
+            if space.complete and not self._refusal(space):
+                paths, low = self._minimise(easier, space)
+                known.prove(low)
+                if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
+                    known.add(paths)  # every two devices are joined by the network, there as here
+                return space
+            searched = space
+        return searched
 
     def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
         model, taken, stages = found.space.model, set[int](), []
@@ -467,21 +535,6 @@ class Optimal(Settings):
         proven = bound >= expected.period_seconds * (1 - 1e-12)
         lower = expected.period_seconds if proven else bound
         return replace(plan, estimate=replace(expected, lower_bound_seconds=lower))
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """A path, the space it is of, and its period."""
-
-    space: Space
-    path: Path
-    value: float
-
-    def path_on(self, space: Space) -> Path:
-        """The path in another space of the same groups that has its cuts."""
-        cut_of = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
-        masks = self.space.model.cuts.masks
-        return [(group, cut_of[masks[first]], cut_of[masks[last]]) for group, first, last in self.path]
 
 
 def _simulated_rate(plan: Plan, problem: Problem) -> float:

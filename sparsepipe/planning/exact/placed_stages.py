@@ -312,9 +312,7 @@ class Placements:
         """
         classes = device_classes(problem.cluster)
         whole = default_model(problem, cuts, DeviceGroups.of(problem, classes, np.eye(len(classes), dtype=np.intp)))
-        work = whole.times.sum(axis=0)
-        # Rounded, so that of cuts with the same work before them those that others hold stay in front.
-        order = np.argsort(np.round(work / max(float(work[-1]), 1e-300), 12), kind="stable")
+        order = whole.row_order
         whole = whole if cuts.is_chain else whole.in_a_row(order)
         ways = Ways.of(problem, whole.groups.types)
         if len(ways.shares) * len(ways.hosts) * len(cuts) ** 2 > MOST_CELLS:

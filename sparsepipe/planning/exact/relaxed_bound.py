@@ -32,6 +32,7 @@ from .chain_search import Moves
 from .cut_profile_bound import CutProfile
 from .frontier_cuts import FrontierCuts, layer_seconds, seconds_and_weights
 from .halving import largest_refused
+from .like_node_search import row_bound
 from .listed_cuts import ListedCuts
 from .narrow_cut_bound import narrow_cut_bound
 from .search_space import Space, merged
@@ -96,7 +97,8 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
         return low
     profile, known = _profile(problem, space, listed, period), low
     if profile and several(problem):
-        low = walk_bound(problem, profile, low=low, high=period)
+        of_row = row_bound(problem, profile.by_work() if listed else profile, low=low, high=period)
+        low = walk_bound(problem, profile, low=low, high=period) if of_row is None else of_row
     if low == known and _is_simple(problem, space):
         model, moves = space.model, space.moves
         link = merged(problem).cluster.network

@@ -73,6 +73,11 @@ class StageModel:
         weights = self.weight_rates[group] * (self.weights[None, :] - self.weights[:, None])
         return spans + weights + self.fixed[group]
 
+    @property
+    def size(self) -> int:
+        """Number of cuts, the start and the end among them."""
+        return int(self.times.shape[1])
+
     def along(self, cuts: Index) -> "StageModel":
         """These cuts alone."""
         return replace(
@@ -96,14 +101,25 @@ class StageModel:
         sums = np.concatenate([row.times, row.weights[None]])
         least = np.minimum.accumulate(sums[:, ::-1], axis=1)[:, ::-1]
         most = np.maximum.accumulate(sums, axis=1)
-        return replace(row, times=least[:-1], weights=least[-1], begins=(most[:-1], most[-1]), network=None)
+        none = np.zeros_like(row.work)  # what is left at a cut is not known of those after it
+        begins = most[:-1], most[-1]
+        return replace(row, times=least[:-1], weights=least[-1], begins=begins, work=none, network=None)
+
+    @cached_property
+    def row_order(self) -> Index:
+        """The cuts by the work before them; rounded, so that among equals those that others hold stay in front."""
+        work = self.times.sum(axis=0)
+        return np.argsort(np.round(work / max(float(work[-1]), 1e-300), 12), kind="stable")
 
     def reversed(self) -> "StageModel":
         """The network from its end to its start."""
+        times, weights = self.begins or (self.times, self.weights)
+        begins = times[:, -1:] - self.times[:, ::-1], weights[-1] - self.weights[::-1]
         return replace(
             self,
-            times=self.times[:, -1:] - self.times[:, ::-1],
-            weights=self.weights[-1] - self.weights[::-1],
+            times=times[:, -1:] - times[:, ::-1],
+            weights=weights[-1] - weights[::-1],
+            begins=self.begins and begins,
             ports=self.ports[:, ::-1],
             work=self.work[-1] - self.work[::-1],
             network=None,  # what takes that time too takes no less

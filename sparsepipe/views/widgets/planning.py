@@ -199,6 +199,8 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Pl
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
         recompute=problem.recompute,
+        progress=None,
+        warm_start=None,
         **quick,
         **options,
     )
