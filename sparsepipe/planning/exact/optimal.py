@@ -37,6 +37,7 @@ from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
 from .relaxed_bound import is_close, relaxed_bound, work_bound
+from .returning_stages import returning_stages
 from .search_space import (
     MAX_CUTS,
     Rules,
@@ -74,7 +75,8 @@ class Optimal(Settings):
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
     one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
     device's memory. If that is too much, parts of it are searched, and the gap says how much better a plan could be
-    at most.
+    at most. If the schedule places two stages on each device, as "1f1b-v" does, owner maps are searched instead
+    (returning_stages.py).
 
     `cost_model="published"` is `published_model`, "dnn-partitioning" that of published/contiguous.py: no replicas,
     transfers added to a stage's load. `quick`: where cuts or devices are too many to search, look at those along an
@@ -141,8 +143,22 @@ class Optimal(Settings):
                     setting={name: None, "objective": LATENCY},
                 )
 
+    def _check_returning(self, problem: Problem) -> None:
+        """Raise InputError for an option that is not searched with several stages per device."""
+        for name in ("cost_model", "rescore", "most_stages", "objective"):
+            if getattr(self, name) != getattr(type(self), name):
+                raise InputError(
+                    "planner.option_of_one_stage",
+                    f"{{{name}}} requires a schedule of one stage per device, but {problem.schedule!r} places "
+                    f"{problem.rules.stages_per_rank[0]}; omit it",
+                    setting=name,
+                )
+
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError if no plan fits into memory."""
+        if problem.rules.stages_per_rank[0] > 1:
+            self._check_returning(problem)
+            return returning_stages(problem, self.name, all_devices=self.all_devices, quick=self.quick)
         if self.cost_model == CONTIGUOUS:
             return contiguous_plan(problem, self.name)
         if self.objective == LATENCY:

@@ -331,6 +331,9 @@ class StagePackets:
 class SleptStage:
     """Sleeps for as long as the profile says that a stage's layers take: the member of `StageRunner` for a replay."""
 
+    kept_from: tuple[int, ...] = ()  # what a rank keeps for a later stage takes no time
+    kept_for: tuple[int, ...] = ()
+
     def __init__(self, workload: Replay, plan: Plan, stage: int, rank: int, links: Links) -> None:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.reads_samples = self.is_first
@@ -341,14 +344,8 @@ class SleptStage:
         self._places = [sizes.index(size) for size in workload.sizes]  # of each minibatch, among the sizes
         table = LayerTable.of(profile, sizes, [kind])
         layers = [profile.graph.index[id] for id in own.layers]
-        before = {profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers}
-        before |= set(profile.graph.input_layers)
-        after = before | set(layers)
-        sending = network_time(
-            *(workload.cluster, plan, stage, rank),
-            lambda cut: table.payload(before if cut == stage else after, between_hosts=True),
-            device=workload.device,
-        )
+        within, between = (table.payloads(plan, between_hosts=apart) for apart in (False, True))
+        sending = network_time(*(workload.cluster, plan, stage, rank), between.__getitem__, device=workload.device)
         part, halos = own.parts_of_work()[own.ranks.index(rank)], table.halo_seconds(workload.cluster, own, layers)
         forward = part * table.stage_forward(layers, kind) + halos
         whole = part * table.backward[kind][layers].sum(axis=0) + halos
@@ -362,8 +359,8 @@ class SleptStage:
             workload,
             (stage, rank),
             links,
-            [table.payload(after, between_hosts=apart)[0] for apart in (False, True)],
-            [table.payload(before, between_hosts=apart)[1] for apart in (False, True)],
+            [payloads[stage + 1][0] for payloads in (within, between)],
+            [payloads[stage][1] for payloads in (within, between)],
         )
         devices = tuple(map(workload.device, own.ranks))
         self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
