@@ -31,17 +31,18 @@ from ...values.costs import Array, Flags, boundary_link
 from ...values.plan import Plan
 from ..base import Problem
 from ..baselines import ModelParallel
-from ..cuts import Cuts
+from ..cuts import Cuts, Index
 from ..estimate import estimate
 from .relaxed_bound import work_bound
 
-_MOST_CUTS = (0, 400, 400, 160, 160)  # by number of devices: the program looks at pairs of intervals
+_MOST_CUTS = (0, 400, 400, 300, 300)  # by number of devices: the program looks at pairs of intervals
 _MORE_DEVICES_CUTS = 64  # if there are more
 _FEW_DEVICES = 4  # of which every order and every choice is tried
-_WITHIN = (1.0, 1.001, 1.01, 1.04)  # times the least: of plans within these, those that send fewest bytes
 _ALIKE = 1.001  # periods that count as equal: of such plans the one that sends least is chosen
+# Times the least: of plans within each, the one that sends fewest bytes. A step takes longer than its busiest device.
+_WITHIN, _WITHIN_A_STEP = (1.0, _ALIKE), (1.0, _ALIKE, 1.01, 1.04)
 _SECONDS = 2.0  # of the processor, for moving cuts of the best plan
-_NEARBY = 3  # places that a cut is moved by at most
+_STEPS = (1, 2, 4, 8, 16)  # layers that a cut is moved by
 Interval = tuple[int, int]  # two cuts: what lies between is inside
 
 
@@ -53,20 +54,23 @@ def returning_stages(problem: Problem, planner: str, *, all_devices: bool = Fals
 
     Raises InputError if no plan is possible or fits into memory.
     """
-    bound = work_bound(problem)
-    if problem.rules.placement != "v":
-        plan = ModelParallel().plan(problem)
-        return _with_bound(replace(plan, planner=planner), bound)
+    kinds = [kind.name for kind in problem.cluster.device_types]
+    total = float(np.minimum.reduce([_seconds(problem, kind) for kind in kinds]).sum())
+    bound = max(work_bound(problem), total / len(problem.cluster.devices))
     candidates, complete, least = list[Plan](), True, inf
+    if problem.rules.placement != "v" or 2 * len(problem.cluster.devices) <= len(problem.layers):
+        candidates.append(replace(ModelParallel().plan(problem), planner=planner))
+    if problem.rules.placement != "v":
+        return _with_bound(candidates[0], bound)
     for devices in device_orders(problem, all_devices=all_devices):
         search = Intervals.of(problem, devices, quick=quick)
         complete &= search.complete
-        low = search.least(below=least * max(_WITHIN))
+        low = search.least(below=least * _ALIKE)
         least = min(least, low)
         if low < inf:
             candidates += search.plans(low, planner)
     if len(problem.cluster.devices) > _FEW_DEVICES:  # fewer devices were not tried
-        least = min(least, bound * len(problem.cluster.devices) / (len(candidates[0].ranks) - 1)) if candidates else inf
+        least = min(least, *(total / (len(plan.ranks) - 1) for plan in candidates if len(plan.ranks) > 1))
         complete &= _alike(problem)
     bound = max(bound, least) if complete and least < inf else bound
     fitting = [plan for plan in candidates if fits_memory(plan, problem)]
@@ -151,10 +155,10 @@ class Intervals:
 
     def plans(self, least: float, planner: str) -> Iterator[Plan]:
         """Yield plans near the least period: for each distance from it, the one that sends fewest bytes."""
-        seen = set[tuple[int, ...]]()
-        for factor in _WITHIN:
-            limit = least * factor * (1 + 1e-12)
-            path = self._fewest_bytes(limit)
+        seen, within = set[tuple[int, ...]](), _WITHIN_A_STEP if self.problem.synchronous else _WITHIN
+        self._solve(least * max(within) * (1 + 1e-12))
+        for factor in within:
+            path = self._fewest_bytes(least * factor * (1 + 1e-12))
             if path and path not in seen:
                 seen.add(path)
                 yield self._plan(path, planner)
@@ -167,9 +171,9 @@ class Intervals:
         tables[last] = np.where(inner <= limit, inner, inf)
         for k in range(last - 1, -1, -1):
             for a, b in self._states(k, limit):
-                xs, ys, loads = self._steps(k, a, b)
+                between, loads = self._steps(k, a, b)
                 if loads.size:
-                    least = float(np.maximum(loads, tables[k + 1][np.ix_(xs, ys)]).min())
+                    least = float(np.maximum(loads, tables[k + 1][np.ix_(between, between)]).min())
                     tables[k][a, b] = least if least <= limit else inf
         self._tables = tables
         return float(tables[0][0, -1])
@@ -193,36 +197,34 @@ class Intervals:
         possible = self.cuts.follows & (inside <= room[0]) & (fastest[-1] - inside <= room[1])
         yield from map(tuple, np.argwhere(possible).tolist())
 
-    def _steps(self, k: int, a: int, b: int) -> tuple[Array, Array, Array]:
-        """(cuts where the inner interval may begin, may end, seconds of place `k` for each two of them)."""
+    def _steps(self, k: int, a: int, b: int) -> tuple[Index, Array]:
+        """(cuts where the inner interval may begin or end, seconds of place `k` for each two of them)."""
         follows, work = self.cuts.follows, self.work[k]
         between = np.flatnonzero(follows[a] & follows[:, b])
         if not len(between):
-            return between, between, np.empty((0, 0))
+            return between, np.empty((0, 0))
         loads = (work[between] - work[a] + self.head[a])[:, None] + (work[b] - work[between])[None, :]
         begins, ends = (table[np.ix_(between, between)] for table in self.ports[k])
         first, last = (float(table[a, b]) for table in self.ports[k - 1]) if k else (0.0, 0.0)
         if not self.problem.synchronous:  # what enters, and what leaves
             loads = np.maximum(loads, np.maximum(first + ends, last + begins))
-        return between, between, loads
+        return between, loads
 
     def _fewest_bytes(self, limit: float) -> tuple[int, ...]:
         """Return the cuts within a period that the fewest bytes cross, in pipeline order; nothing if there are none."""
-        if self._solve(limit) == inf:
-            return ()
         last, size = len(self.devices) - 1, len(self.cuts)
         costs = [np.full((size, size), inf) for _ in self.devices]
         costs[last] = np.where(self._tables[last] <= limit, 0.0, inf)
         picks: list[dict[Interval, Interval]] = [{} for _ in self.devices]
         for k in range(last - 1, -1, -1):
             for a, b in np.argwhere(self._tables[k] <= limit).tolist():
-                xs, ys, loads = self._steps(k, a, b)
-                grid = np.ix_(xs, ys)
+                between, loads = self._steps(k, a, b)
+                grid = np.ix_(between, between)
                 total = np.where(loads <= limit, costs[k + 1][grid] + self.sent[k][grid], inf)
                 at = int(total.argmin())
                 x, y = np.unravel_index(at, total.shape)
                 costs[k][a, b] = total[x, y]
-                picks[k][a, b] = int(xs[x]), int(ys[y])
+                picks[k][a, b] = int(between[x]), int(between[y])
         if costs[0][0, -1] == inf:
             return ()
         path, state = list[Interval](), (0, size - 1)
@@ -291,7 +293,7 @@ def with_cuts_moved(plan: Plan, problem: Problem, *, low: float) -> Plan:
         improved = False
         ends = [position[stage.layers[-1]] + 1 for stage in best.stages]
         for k in range(len(ends) - 1):
-            for step in (s for distance in range(1, _NEARBY + 1) for s in (-distance, distance)):
+            for step in (sign * distance for distance in _STEPS for sign in (-1, 1)):
                 moved = [*ends[:k], ends[k] + step, *ends[k + 1 :]]
                 if not (moved[k - 1] if k else 0) < moved[k] < moved[k + 1]:
                     continue

@@ -331,9 +331,6 @@ class StagePackets:
 class SleptStage:
     """Sleeps for as long as the profile says that a stage's layers take: the member of `StageRunner` for a replay."""
 
-    kept_from: tuple[int, ...] = ()  # what a rank keeps for a later stage takes no time
-    kept_for: tuple[int, ...] = ()
-
     def __init__(self, workload: Replay, plan: Plan, stage: int, rank: int, links: Links) -> None:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.reads_samples = self.is_first
@@ -371,6 +368,15 @@ class SleptStage:
     def reports(self) -> bool:
         own = self._packets.program.plan.stages[self._stage]
         return not own.shares_scenes or self._packets.rank == own.ranks[0]
+
+    @property
+    def kept_from(self) -> tuple[int, ...]:
+        """There is nothing to keep, which would take no time."""
+        return ()
+
+    @property
+    def kept_for(self) -> tuple[int, ...]:
+        return ()
 
     def merge_seconds(self, merge: Merge) -> float:
         return self._others.seconds(merge, self._stage) if self._others else 0.0
