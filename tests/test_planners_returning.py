@@ -45,11 +45,11 @@ def test_a_tensor_takes_the_shortest_way_to_every_stage_that_reads_it(places, la
     source = data.draw(st.integers(0, len(teams) - 1))
     readers = tuple(k for k in range(source + 1, len(teams)) if data.draw(st.booleans()))
     way = route(teams, source, readers)
-    edges, there = {*((cut - 1, cut) for cut in way.cuts), *way.kept}, {source}
+    edges, there = {*((cut - 1, cut) for cut in way.cuts), *way.jumps}, {source}
     for stage in range(source, len(teams)):
         there |= {b for a, b in edges if a in there and b == stage}
     assert there.issuperset(readers), "it gets there"
-    assert all(teams[a] == teams[b] and b > a + 1 for a, b in way.kept)
+    assert all(teams[a] == teams[b] and b > a + 1 for a, b in way.jumps)
     for reader in readers:
         alone = route(teams, source, (reader,))
         assert sum(teams[cut - 1] != teams[cut] for cut in alone.cuts) == hops(teams, source, reader)
@@ -165,6 +165,11 @@ def test_skips_whose_ends_are_on_one_device_send_nothing():
     assert not {0, 1} & set(across[2]) and {0, 1} <= set(kept[3]), "what a stage takes counts as memory"
 
 
+def chain_of(layers):
+    costs = [LayerCost((CostSample(SIZE, 1.0, 2.0, 1.0),))] * layers
+    return Profile(LayerGraph.chain([Layer(f"l{k}") for k in range(layers)]), {"a": costs}, sizes=(SIZE,))
+
+
 def test_bad_input_of_plans_in_a_v_is_one_line():
     profile, cluster = unet(), Cluster.uniform(2, device_type="a")
     with raises("planner.option_of_one_stage", "1f1b-v"):
@@ -172,6 +177,9 @@ def test_bad_input_of_plans_in_a_v_is_one_line():
     small = Cluster((Node("n", (DeviceType("a", memory_bytes=1.0),) * 2, Link()),))
     with raises("planner.no_plan"):
         partition(profile, small, schedule="1f1b-v", planner="optimal")
+    for devices in (2, 5):
+        with raises("planner.no_plan"):
+            partition(chain_of(1), Cluster.uniform(devices, device_type="a"), schedule="1f1b-v")
     five = Cluster.uniform(5, device_type="a")
     plan = partition(profile, five, schedule="1f1b-v", planner="optimal")
     assert len(plan.ranks) == 4, "eight layers are two for each of four devices"

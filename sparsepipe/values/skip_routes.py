@@ -17,20 +17,23 @@ from .graph import LayerGraph
 from .plan_parts import StagePlan
 
 
-class Route(NamedTuple):
-    """The way of one tensor. Cut k lies between the stages k - 1 and k."""
+class SkipRoute(NamedTuple):
+    """The way of one tensor.
+
+    Cut k lies between the stages k - 1 and k.
+    """
 
     cuts: frozenset[int]  # that it crosses in the packet from one stage to the next
-    kept: frozenset[tuple[int, int]]  # (stage that has it, later stage on the same ranks that takes it from there)
+    jumps: frozenset[tuple[int, int]]  # (stage that has it, later stage on the same ranks that takes it from there)
 
 
 @lru_cache(maxsize=4096)
-def route(teams: tuple[Hashable, ...], source: int, readers: tuple[int, ...]) -> Route:
+def route(teams: tuple[Hashable, ...], source: int, readers: tuple[int, ...]) -> SkipRoute:
     """Return the way of a tensor from the stage `source` to later stages, in ascending order.
 
     `teams`: what identifies the devices of each stage; equal for stages on the same ones.
     """
-    cuts, kept, there, at = set[int](), set[tuple[int, int]](), [source], source
+    cuts, jumps, there, at = set[int](), set[tuple[int, int]](), [source], source
     for reader in readers:
         while at < reader:
             have = {teams[stage] for stage in there}
@@ -39,10 +42,10 @@ def route(teams: tuple[Hashable, ...], source: int, readers: tuple[int, ...]) ->
                 at += 1
                 cuts.add(at)
             else:
-                kept.add((max(stage for stage in there if teams[stage] == teams[nearest]), nearest))
+                jumps.add((max(stage for stage in there if teams[stage] == teams[nearest]), nearest))
                 at = nearest
             there.append(at)
-    return Route(frozenset(cuts), frozenset(kept))
+    return SkipRoute(frozenset(cuts), frozenset(jumps))
 
 
 def teams_of(plan: StagePlan) -> tuple[Hashable, ...]:
@@ -65,21 +68,21 @@ def layers_across(graph: LayerGraph, plan: StagePlan, *, with_kept: bool = False
         across.append(graph.alive(before))
     if plan.stages_per_rank == 1:
         return across
-    teams, routes = teams_of(plan), dict[int, Route]()
+    teams, routes = teams_of(plan), dict[int, SkipRoute]()
     for layer in {layer for alive in across[1:-1] for layer in alive}:
         readers = {stage_of[reader] for reader in graph.consumers[layer] if reader in stage_of}
         routes[layer] = route(teams, stage_of[layer], _later(readers, stage_of[layer]))
     for cut in range(1, len(plan.stages)):
         here = {layer for layer in across[cut] if cut in routes[layer].cuts}
         if with_kept:
-            here |= {layer for layer in across[cut] if any(end == cut for _, end in routes[layer].kept)}
+            here |= {layer for layer in across[cut] if any(end == cut for _, end in routes[layer].jumps)}
         across[cut] = tuple(layer for layer in across[cut] if layer in here)
     return across
 
 
 def routes_of_values(
     alive: Sequence[Sequence[str]], reads: Sequence[Iterable[str]], teams: tuple[Hashable, ...]
-) -> dict[str, Route]:
+) -> dict[str, SkipRoute]:
     """Return the way of every value that a boundary carries.
 
     `alive[k]`: the values that stages from k on need and earlier ones give. `reads[k]`: those that stage k reads.

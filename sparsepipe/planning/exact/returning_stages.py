@@ -62,15 +62,15 @@ def returning_stages(problem: Problem, planner: str, *, all_devices: bool = Fals
         candidates.append(replace(ModelParallel().plan(problem), planner=planner))
     if problem.rules.placement != "v":
         return _with_bound(candidates[0], bound)
-    for devices in device_orders(problem, all_devices=all_devices):
-        search = Intervals.of(problem, devices, quick=quick)
+    for devices in device_orders(problem, all_devices=all_devices, quick=quick):
+        search = IntervalSearch.of(problem, devices, quick=quick)
         complete &= search.complete
         low = search.least(below=least * _ALIKE)
         least = min(least, low)
         if low < inf:
             candidates += search.plans(low, planner)
-    if len(problem.cluster.devices) > _FEW_DEVICES:  # fewer devices were not tried
-        least = min(least, *(total / (len(plan.ranks) - 1) for plan in candidates if len(plan.ranks) > 1))
+    if len(problem.cluster.devices) > _FEW_DEVICES or quick:  # fewer devices, and other orders, were not tried
+        least = min([least, *(total / (len(plan.ranks) - 1) for plan in candidates if len(plan.ranks) > 1)])
         complete &= _alike(problem)
     bound = max(bound, least) if complete and least < inf else bound
     fitting = [plan for plan in candidates if fits_memory(plan, problem)]
@@ -88,22 +88,21 @@ def returning_stages(problem: Problem, planner: str, *, all_devices: bool = Fals
     return _with_bound(min(alike, key=lambda plan: (_sent_bytes(plan), _period(plan))), bound)
 
 
-def device_orders(problem: Problem, *, all_devices: bool) -> list[tuple[int, ...]]:
+def device_orders(problem: Problem, *, all_devices: bool, quick: bool = False) -> list[tuple[int, ...]]:
     """List the devices of each place of the V, outermost first: all that differ, or those of the cluster."""
     devices = problem.cluster.devices
-    everyone = tuple(range(len(devices)))
-    if len(devices) > _FEW_DEVICES:
-        return [everyone[: len(problem.layers) // 2]]
-    most = min(len(devices), len(problem.layers) // 2)
-    found: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
+    everyone, most = tuple(range(len(devices))), min(len(devices), len(problem.layers) // 2)
+    if len(devices) > _FEW_DEVICES or quick:
+        return [everyone[:most]] if most else []
+    orders: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
     for count in range(most, most - 1 if all_devices else 0, -1):
         for order in permutations(everyone, count):
-            found.setdefault(tuple((devices[k].type.name, devices[k].node.name) for k in order), order)
-    return [*found.values()]
+            orders.setdefault(tuple((devices[k].type.name, devices[k].node.name) for k in order), order)
+    return [*orders.values()]
 
 
 @dataclass(eq=False)
-class Intervals:
+class IntervalSearch:
     """The dynamic program over intervals of the layers, for one order of devices."""
 
     problem: Problem
@@ -116,7 +115,7 @@ class Intervals:
     _tables: list[Array] = field(default_factory=list)  # least[k], of the last limit
 
     @classmethod
-    def of(cls, problem: Problem, devices: tuple[int, ...], *, quick: bool = False) -> "Intervals":
+    def of(cls, problem: Problem, devices: tuple[int, ...], *, quick: bool = False) -> "IntervalSearch":
         count = len(devices)
         most = _MOST_CUTS[count] if count < len(_MOST_CUTS) else _MORE_DEVICES_CUTS
         most = min(most, _MORE_DEVICES_CUTS) if quick else most
@@ -148,9 +147,9 @@ class Intervals:
         base = float(self.work.min(axis=0)[-1]) / len(self.devices)
         for factor in (1.02, 1.2, inf):
             limit = min(factor * base, below)
-            found = self._solve(limit)
-            if found < inf or limit == below:
-                return found
+            period = self._solve(limit)
+            if period < inf or limit == below:
+                return period
         return inf
 
     def plans(self, least: float, planner: str) -> Iterator[Plan]:
@@ -243,8 +242,8 @@ class Intervals:
         bounds, count = (0, *path, len(self.cuts) - 1), len(self.devices)
         places = [self.problem.rules.position(stage, count) for stage in range(2 * count)]
         stages = [
-            self.problem.stage(self.cuts.between(a, b), (self.devices[place],))
-            for place, a, b in zip(places, bounds, bounds[1:], strict=False)
+            self.problem.stage(self.cuts.between(a, b), (self.devices[position],))
+            for position, a, b in zip(places, bounds, bounds[1:], strict=False)
         ]
         total = len(self.problem.cluster.devices)
         unused = f"{total - count} of {total} devices stay unused: the plan is no faster with them"
@@ -262,7 +261,7 @@ def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> tuple[
     bytes_of = table.crossing(between_hosts=between_hosts)
     column = {layer: k for k, layer in enumerate(cuts.layers)}
     members, size = cuts.members.astype(bool), len(cuts)
-    found = [np.zeros((size, size)) for _ in range(4)]
+    crossing = [np.zeros((size, size)) for _ in range(4)]
     owned: list[dict[int, Flags]] = [{}, {}]
     for layer, consumers in enumerate(graph.consumers):
         if not consumers:
@@ -274,14 +273,14 @@ def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> tuple[
         ways = there[:, None] & inside, there[None, :] & ~there[:, None] & behind[None, :]
         owner = table.coordinate_owner[layer]
         for way, crosses in enumerate(ways):
-            found[2 * way] += crosses * bytes_of.outputs[layer, 0]
-            found[2 * way + 1] += crosses * bytes_of.gradients[layer, 0]
+            crossing[2 * way] += crosses * bytes_of.outputs[layer, 0]
+            crossing[2 * way + 1] += crosses * bytes_of.gradients[layer, 0]
             owned[way][owner] = owned[way].get(owner, np.zeros_like(crosses)) | crosses
     for way, owners in enumerate(owned):
         for owner, crosses in owners.items():
             size_of = table.input_coordinates if owner < 0 else bytes_of.coordinates[owner]
-            found[2 * way] += crosses * float(size_of[0])
-    return found[0], found[1], found[2], found[3]
+            crossing[2 * way] += crosses * float(size_of[0])
+    return crossing[0], crossing[1], crossing[2], crossing[3]
 
 
 def with_cuts_moved(plan: Plan, problem: Problem, *, low: float) -> Plan:
@@ -317,9 +316,9 @@ def fits_memory(plan: Plan, problem: Problem) -> bool:
     """Return whether all stages of each device fit into its memory together."""
     devices = problem.cluster.devices
     return all(
-        place.memory_bytes <= devices[rank].type.memory_bytes
-        for place in plan.position_estimates
-        for rank in plan.stages[place.stages[0]].ranks
+        position.memory_bytes <= devices[rank].type.memory_bytes
+        for position in plan.position_estimates
+        for rank in plan.stages[position.stages[0]].ranks
     )
 
 

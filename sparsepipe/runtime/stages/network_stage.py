@@ -37,7 +37,7 @@ from ...networks.traced.values import is_sparse
 from ...values.plan import Plan
 from ...values.recomputation import Segments
 from ...values.replication.base import Merge
-from ...values.skip_routes import Route, routes_of_values, teams_of
+from ...values.skip_routes import SkipRoute, routes_of_values, teams_of
 from ..config import RunConfig
 from ..failures import PacketMismatch
 from ..replication.batch_norm import StatisticsGroup
@@ -167,7 +167,7 @@ def boundary(
     return tuple(name for name in alive if cut in routes[name].cuts) if routes else alive
 
 
-def routes_of(network: AnyNetwork, plan: Plan, *, training: bool, engine: Engine | None = None) -> dict[str, Route]:
+def routes_of(network: AnyNetwork, plan: Plan, *, training: bool, engine: Engine | None = None) -> dict[str, SkipRoute]:
     """Return the way of each value through the stages of a plan; none if all values pass boundary after boundary.
 
     They do so in a traced network whose layers look up voxels that no value they read lies on.
@@ -198,13 +198,13 @@ class Boundary(NamedTuple):
     def of(
         cls, network: AnyNetwork, plan: Plan, stage: int, *, behind: bool, training: bool, engine: Engine
     ) -> "Boundary":
-        cut, kept = stage + behind, dict[int, list[str]]()
+        cut, names_of = stage + behind, dict[int, list[str]]()
         names = boundary(network, plan, cut, training=training, engine=engine)
         for name, way in routes_of(network, plan, training=training, engine=engine).items():
-            for pair in way.kept:
+            for pair in way.jumps:
                 if pair[not behind] == stage:
-                    kept.setdefault(pair[behind], []).append(name)
-        return cls(names, boundary_id(names), {other: tuple(kept[other]) for other in sorted(kept)})
+                    names_of.setdefault(pair[behind], []).append(name)
+        return cls(names, boundary_id(names), {other: tuple(names_of[other]) for other in sorted(names_of)})
 
     @property
     def every(self) -> tuple[str, ...]:
@@ -362,13 +362,13 @@ class NetworkStage:
 
     def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
         parts, slots = self._output_slots(outputs, self.after)
-        small, kept = self._forwards.shrink(slots), []
+        small, staying = self._forwards.shrink(slots), []
         for stage, names in self._after.kept.items():
-            own, rows = self._output_slots(outputs, names)
-            packet = Packet(FORWARD, minibatch, 0, rows, own.coordinate_sets, size, tables=own.tables)
-            kept.append((stage, packet))
+            of_stage, rows = self._output_slots(outputs, names)
+            packet = Packet(FORWARD, minibatch, 0, rows, of_stage.coordinate_sets, size, tables=of_stage.tables)
+            staying.append((stage, packet))
         packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, size, tables=parts.tables)
-        packet = replace(packet, kept=tuple(kept))
+        packet = replace(packet, kept=tuple(staying))
         every = *slots, *_slots_of(packet)[len(slots) :]
         return PackedOutputs(packet, _wanted(every), self._present(self._after.every, _slots_of(packet)))
 
@@ -454,8 +454,8 @@ class NetworkStage:
         outputs = self._call(flight.received, flight.version, flight.minibatch, flight)
         flight.received = None
         if not self.is_last:
-            kept = (self._output_slots(outputs, names)[1] for names in (self.after, *self._after.kept.values()))
-            flight.outputs = _wanted([slot for slots in kept for slot in slots])
+            groups = (self._output_slots(outputs, names)[1] for names in (self.after, *self._after.kept.values()))
+            flight.outputs = _wanted([slot for slots in groups for slot in slots])
         return outputs
 
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
@@ -463,15 +463,15 @@ class NetworkStage:
             NO_GRADIENT if gradient is None else Slot(gradient if present is None else values_at(present, gradient))
             for gradient, present in zip(gradients, flight.leaves_present, strict=True)
         )
-        at, kept = self._num_gradients(self.before), []
+        at, staying = self._num_gradients(self.before), []
         packet = Packet(
             BACKWARD, flight.minibatch, self.id_before, self._backwards.shrink(slots[:at]), size=flight.size
         )
         for stage, names in self._before.kept.items():
             end = at + self._num_gradients(names)
-            kept.append((stage, Packet(BACKWARD, flight.minibatch, 0, slots[at:end], size=flight.size)))
+            staying.append((stage, Packet(BACKWARD, flight.minibatch, 0, slots[at:end], size=flight.size)))
             at = end
-        return replace(packet, kept=tuple(kept))
+        return replace(packet, kept=tuple(staying))
 
     def _num_gradients(self, names: Sequence[str]) -> int:
         return sum(name in self._differentiable for name in names)
@@ -532,19 +532,17 @@ class NetworkStage:
                 "packet.tensor_count",
                 f"{len(_slots_of(packet))} tensors arrived, but {len(expected)} were expected: {expected}",
             )
-        kept = [own for _, own in packet.kept]
-        if any(own.tables for own in (packet, *kept)):  # which say on their own how tensors are put together
-            groups = [*zip((self.before, *self._before.kept.values()), (packet, *kept), strict=True)]
+        packets = packet, *(part for _, part in packet.kept)
+        if any(part.tables for part in packets):  # which say on their own how tensors are put together
+            groups = [*zip((self.before, *self._before.kept.values()), packets, strict=True)]
         else:
             groups = [(expected, _joined(packet))]
         leaves: list[Tensor] = []
-        alive: dict[str, Any] = {}
-        for names, own in groups:
-            alive |= self._join(names, own, leaves, trained=trained)
-        return alive, tuple(leaves), packet.size
+        joined = [self.engine.join(self._parts_of(names, part, leaves, trained=trained)) for names, part in groups]
+        return {name: value for part in joined for name, value in part.items()}, tuple(leaves), packet.size
 
-    def _join(self, names: Sequence[str], packet: Packet, leaves: list[Tensor], *, trained: bool) -> dict[str, Any]:
-        """Put the tensors of a packet together; append those that want a gradient to `leaves`."""
+    def _parts_of(self, names: Sequence[str], packet: Packet, leaves: list[Tensor], *, trained: bool) -> Parts:
+        """Return the tensors of a packet in parts; append those that want a gradient to `leaves`."""
         features = {}
         for name, slot in zip(names, packet.slots, strict=True):
             rows = restored(slot).to(self.device)
@@ -555,7 +553,7 @@ class NetworkStage:
             features[name] = Feature(rows, slot.coordinate_set)
         sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in packet.coordinate_sets)
         tables = tuple(table.to(self.device) for table in packet.tables)
-        return self.engine.join(Parts(sets, features, tables))
+        return Parts(sets, features, tables)
 
     def _call(
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
@@ -604,32 +602,32 @@ def _packet_of(received: Packet | PacketAndSamples) -> Packet:
 
 def _slots_of(packet: Packet) -> tuple[Slot, ...]:
     """Return the tensors that crossed a boundary, then those that were kept."""
-    return (*packet.slots, *(slot for _, kept in packet.kept for slot in kept.slots))
+    return (*packet.slots, *(slot for _, staying in packet.kept for slot in staying.slots))
 
 
 def _joined(packet: Packet) -> Packet:
     """Return one packet of all tensors, in which those on the same coordinates share them."""
     sets, slots = list(packet.coordinate_sets), list(packet.slots)
-    for _, kept in packet.kept:
+    for _, staying in packet.kept:
         places = []
-        for own in kept.coordinate_sets:
-            alike = (k for k, other in enumerate(sets) if _same_voxels(own, other))
-            if (place := next(alike, None)) is None:
-                taken = {other.family for other in sets if other.tensor_stride == own.tensor_stride}
-                family = 1 + max(other.family for other in sets) if own.family in taken else own.family
-                place = len(sets)
-                sets.append(own._replace(family=family))
-            places.append(place)
+        for voxels in staying.coordinate_sets:
+            alike = (k for k, other in enumerate(sets) if _same_voxels(voxels, other))
+            if (number := next(alike, None)) is None:
+                taken = {other.family for other in sets if other.tensor_stride == voxels.tensor_stride}
+                family = 1 + max(other.family for other in sets) if voxels.family in taken else voxels.family
+                number = len(sets)
+                sets.append(voxels._replace(family=family))
+            places.append(number)
         slots += [
             slot if slot.coordinate_set is None else replace(slot, coordinate_set=places[slot.coordinate_set])
-            for slot in kept.slots
+            for slot in staying.slots
         ]
     return replace(packet, slots=tuple(slots), coordinate_sets=tuple(sets), kept=())
 
 
-def _same_voxels(one: CoordinateSet, other: CoordinateSet) -> bool:
+def _same_voxels(first: CoordinateSet, other: CoordinateSet) -> bool:
     here = other.coordinates
-    return one.tensor_stride == other.tensor_stride and torch.equal(one.coordinates.to(here.device), here)
+    return first.tensor_stride == other.tensor_stride and torch.equal(first.coordinates.to(here.device), here)
 
 
 def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:

@@ -134,8 +134,8 @@ class JoinedSource:
 
     def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
         packet = self._neighbour.take(minibatch, timeout=timeout, action=action)
-        kept = ((k, queue.take(minibatch, timeout=timeout, action=action)) for k, queue in self._queues)
-        return replace(packet, kept=tuple(kept))
+        staying = ((k, queue.take(minibatch, timeout=timeout, action=action)) for k, queue in self._queues)
+        return replace(packet, kept=tuple(staying))
 
     def peer(self) -> int:
         return self._neighbour.peer()

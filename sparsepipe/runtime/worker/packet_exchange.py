@@ -42,8 +42,8 @@ class PacketExchange:
         target = self._program.target(action.stage, action.op)
         assert target is not None, "stages at the ends send nothing outwards"
         peer, cut = self._program.rank_of(target, action.minibatch), max(action.stage, target)
-        for stage, kept in packet.kept:
-            self._kept[action.stage, stage].put(kept)
+        for stage, staying in packet.kept:
+            self._kept[action.stage, stage].put(staying)
         if peer == self._rank:
             self._local[packet.direction, cut].put(packet)
             return
