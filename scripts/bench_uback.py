@@ -28,7 +28,13 @@ _PLANS = {STRAIGHT: {"planner": "model-parallel"}, BENT: {"planner": "optimal", 
 def prepared(model: str, options: argparse.Namespace) -> tuple[sp.Profile, sp.Cluster, dict[str, sp.Plan]]:
     """Profile a network and plan it both ways for two processes of this machine."""
     found = sp.profile_model(
-        model, options.data, batch_size=options.batch_size, voxel_size=options.voxel_size, device_type="cpu", beside=1
+        model,
+        options.data,
+        batch_size=options.batch_size,
+        voxel_size=options.voxel_size,
+        num_points=options.num_points,
+        device_type="cpu",
+        beside=1,
     )
     cluster = sp.Cluster.uniform(2, device_type="cpu", link=sp.Link(options.bandwidth, options.latency))
     return found, cluster, {name: sp.partition(found, cluster, **asked) for name, asked in _PLANS.items()}
@@ -41,6 +47,7 @@ def trained(plan: sp.Plan, model: str, folder: Path, options: argparse.Namespace
         data=str(options.data),
         batch_size=options.batch_size,
         voxel_size=options.voxel_size,
+        num_points=options.num_points,
         minibatches=options.minibatches,
         threads=1,
         validate=False,
@@ -85,9 +92,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help="default: minkunet14a-narrow and minkunet34c-narrow")
     parser.add_argument("--data", type=Path, help="default: shapes that are made")
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--voxel-size", type=float, default=0.03)
-    parser.add_argument("--minibatches", type=int, default=24)
+    parser.add_argument("--num-points", type=int, default=4096)
+    parser.add_argument("--minibatches", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--bandwidth", type=float, default=2e9, help="bytes per second between the processes")
     parser.add_argument("--latency", type=float, default=2e-4)
