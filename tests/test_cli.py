@@ -293,8 +293,11 @@ def test_stages_interleaved_on_each_device(tmp_path, profile, capsys):
     assert [[one["rank"] for one in stage["replicas"]] for stage in json.loads(out)["stages"]] == [[0], [1], [1], [0]]
     code, out, _ = run("simulate", tmp_path / "bent.json", *machines, "--json", capsys=capsys)
     assert code == 0 and json.loads(out)["busy_fraction"].keys() == {"0", "1"}
-    code, _, told = run("plan", *machines, "--planner", "optimal", "--schedule", "zbv", capsys=capsys)
+    code, _, told = run("plan", *machines, "--planner", "data-parallel", "--schedule", "zbv", capsys=capsys)
     assert code == 2 and "'zbv'" in told and told.endswith("[schedule.stages_per_device]\n")
+    code, out, _ = run("plan", *machines, "--planner", "optimal", "--schedule", "1f1b-v", "--json", capsys=capsys)
+    assert [[one["rank"] for one in stage["replicas"]] for stage in json.loads(out)["stages"]] == [[0], [1], [1], [0]]
+    assert code == 0 and json.loads(out)["gap"] < 0.01
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-zero-bubble", "zbv", "dualpipe-v"])

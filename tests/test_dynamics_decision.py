@@ -150,11 +150,13 @@ def test_what_the_plan_says_beside_its_stages_stays():
     assert found.changes and (found.plan.weights, found.plan.accumulation) == ("vertical-sync", 2)
 
 
-def test_a_schedule_that_is_not_planned_goes_on_as_it_is():
+def test_stages_in_a_v_move_to_the_faster_device_and_stay_a_v():
     profile, cluster = network(12), cpus(2)
     plan = partition(profile, cluster, planner="model-parallel", schedule="zbv", num_microbatches=4)
     found = decide(plan, profile, cluster, Factors((1.0, 2.0)), minibatches_left=1000)
-    assert not found.changes and found.plan == plan
+    layers = [sum(len(found.plan.stages[k].layers) for k in found.plan.stages_of(rank)) for rank in (0, 1)]
+    assert found.changes and found.plan.schedule == "zbv" and layers[0] > layers[1]
+    assert sorted(found.plan.positions) == [(0, 3), (1, 2)]
 
 
 def test_a_plan_for_other_devices_is_refused_in_a_line():

@@ -29,7 +29,6 @@ from sparsepipe.launching import launch
 from sparsepipe.networks import network
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.stages.network_stage import boundary
 from sparsepipe.values.plan import Plan
 from sparsepipe.values.schedule import Op, compile
 
@@ -136,7 +135,8 @@ class Oracle:
         tensors = {"input": self.engine.tensor(batch)}
         for k, part in enumerate(self.parts):
             if k:
-                alive = {name: tensors[name] for name in boundary(self.net, self.plan, k)}
+                before = {id for stage in self.plan.stages[:k] for id in stage.layers}
+                alive = {name: tensors[name] for name in self.net.alive(before)}
                 tensors = self.engine.join(self.engine.split(alive))
             own = {name: tensor for name, tensor in everything.items() if name.split(".")[0] in part.layer_ids}
             tensors = functional_call(part, own, (tensors,), {"minibatch": minibatch})
@@ -280,6 +280,8 @@ LAWS: dict[str, tuple] = {
     "interleaved, 4 stages on 2": (PLAIN, [[0], [1], [0], [1]], FLUSH, {}),
     "interleaved, replicated": (PLAIN, [[0, 1], [2, 3]] * 2, {**FLUSH, "recompute": True}, {}),
     "interleaved, stash, U-Net": (UNET, [[1], [0]] * 2, {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
+    "1f1b-v, U-Net": (UNET, [[0], [1], [1], [0]], {"schedule": "1f1b-v"}, FULL),
+    "zbv, U-Net, minkowski": (UNET, [[1], [0], [0], [1]], {**ZBV, "recompute": True}, {**FULL, "engine": "minkowski"}),
     "looped-bfs, 4 stages on 2": (PLAIN, [[0], [1]] * 2, {**FLUSH, "schedule": "looped-bfs"}, {}),
     "interleaved-zero-bubble, 4 stages on 2": (
         PLAIN,

@@ -198,7 +198,7 @@ def test_breadth_first_has_the_bubble_of_interleaved_stages(ranks, laps, minibat
     [
         (
             "zbv",
-            {"planner": "optimal"},
+            {"planner": "dynpipe"},
             ("schedule.stages_per_device", "1 stage", "zbv", "puts 2 stages on each device", "model-parallel"),
         ),
         (

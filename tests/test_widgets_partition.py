@@ -476,7 +476,7 @@ def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profi
 def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     choice = explorer.controls.plan.stages_per_device
     explorer.controls.plan.schedule.value = "zbv"
-    assert explorer.controls.plan.planner.value == "model-parallel", "optimal plans one stage per device"
+    assert explorer.controls.plan.planner.value == "model-parallel", "it stands in until another is chosen"
     assert mentions(html.unescape(choice.note.value), "'model-parallel'", "'optimal'")
     assert choice.slider.disabled and mentions(html.unescape(choice.note.value), "2 stages")
     assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
@@ -490,7 +490,8 @@ def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     assert explorer.controls.plan.planner.value == "optimal", "the planner that was chosen comes back"
     explorer.controls.plan.schedule.value = "zbv"
     explorer.controls.plan.planner.value = "optimal"
-    assert mentions(html.unescape(explorer.messages.value), 1, "'zbv'", "2 stages")
+    assert explorer.messages.value == "" and explorer.plan.planner == "optimal" and choice.note.value == ""
+    assert explorer.plan.stages_per_rank == 2 and explorer.plan.estimate.gap is not None
 
 
 def partition_again(explorer, profile):

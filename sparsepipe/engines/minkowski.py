@@ -37,6 +37,7 @@ class MinkowskiEngine:
     """The real MinkowskiEngine. Rows of an input keep the minibatch's order; later sets are ordered by the library."""
 
     name = "minkowski"
+    looks_voxels_up = True
     takes_points = True
     takes_examples = True
     shares_scenes = False

@@ -18,6 +18,7 @@ class PlainEngine:
     """Runs networks whose layers are torch modules; the member of `Engine` (base.py) without sparse tensors."""
 
     name = "torch"
+    looks_voxels_up = False
     takes_points = False
     takes_examples = True
     shares_scenes = False

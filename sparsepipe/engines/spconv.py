@@ -53,6 +53,7 @@ class SpconvEngine(PlainEngine):
     """
 
     name = "spconv"
+    looks_voxels_up = False
     takes_points = True
     takes_examples = True
     shares_scenes = False

@@ -117,12 +117,8 @@ def transfer_seconds(
 
 def largest_payload(plan: Plan, profile: Profile) -> float:
     """Bytes of the largest transfer of a minibatch of the mean size, in either direction; 0 for a single stage."""
-    table, index = LayerTable.of(profile, [profile.size()]), profile.graph.index
-    before, found = set(profile.graph.input_layers), [0.0]
-    for stage in plan.stages[:-1]:
-        before |= {index[id] for id in stage.layers}
-        found += [float(size[0]) for size in table.payload(before)]
-    return max(found)
+    crossing = LayerTable.of(profile, [profile.size()]).payloads(plan)[1 : len(plan.stages)]
+    return max((float(size[0]) for both in crossing for size in both), default=0.0)
 
 
 def cost_of(before: Pace, after: Pace, *, transfer_seconds: float, other_seconds: float) -> MoveCost:

@@ -140,7 +140,7 @@ def partition(
     if num_microbatches is None:
         num_microbatches = _microbatches(schedule, len(cluster.devices))
     planned_for = _planned_as(schedule)
-    if "stages_per_device" not in known:
+    if "stages_per_device" not in known and PLANNERS[planner] is not Optimal:
         check_interleaves(schedule, 1)
     problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
     start = time.perf_counter()
@@ -358,11 +358,12 @@ def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tup
 
 
 def bound_of(plan: Plan, proven: float | None) -> float | None:
-    """Return `proven`, a bound of all plans with one stage per device, for such a plan; None for an interleaved one.
+    """Return `proven`, a bound of all plans with as few stages per device as the schedule allows, for such a plan.
 
-    Several stages per device can share out work more evenly, and wait less, than any plan that the bound is for.
+    None for a plan with more. Several stages per device can share out work more evenly, and wait less, than any plan
+    that the bound is for.
     """
-    return proven if plan.stages_per_rank == 1 else None
+    return proven if plan.stages_per_rank == plan.rules.stages_per_rank[0] else None
 
 
 def _microbatches(schedule: str, num_devices: int) -> int:

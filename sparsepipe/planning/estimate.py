@@ -9,7 +9,8 @@ replica's share of a round:
   C = the transfers at a boundary; they run alongside computation, forwards and backwards at once
 
 asynchronous     period = max(T of each stage, busiest port of each boundary); interleaved, what a timed run of the
-                 stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more
+                 stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more:
+                 all that enters, or leaves, in one direction
 flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
                  replica's ⌈M·s/n⌉ minibatches, one averaging and one step; without replication this is
                  Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
@@ -82,7 +83,7 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
         memory = [stage_memory(paced, k, need) for k, need in enumerate(needs)]
     stages = []
     for k in range(len(plan.stages)):
-        sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
+        sent = float(payloads[k + 1][0][0]) * _sends(plan, k, k + 1) + float(payloads[k][1][0]) * _sends(plan, k, k - 1)
         if plan.stages[k].shares_scenes:
             sent += 2 * float(problem.table.halo_bytes(layers[k], len(plan.stages[k].ranks))[0])
         transfer = max(ports[k], ports[k + 1])
@@ -105,6 +106,11 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
         size_unit=problem.profile.size_unit,
         certainty=certainty(plan, problem.profile, problem.cluster, problem.size),
     )
+
+
+def _sends(plan: Plan, stage: int, other: int) -> bool:
+    """Return whether a stage sends to another one, which exists on other ranks."""
+    return 0 <= other < len(plan.stages) and plan.stages[other].ranks != plan.stages[stage].ranks
 
 
 def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
@@ -141,11 +147,7 @@ def boundaries(
     """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
     index = problem.graph.index
     layers = [[index[id] for id in stage.layers] for stage in plan.stages]
-    before, payloads = set(problem.graph.input_layers), []
-    for boundary_layers in [*layers, []]:
-        payloads.append(problem.table.payload(before, between_hosts=between_hosts, held=held))
-        before |= set(boundary_layers)
-    return layers, payloads
+    return layers, problem.table.payloads(plan, between_hosts=between_hosts, held=held)
 
 
 def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
@@ -207,8 +209,9 @@ def plan_period(
         busiest = largest([sum(ports[k::size]) for k in range(size)])
         return (sum(latencies[:size]) + crossing + largest([longest, (count - 1) * busiest])) / count
     if plan.stages_per_rank > 1:
-        size = plan.pipeline_size
-        return max(steady_period(tuple(map(float, busy)), size), *(float(sum(ports[k::size])) for k in range(size)))
+        entering = (sum(ports[k] for k in stages) for stages in plan.positions)
+        leaving = (sum(ports[k + 1] for k in stages) for stages in plan.positions)
+        return max(steady_period(tuple(map(float, busy)), plan.positions), *map(float, (*entering, *leaving)))
     return largest([*busy, *ports])
 
 

@@ -183,16 +183,15 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     """Bytes on each rank at its fullest: weights and optimizer state, and the minibatches in flight at that moment."""
     distinct, which = np.unique(np.asarray(sizes, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
-    index, before = profile.graph.index, set(profile.graph.input_layers)
+    index, received = profile.graph.index, table.payloads(plan, held=True)
     needs: list[list[MemoryNeed]] = []  # of each stage, for each minibatch
-    for stage in plan.stages:
+    for stage, (incoming, _) in zip(plan.stages, received, strict=False):
         layer_indices = [index[id] for id in stage.layers]
-        weights, incoming = float(table.parameter_bytes[layer_indices].sum()), table.payload(before, held=True)[0]
+        weights = float(table.parameter_bytes[layer_indices].sum())
         saved_bytes, working, _ = table.stage_bytes(layer_indices, column=slice(None))
         by_size = zip(saved_bytes.tolist(), incoming.tolist(), working.tolist(), strict=True)
         each = [MemoryNeed(weights, *own_bytes) for own_bytes in by_size]
         needs.append([each[k] for k in which.tolist()])
-        before |= set(layer_indices)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
     program = compile(plan, len(sizes))
     for rank in most:

@@ -15,6 +15,7 @@ from .graph import LayerGraph
 from .plan import Plan, Stage
 from .profile import COORDINATE_BYTES, MEMORY_FIELDS, Profile
 from .schedule import compile_until_steady
+from .skip_routes import layers_across
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -291,10 +292,21 @@ class LayerTable:
 
         Every tensor alive counts once; forwards come the coordinates, once for each distinct set of them.
         """
-        before = list(before)
-        alive = list(self.graph.alive(before))
+        return self._bytes_of(self.graph.alive(before), self.crossing(between_hosts=between_hosts, held=held))
+
+    def payloads(self, plan: Plan, *, between_hosts: bool = False, held: bool = False) -> list[tuple[Array, Array]]:
+        """Bytes at the boundary before each stage of a plan and after the last, forwards and backwards: see `payload`.
+
+        A tensor that a device keeps for a later one of its stages crosses no boundary on the way. It counts as `held`
+        where that stage takes it.
+        """
         bytes_of = self.crossing(between_hosts=between_hosts, held=held)
-        owners = {self.coordinate_owner[k] for k in alive} if before else set()
+        across = layers_across(self.graph, plan, with_kept=held)
+        return [self._bytes_of(layers, bytes_of) for layers in across]
+
+    def _bytes_of(self, layers: Iterable[int], bytes_of: "Crossing") -> tuple[Array, Array]:
+        alive = list(layers)
+        owners = {self.coordinate_owner[k] for k in alive}
         coordinates = bytes_of.coordinates[sorted(owners - {-1})].sum(axis=0)
         forward = bytes_of.outputs[alive].sum(axis=0) + coordinates
         return forward + (self.input_coordinates if -1 in owners else 0.0), bytes_of.gradients[alive].sum(axis=0)

@@ -126,6 +126,13 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
         splits_backward=True,
         simulated=True,
     ),
+    "1f1b-v": ScheduleRules(
+        ("stash", "vertical-sync"),
+        "asynchronous, two stages per device in a V, so that both ends of a skip connection are on one device",
+        "interleaved",
+        stages_per_rank=(2, 2),
+        placement="v",
+    ),
     "gpipe": ScheduleRules(
         ("flush",),
         "all forwards, then all backwards, weights updated once per step (GPipe)",

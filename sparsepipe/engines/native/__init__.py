@@ -29,6 +29,7 @@ class NativeEngine:
     """Sparse layers by gather, matrix product and scatter over cached kernel maps. Rows are sorted by coordinate."""
 
     name = "native"
+    looks_voxels_up = False
     takes_points = True
     takes_examples = False
     shares_scenes = True

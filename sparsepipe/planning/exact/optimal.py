@@ -39,6 +39,7 @@ from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
 from .relaxed_bound import is_close, relaxed_bound, work_bound
+from .returning_stages import returning_stages
 from .search_space import (
     MAX_CUTS,
     Rules,
@@ -77,7 +78,8 @@ class Optimal(Settings):
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
     one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
     device's memory. If that is too much, parts of it are searched, and the gap says how much better a plan could be
-    at most.
+    at most. If the schedule places two stages on each device, as "1f1b-v" does, owner maps are searched instead
+    (returning_stages.py).
 
     `cost_model="published"` is `published_model`, "dnn-partitioning" that of published/contiguous.py: no replicas,
     transfers added to a stage's load. `quick`: where cuts or devices are too many to search, look at those along an
@@ -144,6 +146,18 @@ class Optimal(Settings):
                     setting={name: None, "objective": LATENCY},
                 )
 
+    def _check_returning(self, problem: Problem, warm_start: Plan | None) -> None:
+        """Raise InputError for an option that is not searched with several stages per device."""
+        options = ("cost_model", "rescore", "most_stages", "objective")
+        changed = [name for name in options if getattr(self, name) != getattr(type(self), name)]
+        for name in [*changed, *(["warm_start"] if warm_start else [])]:
+            raise InputError(
+                "planner.option_of_one_stage",
+                f"{{{name}}} requires a schedule of one stage per device, but {problem.schedule!r} places "
+                f"{problem.rules.stages_per_rank[0]}; omit it",
+                setting=name,
+            )
+
     def plan(
         self,
         problem: Problem,
@@ -155,6 +169,9 @@ class Optimal(Settings):
 
         With `progress`, KeyboardInterrupt ends the search of a period: the best plan so far is returned.
         """
+        if problem.rules.stages_per_rank[0] > 1:
+            self._check_returning(problem, warm_start)
+            return returning_stages(problem, self.name, all_devices=self.all_devices, quick=self.quick)
         if warm_start and (self.cost_model == CONTIGUOUS or self.objective == LATENCY):
             text = "{warm_start} does not apply to objective latency and cost model dnn-partitioning; omit it"
             raise InputError("planner.warm_start", text, setting="warm_start")

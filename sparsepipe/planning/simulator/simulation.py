@@ -263,14 +263,12 @@ def durations(
     seconds: dict[int, dict[int, Passes]] = {rank: {} for rank in plan.ranks}
     averaging, updates, transfers = [], {}, Transfers(cluster)
     steady = compile_until_steady(plan)
-    before = set(profile.graph.input_layers)
-    for s, stage in enumerate(plan.stages):
-        layer_indices = [index[id] for id in stage.layers]
-        before |= set(layer_indices)
-        for elsewhere in (False, True):
-            forward_bytes, backward_bytes = table.payload(before, between_hosts=elsewhere)
+    for elsewhere in (False, True):
+        for s, (forward_bytes, backward_bytes) in enumerate(table.payloads(plan, between_hosts=elsewhere)[1:]):
             transfers.bytes[FORWARD, s, elsewhere] = forward_bytes[which]
             transfers.bytes[BACKWARD, s + 1, elsewhere] = backward_bytes[which]
+    for s, stage in enumerate(plan.stages):
+        layer_indices = [index[id] for id in stage.layers]
         averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[layer_indices].sum())))
         of_kind = {}
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:

@@ -107,6 +107,18 @@ class StageRunner(Protocol):
         ...
 
     @property
+    def kept_from(self) -> tuple[int, ...]:
+        """The earlier stages of the same rank, no neighbours, that keep tensors for this one: see
+        values/skip_routes.py.
+        """
+        ...
+
+    @property
+    def kept_for(self) -> tuple[int, ...]:
+        """The later stages of the same rank, no neighbours, that this one keeps tensors for."""
+        ...
+
+    @property
     def averaging_seconds(self) -> float:
         """Seconds that averaging lasts longer than it takes here: over links that are slept for; else 0."""
         ...

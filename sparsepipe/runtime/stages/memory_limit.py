@@ -156,15 +156,11 @@ class RankMemory:
             kind, layers, first = self._types[stage], self._layers[stage], number - number % _SIZES_AT_ONCE
             sizes = [_SIZES**k for k in range(first, first + _SIZES_AT_ONCE)]
             table, column = LayerTable.of(self._profile, sizes, [kind]), number - first
-            before = [k for earlier in self._plan.stages[:stage] for k in map(self._index, earlier.layers)]
-            received = float(table.payload(before, held=True)[0][column])
+            received = float(table.payloads(self._plan, held=True)[stage][0][column]) if stage else 0.0
             unrepeatable = self._unrepeatable.get(stage, frozenset())
             memory = StageMemory.of(table, sorted(layers), kind, column=column, unrepeatable=unrepeatable)
             self._memories[key] = memory, received
         return self._memories[key]
-
-    def _index(self, layer: str) -> int:
-        return self._profile.graph.index[layer]
 
     def _chosen(
         self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float

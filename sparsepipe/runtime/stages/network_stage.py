@@ -12,7 +12,7 @@ their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
 from torch.fx.experimental import symbolic_shapes  # noqa: F401
 
-from ...engines import Engine, Feature, Parts
+from ...engines import CoordinateSet, Engine, Feature, Parts
 from ...engines.subnetwork import build
 from ...networks import Network
 from ...networks.base import AnyNetwork, direct_reads
@@ -37,6 +37,7 @@ from ...networks.traced.values import is_sparse
 from ...values.plan import Plan
 from ...values.recomputation import Segments
 from ...values.replication.base import Merge
+from ...values.skip_routes import SkipRoute, routes_of_values, teams_of
 from ..config import RunConfig
 from ..failures import PacketMismatch
 from ..replication.batch_norm import StatisticsGroup
@@ -151,14 +152,38 @@ def _splits(node: Any) -> bool:
     return node.name() in _PRODUCTS
 
 
-def boundary(network: AnyNetwork, plan: Plan, cut: int, *, training: bool = True) -> tuple[str, ...]:
-    """Return the values alive between stages `cut - 1` and `cut`, in order: each once, skips included.
+def boundary(
+    network: AnyNetwork, plan: Plan, cut: int, *, training: bool = True, engine: Engine | None = None
+) -> tuple[str, ...]:
+    """Return the values that cross between stages `cut - 1` and `cut`, in order: each once, skips included.
 
-    If a network differs between training and evaluation, so may they.
+    Those that a device keeps for a later one of its stages do not cross. If a network differs between training and
+    evaluation, so may they.
     """
     if cut <= 0 or cut >= len(plan.stages):
         return ()
-    return network.alive({id for stage in plan.stages[:cut] for id in stage.layers}, training=training)
+    alive = _alive(network, plan, cut, training=training)
+    routes = routes_of(network, plan, training=training, engine=engine)
+    return tuple(name for name in alive if cut in routes[name].cuts) if routes else alive
+
+
+def routes_of(network: AnyNetwork, plan: Plan, *, training: bool, engine: Engine | None = None) -> dict[str, SkipRoute]:
+    """Return the way of each value through the stages of a plan; none if all values pass boundary after boundary.
+
+    They do so in a traced network whose layers look up voxels that no value they read lies on.
+    """
+    looks_up = engine is not None and engine.looks_voxels_up and not isinstance(network, Network)
+    if plan.stages_per_rank == 1 or looks_up:
+        return {}
+    every = {id for stage in plan.stages for id in stage.layers}
+    reads = [network.alive(every.difference(stage.layers), training=training) for stage in plan.stages]
+    alive = [_alive(network, plan, cut, training=training) for cut in range(len(plan.stages))]
+    return routes_of_values(alive, reads, teams_of(plan))
+
+
+def _alive(network: AnyNetwork, plan: Plan, cut: int, *, training: bool) -> tuple[str, ...]:
+    before = {id for stage in plan.stages[:cut] for id in stage.layers}
+    return network.alive(before, training=training) if cut else ()
 
 
 class Boundary(NamedTuple):
@@ -166,11 +191,25 @@ class Boundary(NamedTuple):
 
     names: tuple[str, ...]
     id: int
+    # Of the other stages of the same ranks that are no neighbours, those that keep values for this one, or it for them.
+    kept: Mapping[int, tuple[str, ...]]
 
     @classmethod
-    def of(cls, network: AnyNetwork, plan: Plan, cut: int, *, training: bool) -> "Boundary":
-        names = boundary(network, plan, cut, training=training)
-        return cls(names, boundary_id(names))
+    def of(
+        cls, network: AnyNetwork, plan: Plan, stage: int, *, behind: bool, training: bool, engine: Engine
+    ) -> "Boundary":
+        cut, names_of = stage + behind, dict[int, list[str]]()
+        names = boundary(network, plan, cut, training=training, engine=engine)
+        for name, way in routes_of(network, plan, training=training, engine=engine).items():
+            for pair in way.jumps:
+                if pair[not behind] == stage:
+                    names_of.setdefault(pair[behind], []).append(name)
+        return cls(names, boundary_id(names), {other: tuple(names_of[other]) for other in sorted(names_of)})
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """The values that cross, then those that are kept, stage by stage."""
+        return (*self.names, *(name for names in self.kept.values() for name in names))
 
 
 class NetworkStage:
@@ -212,7 +251,10 @@ class NetworkStage:
         self._splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self._boundaries = {
-            training: [Boundary.of(network, plan, cut, training=training) for cut in (stage, stage + 1)]
+            training: [
+                Boundary.of(network, plan, stage, behind=behind, training=training, engine=engine)
+                for behind in (False, True)
+            ]
             for training in (True, False)
         }
         self._outputs, self._direct = network.outputs, network.direct_inputs
@@ -228,16 +270,32 @@ class NetworkStage:
     @property
     def before(self) -> tuple[str, ...]:
         """The values that come from the stage before, in order."""
-        return self._boundaries[self.module.training][0].names
+        return self._before.names
 
     @property
     def after(self) -> tuple[str, ...]:
         """The values that go to the next stage, in order."""
-        return self._boundaries[self.module.training][1].names
+        return self._after.names
 
     @property
     def id_before(self) -> int:
-        return self._boundaries[self.module.training][0].id
+        return self._before.id
+
+    @property
+    def kept_from(self) -> tuple[int, ...]:
+        return tuple(self._before.kept)
+
+    @property
+    def kept_for(self) -> tuple[int, ...]:
+        return tuple(self._after.kept)
+
+    @property
+    def _before(self) -> Boundary:
+        return self._boundaries[self.module.training][0]
+
+    @property
+    def _after(self) -> Boundary:
+        return self._boundaries[self.module.training][1]
 
     def limit(self, memory: RankMemory) -> None:
         """Recompute layers of minibatches that would not fit into what limits this rank."""
@@ -247,7 +305,7 @@ class NetworkStage:
 
     @property
     def id_after(self) -> int:
-        return self._boundaries[self.module.training][1].id
+        return self._after.id
 
     def merge_seconds(self, merge: Merge) -> float:
         return 0.0
@@ -287,7 +345,7 @@ class NetworkStage:
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         alive, leaves, size = self._enter(received, trained=True)
-        present = () if self.is_first else self._present(self.before, _packet_of(received).slots)
+        present = () if self.is_first else self._present(self._before.every, _slots_of(_packet_of(received)))
         if self.recompute:
             if self._memory is not None:
                 self._memory.wait(self._stage, minibatch, size)
@@ -303,14 +361,20 @@ class NetworkStage:
             return size, self._call(alive, version, minibatch)
 
     def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
-        parts, slots = self._output_slots(outputs)
-        small = self._forwards.shrink(slots)
+        parts, slots = self._output_slots(outputs, self.after)
+        small, staying = self._forwards.shrink(slots), []
+        for stage, names in self._after.kept.items():
+            of_stage, rows = self._output_slots(outputs, names)
+            packet = Packet(FORWARD, minibatch, 0, rows, of_stage.coordinate_sets, size, tables=of_stage.tables)
+            staying.append((stage, packet))
         packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, size, tables=parts.tables)
-        return PackedOutputs(packet, _wanted(slots), self._present(self.after, small))
+        packet = replace(packet, kept=tuple(staying))
+        every = *slots, *_slots_of(packet)[len(slots) :]
+        return PackedOutputs(packet, _wanted(every), self._present(self._after.every, _slots_of(packet)))
 
-    def _output_slots(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
-        parts = self.engine.split({name: outputs[name] for name in self.after})
-        features = ((name, parts.features[name]) for name in self.after)
+    def _output_slots(self, outputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Parts, tuple[Slot, ...]]:
+        parts = self.engine.split({name: outputs[name] for name in names})
+        features = ((name, parts.features[name]) for name in names)
         return parts, tuple(
             Slot(feature.rows, feature.coordinate_set, name in self._differentiable) for name, feature in features
         )
@@ -390,7 +454,8 @@ class NetworkStage:
         outputs = self._call(flight.received, flight.version, flight.minibatch, flight)
         flight.received = None
         if not self.is_last:
-            flight.outputs = _wanted(self._output_slots(outputs)[1])
+            groups = (self._output_slots(outputs, names)[1] for names in (self.after, *self._after.kept.values()))
+            flight.outputs = _wanted([slot for slots in groups for slot in slots])
         return outputs
 
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
@@ -398,14 +463,26 @@ class NetworkStage:
             NO_GRADIENT if gradient is None else Slot(gradient if present is None else values_at(present, gradient))
             for gradient, present in zip(gradients, flight.leaves_present, strict=True)
         )
-        return Packet(BACKWARD, flight.minibatch, self.id_before, self._backwards.shrink(slots), size=flight.size)
+        at, staying = self._num_gradients(self.before), []
+        packet = Packet(
+            BACKWARD, flight.minibatch, self.id_before, self._backwards.shrink(slots[:at]), size=flight.size
+        )
+        for stage, names in self._before.kept.items():
+            end = at + self._num_gradients(names)
+            staying.append((stage, Packet(BACKWARD, flight.minibatch, 0, slots[at:end], size=flight.size)))
+            at = end
+        return replace(packet, kept=tuple(staying))
+
+    def _num_gradients(self, names: Sequence[str]) -> int:
+        return sum(name in self._differentiable for name in names)
 
     def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor | None]:
         """Raises PacketMismatch unless each has its output's shape, or a value for each element that it has."""
         pairs = list(zip(flight.outputs, flight.outputs_present, strict=True))
         sent = [tuple(output.shape) if present is None else (num_present(present),) for output, present in pairs]
-        back = [slot.shape or tuple(slot.rows.shape) for slot in packet.slots]
-        absent = [slot.is_no_gradient for slot in packet.slots]
+        slots = _slots_of(packet)
+        back = [slot.shape or tuple(slot.rows.shape) for slot in slots]
+        absent = [slot.is_no_gradient for slot in slots]
         if len(sent) != len(back) or any(a != b and not none for a, b, none in zip(sent, back, absent, strict=True)):
             raise PacketMismatch(
                 "packet.gradient_shapes",
@@ -413,7 +490,7 @@ class NetworkStage:
                 minibatch=flight.minibatch,
                 sent=sent,
             )
-        gradients = [None if none else restored(slot) for slot, none in zip(packet.slots, absent, strict=True)]
+        gradients = [None if none else restored(slot) for slot, none in zip(slots, absent, strict=True)]
         return [
             gradient
             if gradient is None or present is None
@@ -449,14 +526,25 @@ class NetworkStage:
         return self.module.enter(self._parts.part(tensor) if self._parts else tensor)
 
     def _unpack(self, packet: Packet, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
-        if len(packet.slots) != len(self.before):
+        expected = self._before.every
+        if len(_slots_of(packet)) != len(expected):
             raise PacketMismatch(
                 "packet.tensor_count",
-                f"{len(packet.slots)} tensors arrived, but {len(self.before)} were expected: {self.before}",
+                f"{len(_slots_of(packet))} tensors arrived, but {len(expected)} were expected: {expected}",
             )
+        packets = packet, *(part for _, part in packet.kept)
+        if any(part.tables for part in packets):  # which say on their own how tensors are put together
+            groups = [*zip((self.before, *self._before.kept.values()), packets, strict=True)]
+        else:
+            groups = [(expected, _joined(packet))]
         leaves: list[Tensor] = []
+        joined = [self.engine.join(self._parts_of(names, part, leaves, trained=trained)) for names, part in groups]
+        return {name: value for part in joined for name, value in part.items()}, tuple(leaves), packet.size
+
+    def _parts_of(self, names: Sequence[str], packet: Packet, leaves: list[Tensor], *, trained: bool) -> Parts:
+        """Return the tensors of a packet in parts; append those that want a gradient to `leaves`."""
         features = {}
-        for name, slot in zip(self.before, packet.slots, strict=True):
+        for name, slot in zip(names, packet.slots, strict=True):
             rows = restored(slot).to(self.device)
             if trained and slot.needs_gradient:
                 rows = rows.requires_grad_()
@@ -465,12 +553,12 @@ class NetworkStage:
             features[name] = Feature(rows, slot.coordinate_set)
         sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in packet.coordinate_sets)
         tables = tuple(table.to(self.device) for table in packet.tables)
-        return self.engine.join(Parts(sets, features, tables)), tuple(leaves), packet.size
+        return Parts(sets, features, tables)
 
     def _call(
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
     ) -> dict[str, Any]:
-        keep = self._outputs if self.is_last else self.after
+        keep = self._outputs if self.is_last else self._after.every
         options: dict[str, Any] = {"minibatch": minibatch, "keep": keep}
         weights = version.tensors
         if self._splits and flight is not None:
@@ -510,6 +598,36 @@ def keep_in_float32(module: nn.Module, types: Sequence[str], device: torch.devic
 
 def _packet_of(received: Packet | PacketAndSamples) -> Packet:
     return received.packet if isinstance(received, PacketAndSamples) else received
+
+
+def _slots_of(packet: Packet) -> tuple[Slot, ...]:
+    """Return the tensors that crossed a boundary, then those that were kept."""
+    return (*packet.slots, *(slot for _, staying in packet.kept for slot in staying.slots))
+
+
+def _joined(packet: Packet) -> Packet:
+    """Return one packet of all tensors, in which those on the same coordinates share them."""
+    sets, slots = list(packet.coordinate_sets), list(packet.slots)
+    for _, staying in packet.kept:
+        places = []
+        for voxels in staying.coordinate_sets:
+            alike = (k for k, other in enumerate(sets) if _same_voxels(voxels, other))
+            if (number := next(alike, None)) is None:
+                taken = {other.family for other in sets if other.tensor_stride == voxels.tensor_stride}
+                family = 1 + max(other.family for other in sets) if voxels.family in taken else voxels.family
+                number = len(sets)
+                sets.append(voxels._replace(family=family))
+            places.append(number)
+        slots += [
+            slot if slot.coordinate_set is None else replace(slot, coordinate_set=places[slot.coordinate_set])
+            for slot in staying.slots
+        ]
+    return replace(packet, slots=tuple(slots), coordinate_sets=tuple(sets), kept=())
+
+
+def _same_voxels(first: CoordinateSet, other: CoordinateSet) -> bool:
+    here = other.coordinates
+    return first.tensor_stride == other.tensor_stride and torch.equal(first.coordinates.to(here.device), here)
 
 
 def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:

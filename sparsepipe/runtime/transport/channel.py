@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..failures import PacketMismatch
-from .base import Sending, Transport
+from .base import PacketSource, Sending, Transport
 from .packet import Packet, arrives_at, decode
 
 _DIRECTIONS = ("forward", "backward")
@@ -106,7 +106,7 @@ class LocalQueue:
     def put(self, packet: Packet) -> None:
         """Leave a packet, free of the graph that made its rows."""
         slots = tuple(replace(slot, rows=slot.rows.detach()) for slot in packet.slots)
-        self._packets.append(replace(packet, slots=slots))
+        self._packets.append(replace(packet, slots=slots, kept=()))
 
     def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
         """Return the packet of `minibatch`, which must be next: the rank's own list has put it there before."""
@@ -123,6 +123,22 @@ class LocalQueue:
 
     def peer(self) -> int:
         return self._rank
+
+
+class JoinedSource:
+    """Packets of a neighbouring stage, each with those that this rank's other stages kept for the same minibatch."""
+
+    def __init__(self, neighbour: PacketSource, queues: Sequence[tuple[int, LocalQueue]]) -> None:
+        """`queues`: (stage that the packets are from, its queue) each."""
+        self._neighbour, self._queues = neighbour, tuple(queues)
+
+    def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
+        packet = self._neighbour.take(minibatch, timeout=timeout, action=action)
+        staying = ((k, queue.take(minibatch, timeout=timeout, action=action)) for k, queue in self._queues)
+        return replace(packet, kept=tuple(staying))
+
+    def peer(self) -> int:
+        return self._neighbour.peer()
 
 
 class Outbox:

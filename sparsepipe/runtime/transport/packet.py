@@ -93,6 +93,8 @@ class Packet:
     size: int = 0  # of the minibatch, in the workload's unit, such as active voxels at the network's input
     arrives: float = 0.0  # by the receiver's time.monotonic, over a link slower than those here; 0: when it arrives
     tables: tuple[Tensor, ...] = ()  # what else the engine needs to put tensors together
+    # (stage, packet) for, or from, stages of the same rank that are no neighbours: this rank keeps them, none is sent.
+    kept: tuple[tuple[int, "Packet"], ...] = ()
 
     @property
     def num_bytes(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...values.schedule import Action, Op
 from ..reporting.recorder import Recorder
 from ..transport.base import PacketSource
-from ..transport.channel import Inbox, LocalQueue, Outbox
+from ..transport.channel import Inbox, JoinedSource, LocalQueue, Outbox
 from ..transport.packet import BACKWARD, FORWARD, Packet
 from .connections import Connections
 from .feed import Feed
@@ -20,7 +20,8 @@ _OPERATION = {FORWARD: Op.FORWARD, BACKWARD: Op.BACKWARD}  # whose results go in
 class PacketExchange:
     """Sends and receives packets: the program names the stages next to a stage, the connections carry packets there.
 
-    A packet for a stage of this same rank waits in a queue, and nothing is sent.
+    A packet for a stage of this same rank waits in a queue, and nothing is sent. Tensors that this rank keeps for one
+    that is no neighbour are packets of their own.
     """
 
     def __init__(self, connections: Connections, recorder: Recorder, *, timeout: float) -> None:
@@ -33,6 +34,7 @@ class PacketExchange:
         self._transports = connections.transports
         self._outbox = Outbox(self._transports, limit=most)
         self._local: defaultdict[tuple[int, int], LocalQueue] = defaultdict(lambda: LocalQueue(rank))
+        self._kept: defaultdict[tuple[int, int], LocalQueue] = defaultdict(lambda: LocalQueue(rank))  # from, to stage
         self.sent_bytes = 0  # to other ranks since the epoch began
 
     def send(self, packet: Packet, action: Action) -> None:
@@ -40,6 +42,8 @@ class PacketExchange:
         target = self._program.target(action.stage, action.op)
         assert target is not None, "stages at the ends send nothing outwards"
         peer, cut = self._program.rank_of(target, action.minibatch), max(action.stage, target)
+        for stage, staying in packet.kept:
+            self._kept[action.stage, stage].put(staying)
         if peer == self._rank:
             self._local[packet.direction, cut].put(packet)
             return
@@ -53,18 +57,22 @@ class PacketExchange:
         source = self._program.source(replica.stage, _OPERATION[direction])
         assert source is not None, "a stage at an end of the pipeline has nobody beyond it"
         cut = max(source, replica.stage)
+        forward = direction == FORWARD
+        neighbour: PacketSource
         if self._program.plan.stages[source].ranks == replica.own.ranks:
-            return self._local[direction, cut]
-        expected = [(self._program.rank_of(source, place), place) for place in places]
-        boundary = replica.runner.id_before if direction == FORWARD else replica.runner.id_after
-        return Inbox(
-            expected,
-            direction=direction,
-            boundary=boundary,
-            cut=cut,
-            transports=self._transports,
-            number=feed.number,
-        )
+            neighbour = self._local[direction, cut]
+        else:
+            neighbour = Inbox(
+                [(self._program.rank_of(source, place), place) for place in places],
+                direction=direction,
+                boundary=replica.runner.id_before if forward else replica.runner.id_after,
+                cut=cut,
+                transports=self._transports,
+                number=feed.number,
+            )
+        stages = replica.runner.kept_from if forward else replica.runner.kept_for
+        queues = [(stage, self._kept[stage, replica.stage]) for stage in stages]
+        return JoinedSource(neighbour, queues) if queues else neighbour
 
     def finish(self) -> None:
         """Wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""

@@ -341,14 +341,8 @@ class SleptStage:
         self._places = [sizes.index(size) for size in workload.sizes]  # of each minibatch, among the sizes
         table = LayerTable.of(profile, sizes, [kind])
         layers = [profile.graph.index[id] for id in own.layers]
-        before = {profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers}
-        before |= set(profile.graph.input_layers)
-        after = before | set(layers)
-        sending = network_time(
-            *(workload.cluster, plan, stage, rank),
-            lambda cut: table.payload(before if cut == stage else after, between_hosts=True),
-            device=workload.device,
-        )
+        within, between = (table.payloads(plan, between_hosts=apart) for apart in (False, True))
+        sending = network_time(*(workload.cluster, plan, stage, rank), between.__getitem__, device=workload.device)
         part, halos = own.parts_of_work()[own.ranks.index(rank)], table.halo_seconds(workload.cluster, own, layers)
         forward = part * table.stage_forward(layers, kind) + halos
         whole = part * table.backward[kind][layers].sum(axis=0) + halos
@@ -362,8 +356,8 @@ class SleptStage:
             workload,
             (stage, rank),
             links,
-            [table.payload(after, between_hosts=apart)[0] for apart in (False, True)],
-            [table.payload(before, between_hosts=apart)[1] for apart in (False, True)],
+            [payloads[stage + 1][0] for payloads in (within, between)],
+            [payloads[stage][1] for payloads in (within, between)],
         )
         devices = tuple(map(workload.device, own.ranks))
         self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
@@ -374,6 +368,15 @@ class SleptStage:
     def reports(self) -> bool:
         own = self._packets.program.plan.stages[self._stage]
         return not own.shares_scenes or self._packets.rank == own.ranks[0]
+
+    @property
+    def kept_from(self) -> tuple[int, ...]:
+        """There is nothing to keep, which would take no time."""
+        return ()
+
+    @property
+    def kept_for(self) -> tuple[int, ...]:
+        return ()
 
     def merge_seconds(self, merge: Merge) -> float:
         return self._others.seconds(merge, self._stage) if self._others else 0.0

@@ -14,6 +14,8 @@ over and over:
 
     rank 0   0F5 2F4 2B3 2U3 0B2 0U2
     rank 1   1F4 3F3 3B3 3U3 1B2 1U2
+
+In a V ("1f1b-v") the order is found in the same way: only the ranks of the stages differ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,40 +53,43 @@ def step(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[t
 _NONE = -1  # no minibatch
 
 
+Positions = tuple[tuple[int, ...], ...]  # the stages of each rank
 _STEADY = (8, 24)  # times as many minibatches as there are stages: between these a pace is measured
 
 
 @lru_cache(maxsize=64)  # a plan is compiled once for each number of minibatches: for its memory, its trace, its run
-def continuous(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered:
+def continuous(count: int, stage_paces: tuple[float, ...], positions: Positions) -> Ordered:
     """Order the first `count` minibatches of an endless run, without flushes, through stages of these paces.
 
-    Ranks are counted from 0 in pipeline order. Each takes its stages' forwards and backwards in turn: of those that it
-    can run, the one whose last run is longest ago. So the order becomes a cycle in which everything has its place, and
-    the busiest rank hardly ever waits. No more minibatches are in flight than 1F1B has with a rank for each stage.
+    Ranks are counted from 0 in pipeline order; `positions[k]` are the stages of rank k. Each takes its stages' forwards
+    and backwards in turn: of those that it can run, the one whose last run is longest ago. So the order becomes a cycle
+    in which everything has its place, and the busiest rank hardly ever waits. No more minibatches are in flight than
+    1F1B has with a rank for each stage.
     """
-    ordered = _endless(max(count, _STEADY[1] * len(stage_paces)), stage_paces, size)
+    ordered = _endless(max(count, _STEADY[1] * len(stage_paces)), stage_paces, positions)
     return replace(ordered, parts={k: [part for part in own if part[2] < count] for k, own in ordered.parts.items()})
 
 
 @lru_cache(maxsize=16)  # the first minibatches are ordered alike whatever comes behind: few are as many as for the pace
-def _endless(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered:
+def _endless(count: int, stage_paces: tuple[float, ...], positions: Positions) -> Ordered:
     endless = count + len(stage_paces)
-    positions = {k: _Position(range(k, len(stage_paces), size), stage_paces, endless) for k in range(size)}
-    return timed_order(positions, lambda stage, _: stage % size, len(stage_paces), range(endless))
+    ranks = {k: _Position(stages, stage_paces, endless) for k, stages in enumerate(positions)}
+    rank_of = {stage: k for k, stages in enumerate(positions) for stage in stages}
+    return timed_order(ranks, lambda stage, _: rank_of[stage], len(stage_paces), range(endless))
 
 
 @lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more
-def steady_period(stage_paces: tuple[float, ...], size: int) -> float:
+def steady_period(stage_paces: tuple[float, ...], positions: Positions) -> float:
     """Return the seconds per minibatch of `continuous` once the pipeline is full.
 
     If two ranks have nearly as much to do, the order comes to its cycle late, in a step that may cost a minibatch's
     time: the mean is over many.
     """
     depth, (first, last) = len(stage_paces), _STEADY
-    ends = continuous(last * depth, stage_paces, size).ends
+    ends = continuous(last * depth, stage_paces, positions).ends
     seconds = ends["B", depth - 1, last * depth] - ends["B", depth - 1, first * depth]
     # A window of whole minibatches may miss part of a cycle.
-    busiest = max(sum(stage_paces[k::size]) for k in range(size))
+    busiest = max(sum(stage_paces[k] for k in stages) for stages in positions)
     return max(seconds / ((last - first) * depth) / sum(_PARTS.values()), busiest)
 
 
@@ -143,7 +148,7 @@ def _without_flushes(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action
     """
     count = num_rounds(plan, 0, num_minibatches) * plan.accumulation  # of each replica, in whole rounds
     lists = {}
-    for position, parts in continuous(count, tuple(paces(plan)), plan.pipeline_size).parts.items():
+    for position, parts in continuous(count, tuple(paces(plan)), plan.positions).parts.items():
         team = plan.stages[position]
         for rank in team.ranks:
             mine = turns_of(team, rank, range(count * team.round))

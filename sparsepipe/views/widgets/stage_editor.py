@@ -235,7 +235,8 @@ class StagesPerDevice:
         if pinned:
             told = "pinned plans have one stage per device"
         elif planner not in able:
-            told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
+            alone = SCHEDULE_RULES[schedule].stages_per_rank[0] == 1  # else as many as the schedule places
+            told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several" if alone else ""
         else:
             told = self._of_schedule(schedule)
         self.note.value = SMALL.format(sentence(told)) if told else ""
