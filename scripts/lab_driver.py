@@ -83,10 +83,11 @@ BOTTOM = """() => {
 class Lab:
     """A JupyterLab server on loopback, with settings, kernels and notebooks of its own below `folder`.
 
-    It reads what scripts/lab.sh has it read, unless it is to be a `plain` one.
+    It reads what scripts/lab.sh has it read, unless it is to be a `plain` one. `classic`: Jupyter Notebook 7 instead.
     """
 
-    def __init__(self, folder: Path, *, plain: bool = False) -> None:
+    def __init__(self, folder: Path, *, plain: bool = False, classic: bool = False) -> None:
+        self.is_classic = classic
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True, exist_ok=True)
         self.token = secrets.token_hex(8)
@@ -102,15 +103,14 @@ class Lab:
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
         options = [f"--ServerApp.port={port}", "--ServerApp.ip=127.0.0.1", f"--IdentityProvider.token={self.token}"]
-        options += [f"--ServerApp.root_dir={self.notebooks}", "--LabApp.expose_app_in_browser=True", "--allow-root"]
+        options += [f"--ServerApp.root_dir={self.notebooks}", "--allow-root"]
+        application = "JupyterNotebookApp" if classic else "LabApp"
+        options += [f"--{application}.expose_app_in_browser=True"]
+        options += [] if classic else ["--LabApp.extension_manager=readonly"]
         options += ["--ServerApp.jpserver_extensions=sparsepipe.lab_server=False"] if plain else []
         with (folder / "lab.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "jupyterlab", "--no-browser"),
-                    *options,
-                    "--LabApp.extension_manager=readonly",
-                ],
+                [sys.executable, "-P", "-m", "notebook" if classic else "jupyterlab", "--no-browser", *options],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -187,7 +187,10 @@ def open_page(browser: Any, *, width: int = 1440, height: int = 2200) -> Any:
 def open_notebook(page: Any, lab: Lab, name: str) -> None:
     """Open a notebook alone, and wait until its kernel can be asked: in a fresh workspace, or where the page shows one
     already in that, whose other documents are closed (a JupyterLab takes some seconds to load)."""
-    if page.url.startswith(lab.url):
+    if lab.is_classic:
+        page.goto(f"{lab.url}/notebooks/{name}?token={lab.token}")
+        page.wait_for_function("() => !!window.jupyterapp?.shell.currentWidget?.context")
+    elif page.url.startswith(lab.url):
         page.evaluate(OPEN, name)
     else:
         page.goto(f"{lab.url}/lab/workspaces/auto-t/tree/{name}?token={lab.token}&reset")

@@ -25,6 +25,10 @@ _EXTRAS = {
     "lab": ("anywidget", "ipykernel", "ipywidgets", "jupyter_client", "mistune", "nbformat", "papermill", "traitlets"),
     "cluster": ("ray",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("alembic", "mlflow", "sqlalchemy"),
+    "trackio": ("trackio",),
+    "otlp": ("opentelemetry",),
 }
 
 CODE_FAILURES = (Exception, SystemExit)  # what users' code may raise: sys.exit would end this process without a word

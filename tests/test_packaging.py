@@ -114,7 +114,7 @@ def test_the_module_of_an_extra_is_named_with_it():
     """errors.py has the modules of each extra as they are imported."""
     from sparsepipe.errors import _EXTRAS, missing_extra
 
-    named = {"lzf": "python-neo-lzf", "PIL": "pillow"}
+    named = {"lzf": "python-neo-lzf", "PIL": "pillow", "mlflow": "mlflow-skinny", "opentelemetry": "opentelemetry-sdk"}
     for extra, modules in _EXTRAS.items():
         stated = {canonical(split(line)[0].split("[")[0]) for line in extras()[extra]}
         assert {canonical(named.get(module, module)) for module in modules} <= stated, extra
@@ -180,6 +180,7 @@ def test_the_installed_versions_are_within_the_stated_bounds():
 def test_every_import_is_declared():
     modules = {"pyyaml": "yaml", "scikit-learn": "sklearn", "mapbox-earcut": "mapbox_earcut", "python-neo-lzf": "lzf"}
     modules |= {"pillow": "pil", "jupyter-client": "jupyter_client", "jupyter-core": "jupyter_core"}
+    modules |= {"mlflow-skinny": "mlflow", "opentelemetry-sdk": "opentelemetry"}
     stated = PROJECT["project"]["dependencies"] + [
         line for name in extras() if name != "dev" for line in extras()[name]
     ]

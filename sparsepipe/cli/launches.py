@@ -18,7 +18,7 @@ from ..launching.run_state import state_of, went_on
 from ..launching.slurm import sbatch_script, submit
 from ..records import RunRecord, load_warnings
 from ..records.rates import MINIBATCHES, SAMPLES
-from ..records.sinks import Sink, open_sink
+from ..records.sinks import Sink, described, open_sink
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, CheckpointConfig, EvaluationConfig, OptimizerConfig
 from ..util.host.background_load import BackgroundLoad
@@ -156,7 +156,7 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
     sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
 
     def take(row: dict[str, Any]) -> None:
-        row = job.record.rated(row)
+        row = described(job.record.rated(row), job.record)
         for sink in sinks:
             sink(row)
 

@@ -318,7 +318,8 @@ def log_option(verb: Parser) -> None:
         action="append",
         default=[],
         metavar=("KIND", "DIR"),
-        help=f"tracker of metrics: {', '.join(SINKS)}, or path/file.py:function, called with DIR; repeatable",
+        help=f"tracker of metrics: {', '.join(SINKS)}, or path/file.py:function, called with DIR. DIR of otlp is an "
+        "address, such as http://127.0.0.1:4318; repeatable",
     )
 
 

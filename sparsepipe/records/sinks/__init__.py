@@ -7,30 +7,45 @@ from ...errors import CODE_FAILURES, InputError
 from ...util.io.fields import complaint
 from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
-from .base import Sink, scalars
-from .tensorboard import TensorBoard
+from .base import Sink, described, scalars
+from .trackers import MLflow, OpenTelemetry, TensorBoard, Trackio, WeightsAndBiases
 
-SINKS: Mapping[str, Callable[[Path | str], Sink]] = {"tensorboard": TensorBoard}
+SINKS: Mapping[str, Callable[[Path | str], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+    "otlp": OpenTelemetry,
+}
 
-__all__ = ["SINKS", "Sink", "TensorBoard", "open_sink", "scalars"]
+__all__ = [
+    "SINKS",
+    "MLflow",
+    "OpenTelemetry",
+    "Sink",
+    "TensorBoard",
+    "Trackio",
+    "WeightsAndBiases",
+    "described",
+    "open_sink",
+    "scalars",
+]
 
 
 def open_sink(kind: str, folder: Path | str) -> Sink:
-    """Return a sink that writes to `folder`.
+    """Return a sink that writes to `folder`, or to an address such as "http://127.0.0.1:4318".
 
     `kind` is one of SINKS, or one's own: "package.module:function" or "path/file.py:function", which is called with the
     folder and returns a `Sink`. Raises InputError for another kind, and if it cannot be opened.
     """
-    folder = expanded(folder)
-    if kind in SINKS:
-        return SINKS[kind](folder)
-    if is_function(kind):
-        make = UserFunction.parse(kind).load()
+    where = folder if "://" in str(folder) else expanded(folder)
+    if kind in SINKS or is_function(kind):
+        make = SINKS[kind] if kind in SINKS else UserFunction.parse(kind).load()
         try:
-            sink: Sink = make(folder)
+            sink: Sink = make(where)
         except InputError:
             raise
-        except CODE_FAILURES as error:  # whatever the user's code raises: it is told in a line
+        except CODE_FAILURES as error:  # whatever the user's code, or a tracker's, raises: it is told in a line
             raise InputError(
                 "sink.raises",
                 f"{kind}: raises {type(error).__name__} when opened ({complaint(error)})",

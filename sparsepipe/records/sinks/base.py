@@ -1,7 +1,13 @@
 """What a tracker of experiments needs: each row of a run's metrics as it comes, and a word at the end."""
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..record_files import CLOCK, read_fields
+
+if TYPE_CHECKING:
+    from ..run_record import RunRecord
 
 
 class Sink(Protocol):
@@ -36,6 +42,43 @@ class Sink(Protocol):
     def close(self) -> None:
         """The run ended, or is no longer followed: write what is left."""
         ...
+
+
+def described(row: Mapping[str, Any], record: "RunRecord") -> dict[str, Any]:
+    """Return a row of a run's metrics as trackers need it.
+
+    The row "start" also gets the run's name ("run"), its directory ("run_dir"), its settings ("settings": numbers,
+    truth values and texts by name) and the time at which "seconds" was 0 ("began", in seconds since 1970).
+
+    Args:
+        row: A row of the run's metrics.
+        record: The run's record.
+
+    Returns:
+        The row; other rows are unchanged.
+
+    Example:
+        >>> from sparsepipe.records.sinks import described
+        >>> record = sp.RunRecord.load(run_dir)
+        >>> start = described({"event": "start"}, record)
+        >>> start["run"], start["settings"]["schedule"]
+        ('one', '1f1b')
+
+    See also:
+        guides/trackers, `RunRecord`
+    """
+    if row.get("event") != "start":
+        return dict(row)
+    plan = record.plan
+    settings = record.config | {"planner": plan.planner, "schedule": plan.schedule, "devices": len(plan.ranks)}
+    simple = {
+        name: value if isinstance(value, int | float | str) else json.dumps(value)
+        for name, value in settings.items()
+        if value not in (None, "")
+    }
+    clock = record.folder / "logs" / "clock.json"  # records of version 0.1 have none
+    began = read_fields(clock, CLOCK, what="run's clock")["started"] if clock.exists() else None
+    return {**row, "run": record.name, "run_dir": str(record.folder), "settings": simple, "began": began}
 
 
 def scalars(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:

@@ -103,6 +103,10 @@ class PartitionExplorer(Shown):
         self.widget.add_class("sp-explorer")
         self.open(self.labs.lab)
 
+    def _display_(self) -> ipywidgets.DOMWidget:
+        """Return the part that marimo can show, which takes an anywidget but no ipywidgets: all except the sliders."""
+        return self.view.drawing
+
     def open(self, lab: Lab) -> None:
         """Show another lab: its network, its devices, and controls for these. Raises InputError if it has no costs."""
         profile, cluster, options = lab.profile, lab.cluster, self._options
