@@ -157,18 +157,21 @@ def test_the_largest_sample_is_refused_or_left_out(clouds: Path, measured: Profi
 
 def test_a_run_without_a_profile_gets_a_limit_when_it_resumes(clouds: Path, measured: Profile, tmp_path: Path) -> None:
     """The profile that is given then is kept, and live plans are judged under the limit."""
-    plan, config = plan_of(UNET, [[0]]), settings(clouds, model=UNET, **CLOUDS)
+    batch_size = measured.batch_size  # for which the profile tells what a plan needs
+    plan, config = plan_of(UNET, [[0]]), settings(clouds, model=UNET, batch_size=batch_size, **CLOUDS)
     launched(config, tmp_path)
-    limited = config.replace(memory_limit=1.01 * tight(plan, measured, config))
+    least = RankMemory(plan, 0, measured, limit_bytes=1e12).least_bytes(0, largest(config))
+    limited = config.replace(memory_limit=1.01 * least)
     with raises("memory.limit_without_profile"):
         launched(limited, tmp_path, resume=True)
     kept = launched(limited, tmp_path, resume=True, profile=measured)
     assert kept.memory_limit == limited.memory_limit and Profile.load(tmp_path / "profile.json") == measured
     launched(limited, tmp_path, resume=True)
-    need = need_of_job(tmp_path, plan, kept).by_place
-    assert need is not None and max(need) <= limited.memory_limit
+    need, doubt = need_of_job(tmp_path, plan, kept)
+    assert not doubt
+    assert max(need) <= limited.memory_limit
     check_limit_of_job(tmp_path, plan, kept)
-    less = kept.replace(memory_limit=limited.memory_limit / 1.02)
+    less = kept.replace(memory_limit=0.99 * least)
     with raises("memory.too_large_for_plan"):
         check_limit_of_job(tmp_path, plan, less)
 
