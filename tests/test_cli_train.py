@@ -198,7 +198,7 @@ def test_a_run_file_holds_every_setting(tmp_path: Path) -> None:
     assert read_run_file(path) == {**values, "plan": Path("p.json"), "expect": ["a=b.json"], "port": 9000}
     commented = run_file_text({}).splitlines()
     for part in PARTS.values():
-        for name in rows(part).keys() - {"composition"}:
+        for name in rows(part).keys() - {"composition", "fitting_sizes"}:
             assert any(line.startswith(f"# {name} =") for line in commented), name
     assert tomllib.loads(run_file_text({})) == {name: {} for name in (*PARTS, "launch")}
 

@@ -4,12 +4,15 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from coded import raises
+from hypothesis import given
+from hypothesis import strategies as st
 from test_data_examples_own import own
 
 from sparsepipe.data.examples import open_examples
-from sparsepipe.data.samplers import class_weights, dealt, draw
+from sparsepipe.data.samplers import class_weights, dealt, draw, substituted
 
 
 @dataclass
@@ -88,3 +91,21 @@ def test_draws_repeat_in_every_process_and_after_resuming(tmp_path: Path) -> Non
     samples, resumed = (open_examples(own(tmp_path, body), split="train") for _ in range(2))
     assert samples.drawn(0) != samples.drawn(1)
     assert samples.drawn(0) == samples.drawn(0) and samples.drawn(2) == resumed.drawn(2)
+
+
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    away=st.sets(st.integers(0, 29)),
+    epoch=st.integers(0, 3),
+)
+def test_others_take_the_place_of_samples_that_are_left_out(counts, away, epoch) -> None:
+    order = iter(np.random.default_rng(epoch).permutation(30).tolist())
+    minibatches = tuple(tuple(next(order) for _ in range(count)) for count in counts)
+    if len(away) == 30:
+        return
+    found = substituted(minibatches, away, num_samples=30, seed=1, epoch=epoch)
+    assert found == substituted(minibatches, away, num_samples=30, seed=1, epoch=epoch)
+    for before, after in zip(minibatches, found, strict=True):
+        assert len(before) == len(after) and not away & set(after)
+        assert all(old == new for old, new in zip(before, after, strict=True) if old not in away)
+        assert len(set(after)) == min(len(after), 30 - len(away)) or 30 - len(away) < len(after)

@@ -67,7 +67,7 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     if nothing_left:
         recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
         told = f"no minibatches were left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
-    parts = filter(None, [told, learned, _best_text(summary)])
+    parts = filter(None, [told, learned, _best_text(summary), _left_out_text(summary)])
     return f"{one_line(summary['run_dir'])}: {', '.join(parts)}" + _of_inference(summary)
 
 
@@ -77,6 +77,13 @@ def _best_text(summary: Mapping[str, object]) -> str:
         return ""
     early = " (ended early)" if summary.get("stopped_early") else ""
     return f"best {best['metric']} {best['value']:.4g} after epoch {best['epoch'] + 1}{early}"
+
+
+def _left_out_text(summary: Mapping[str, object]) -> str:
+    """The number of samples that did not fit under the memory limit; empty if all did."""
+    if not isinstance(left_out := summary.get("left_out"), Mapping):
+        return ""
+    return f"{number_of(left_out['samples'], 'sample')} left out as too large for the memory limit"
 
 
 def _of_inference(summary: Mapping[str, Any]) -> str:

@@ -160,7 +160,7 @@ def run_file_text(values: Mapping[str, object], *, name: str = NAME) -> str:
     for part, group in PARTS.items():
         lines += ["", f"[{part}]"]
         for key, row in rows(group).items():
-            if key == "composition":  # decided at launch
+            if key in ("composition", "fitting_sizes"):  # decided at launch
                 continue
             by_default = f" (default: {row.default_text})" if row.default_text else ""
             meaning = f"{row.help}; {row.kind}{by_default}"

@@ -456,10 +456,10 @@ def _compared(
     options: argparse.Namespace, plan: Plan, cluster: Cluster | None
 ) -> tuple[Profile | None, Cluster | None]:
     """The profile of --expect, and the devices: without a cluster as many identical ones as the plan has ranks."""
-    if options.resume:
+    if options.resume and (options.resume / "profile.json").exists():
         raise InputError(
             "option.of_new_run",
-            "--expect applies to a new run; a resumed run keeps the profile of its launch",
+            f"--expect applies to a run without a profile, but {options.resume} has kept that of its launch; omit it",
         )
     machines = dict.fromkeys(("server_file", "bandwidth", "memory", "devices")) | vars(options)
     machines["profile"] = options.expect

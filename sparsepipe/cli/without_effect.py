@@ -160,6 +160,7 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
     "metrics": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "keep_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "asynchronous_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
+    "oversize": (_Case(lambda run: run.config.memory_limit is None, "memory is not limited; add --memory-limit"),),
     "on_lost_host": (
         _Case(
             lambda run: run.config.max_restarts == 0, "without restarts a node failure ends the run; add --max-restarts"

@@ -6,7 +6,7 @@ user's data set, as torch's samplers. Every process draws for itself: the same, 
 weighed in the loss instead (`class_weights`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -117,6 +117,30 @@ def dealt(indices: Sequence[int], *, batch_size: int, last: str = KEEP) -> Minib
     counts = sizes(len(indices), batch_size, last=last)
     ends = accumulate(counts)
     return tuple(tuple(indices[end - count : end]) for end, count in zip(ends, counts, strict=True))
+
+
+def substituted(
+    minibatches: Minibatches, left_out: Collection[int], *, num_samples: int, seed: int = 0, epoch: int = 0
+) -> Minibatches:
+    """Put other samples of a split in the place of some, drawn at random by seed and epoch.
+
+    Minibatches keep their number of samples, so that an epoch has as many minibatches whatever is left out. None comes
+    twice in a minibatch, unless fewer than it holds are left.
+
+    >>> substituted(((0, 1), (2, 3)), [1, 3], num_samples=4)
+    ((0, 2), (2, 0))
+    """
+    away = frozenset(left_out)
+    staying = [sample for sample in range(num_samples) if sample not in away]
+    random = np.random.default_rng((seed, epoch))
+
+    def fitting(samples: Sequence[int]) -> tuple[int, ...]:
+        rest, count = set(samples) - away, sum(sample in away for sample in samples)
+        others = [sample for sample in staying if sample not in rest] or staying if count else []
+        drawn = iter(random.choice(others, count, replace=count > len(others)).tolist() if count else [])
+        return tuple(next(drawn) if sample in away else sample for sample in samples)
+
+    return tuple(map(fitting, minibatches))
 
 
 def class_weights(samples: Any, num_classes: int) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..runtime.failures import SMALLER_LIMIT, work_path
 from ..util.host.limits import limit_in, limit_met
 from ..util.io.files import open_regular, read_whole
 from ..values.plan import Plan
@@ -67,6 +68,9 @@ def find_cause(
         if code < 0 and rank not in told:
             why = killed if code == -signal.SIGKILL else limit_in(_end_of_log(run_dir, rank), where=run_dir)
             reason = f"{_named(rank, plan)}: killed by signal {_signal(-code)}{f', {why}' if why else ''}"
+            if why and code == -signal.SIGKILL:
+                work = _text_of(work_path(run_dir, rank)).strip()
+                reason += f", in {work}; {SMALLER_LIMIT}" if work else f"; {SMALLER_LIMIT}"
             return FailureCause(reason, rank, _stage(rank, plan), precedence=KILLED)
     waiting = [error for error in errors if error["kind"] == "DeadlinePassed"]
     if waiting:
@@ -93,7 +97,12 @@ def cause_of(error: BaseException, folder: Path) -> FailureCause:
 
 
 def clear(run_dir: Path, attempt: int) -> None:
-    """Rename the error files of an earlier attempt, so that they are not taken for errors of the next one."""
+    """Rename the error files of an earlier attempt, so that they are not taken for errors of the next one.
+
+    What its workers were at is forgotten.
+    """
+    for path in (run_dir / "logs").glob(work_path(run_dir, 0).name.replace("0", "*")):
+        path.unlink(missing_ok=True)
     for path in (run_dir / "logs").glob("rank*.error.json"):
         path.replace(path.with_name(path.name.replace(".error.json", f".error-before-{attempt}.json")))
 
@@ -132,10 +141,15 @@ def _of_error(error: Mapping[str, Any], plan: Plan, *, precedence: int = 1) -> F
 
 def _end_of_log(run_dir: Path, rank: int) -> str:
     """The end of a worker's log, where C++ code says why it aborted."""
+    return _text_of(run_dir / "logs" / f"rank{rank}.log")
+
+
+def _text_of(path: Path) -> str:
+    """The end of a file; nothing if there is none."""
     try:
-        with open_regular(run_dir / "logs" / f"rank{rank}.log") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
-            return log.read().decode(errors="replace")
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
 

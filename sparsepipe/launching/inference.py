@@ -5,7 +5,7 @@ from pathlib import Path
 from ..data.order import SHUFFLE
 from ..errors import InputError
 from ..runtime import RunConfig
-from ..runtime.config import BUDGETS
+from ..runtime.config import BUDGETS, REFUSE
 from ..util.io.files import expanded
 from ..util.io.functions import short_name
 from ..values.cluster import Cluster
@@ -17,7 +17,9 @@ def inference_config(config: RunConfig) -> RunConfig:
     if not config.workload.trains:
         text = f"engine {config.engine!r} computes no outputs; omit {{forward_only}}"
         raise InputError("engine.computes_nothing", text, setting="forward_only")
-    composed = dict.fromkeys((*BUDGETS, "composition", "initial")) | {"order": SHUFFLE}  # of a training run
+    # Of a training run: nothing is kept for a backward, so no limit makes layers recompute.
+    of_training = (*BUDGETS, "composition", "initial", "memory_limit", "fitting_sizes")
+    composed = dict.fromkeys(of_training) | {"order": SHUFFLE, "oversize": REFUSE}
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None, **composed)
 
 

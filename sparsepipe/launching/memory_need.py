@@ -4,21 +4,32 @@ It is what the planners' cost model expects of the job's own minibatches (planni
 the job is compared with. A running job without one uses the plan's own estimate; if it has none, a line says so.
 """
 
-from dataclasses import replace
-from itertools import product
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from ..data.sources import found as find_source
 from ..errors import InputError
 from ..runtime import RunConfig
-from ..runtime.config import limit_without_profile
+from ..runtime.config import SKIP, Composition, FittingSizes, check_limit_unit, limit_without_profile
 from ..runtime.forward_only import ForwardOnly
 from ..runtime.plan_fit import bytes_by_place, check_memory, needed_bytes
 from ..runtime.workloads.resolved import ResolvedRun
+from ..util.io.told import tell
+from ..util.text.counting import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 
+if TYPE_CHECKING:
+    from ..runtime.stages.memory_limit import RankMemory
+
+_NAMED = 4  # of the samples that are left out
 _NOTHING_TELLS = "the plan's memory need could not be checked before the run: {}"
 
 
@@ -63,44 +74,106 @@ def check_at_launch(
         check_memory(needed, config)
 
 
-def check_largest(plan: Plan, run: ResolvedRun, *, profile: Profile | None, resumes: Path | None, here: bool) -> None:
-    """Raise InputError if the largest minibatch of a run does not fit under `memory_limit` with all recomputed.
+def fitted_to_limit(
+    plan: Plan, run: ResolvedRun, *, profile: Profile | None, resumes: Path | None, here: bool
+) -> ResolvedRun:
+    """Return a run with the setting `fitting_sizes`: its largest minibatch, and what `oversize` leaves out.
 
-    It names the largest sample. `here`: the data are on this machine, and sizes of samples are read.
+    `here`: the data are on this machine, and sizes of samples are read. Raises InputError, with the sample's name, if
+    one does not fit under `memory_limit` with all layers recomputed, and for a profile that does not tell.
     """
     config = run.config
+    unknown = replace(run, config=config.replace(fitting_sizes=None))
     if config.memory_limit is None or not config.workload.trains:
-        return
-    if profile is None and resumes is not None:
-        profile, _ = kept_devices(resumes)
+        return unknown
+    recorded = None if resumes is None else kept_devices(resumes)[0]
+    profile = recorded or profile  # workers go by the one that the run has kept
     if profile is None:
         raise limit_without_profile()
-    if not here or profile.size_unit != run.size_unit:
-        return
-    from ..runtime.stages.memory_limit import RankMemory  # here: it brings torch
+    skips = config.oversize == SKIP
+    if not (here or skips):
+        return unknown
+    if not here and find_source(config.data) is None:
+        raise InputError(
+            "memory.sizes_unknown",
+            f"{{oversize}} goes by the sizes of all samples, but {config.data} is not on this machine; launch where "
+            "the data are",
+            setting={"oversize": SKIP},
+        )
+    check_limit_unit(profile.size_unit, run.size_unit)
+    fitting = _fitting_sizes(plan, run, _PlanNeed.of_plan(plan, profile, config), skips=skips)
+    if count := len(fitting.left_out):
+        names = ", ".join(fitting.names[:_NAMED]) + (", …" if count > _NAMED else "")
+        tell(f"left out as too large for the memory limit: {number_of(count, 'sample')} ({names})")
+    return replace(run, config=config.replace(fitting_sizes=json.dumps(asdict(fitting))))
 
-    training = run.data.training
-    sizes = training.sample_sizes()
-    largest = max(range(len(sizes)), key=sizes.__getitem__)
-    alone = float(sizes[largest])
-    together = config.batch_voxels or float(sum(sorted(sizes)[-config.batch_size :]))
-    for k, pipeline in enumerate(plan.pipelines):
-        for rank in pipeline.ranks:
-            memory = RankMemory(pipeline, rank, profile, limit_bytes=config.memory_limit)
-            for stage, size in product(pipeline.stages_of(rank), sorted({alone, max(alone, together)})):
-                least = memory.least_bytes(stage, size)
-                if least <= config.memory_limit:
-                    continue
-                what = f"{training.name(largest)} has" if size == alone else f"{config.batch_size} samples have up to"
-                way_out = "raise it, crop scenes ({crop})" if size == alone else "raise it, lower {batch_size}"
-                raise InputError(
-                    "memory.too_large",
-                    f"{plan.prefix(k)}{what} {size:,.0f} {profile.size_unit}, which need {least / 1e6:,.0f} MB in "
-                    f"stage {stage} with all layers recomputed; {{memory_limit}} is "
-                    f"{config.memory_limit / 1e6:,.0f} MB: {way_out}, or plan more stages",
-                    setting=dict.fromkeys(("memory_limit", "crop" if size == alone else "batch_size")),
-                    sample=largest,
-                )
+
+def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed", *, skips: bool) -> FittingSizes:
+    """Raises InputError for a sample that does not fit unless the run `skips` it, and for a minibatch that does not."""
+    config, training = run.config, run.data.training
+    sizes = np.asarray(training.sample_sizes(), dtype=float)
+    distinct = np.unique(sizes)
+    most = float(distinct[-1])
+    if skips:  # bytes rise with size
+        fits = bisect_left(distinct, True, key=lambda size: need.at(float(size)).limit > need.limit)
+        if fits:
+            most = float(distinct[fits - 1])
+    sample = int(np.flatnonzero(sizes == most)[0])
+    left_out = tuple(np.flatnonzero(sizes > most).tolist())
+    decided = Composition.decided(config)
+    budget = config.batch_voxels or (decided.budget if decided else None)
+    fitting = np.sort(sizes[sizes <= most])
+    largest = max(most, budget or float(fitting[-config.batch_size :].sum()))
+    for size in sorted({most, largest}):
+        least = need.at(size)
+        if least.limit <= need.limit:
+            continue
+        alone = size == most
+        what = f"{training.name(sample)} has" if alone else f"{config.batch_size} samples have up to"
+        way_out = "raise it, crop scenes ({crop})" if alone else "raise it, lower {batch_size}"
+        raise InputError(
+            "memory.too_large",
+            f"{plan.prefix(least.pipeline)}{what} {size:,.0f} {run.size_unit}, which need {least.limit / 1e6:,.0f} MB "
+            f"in stage {least.stage} with all layers recomputed; {{memory_limit}} is {need.limit / 1e6:,.0f} MB: "
+            f"{way_out}, or plan more stages",
+            setting=dict.fromkeys(("memory_limit", "crop" if alone else "batch_size")),
+            sample=sample,
+        )
+    return FittingSizes(largest, left_out, tuple(map(training.name, left_out)))
+
+
+class _LeastLimit(NamedTuple):
+    """The least limit in bytes under which minibatches of a size train, and where it is needed."""
+
+    limit: float
+    pipeline: int
+    stage: int
+
+
+@dataclass(frozen=True, eq=False)
+class _PlanNeed:
+    """The memory of all ranks of a plan under a limit in bytes."""
+
+    limit: float
+    memories: Sequence[tuple[int, int, "RankMemory"]]  # with the pipeline and a stage of each
+
+    @classmethod
+    def of_plan(cls, plan: Plan, profile: Profile, config: RunConfig) -> "_PlanNeed":
+        """Raises InputError for a limit that the weights of a rank alone exceed."""
+        from ..runtime.stages.memory_limit import RankMemory  # here: it brings torch
+
+        limit = config.memory_limit
+        assert limit is not None
+        memories: list[tuple[int, int, RankMemory]] = []
+        for k, pipeline in enumerate(plan.pipelines):
+            for rank in pipeline.ranks:
+                memory = RankMemory.of_settings(pipeline, rank, profile, config, limit=limit)
+                memories += [(k, stage, memory) for stage in pipeline.stages_of(rank)]
+        return cls(limit, memories)
+
+    def at(self, size: float) -> _LeastLimit:
+        """Return the least limit under which all stages train on minibatches of a size."""
+        return max(_LeastLimit(memory.least_bytes(stage, size), k, stage) for k, stage, memory in self.memories)
 
 
 def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
@@ -111,6 +184,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     if not config.workload.trains:
         return MemoryNeed(None)  # it holds nothing
     why = "it has no estimate, and the run was launched without a profile"
+    limit = config.memory_limit
     cluster: Cluster | None = None
     expected = plan if plan.estimate else None
     try:
@@ -122,9 +196,29 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
         why = f"the run's profile does not contain it ({error})"
     if expected is None:
         return MemoryNeed(None, _NOTHING_TELLS.format(why))
-    if told := _beyond_devices(expected, cluster):
+    if limit is None and (told := _beyond_devices(expected, cluster)):
         raise InputError("memory.too_little", told)
-    return MemoryNeed(bytes_by_place(expected))
+    by_place = bytes_by_place(expected)
+    if limit is not None and by_place is not None:  # larger minibatches recompute layers, so that ranks keep to it
+        by_place = tuple(min(each, limit) for each in by_place)
+    return MemoryNeed(by_place)
+
+
+def check_limit_of_job(folder: Path, plan: Plan, config: RunConfig) -> None:
+    """Raise InputError if the largest minibatch of the job at work in a folder does not fit under another plan."""
+    profile = kept_devices(folder)[0]
+    largest = FittingSizes.of(config).largest
+    if profile is None or config.memory_limit is None or largest is None:
+        return
+    need = _PlanNeed.of_plan(plan, profile, config)
+    least = need.at(largest)
+    if least.limit > need.limit:
+        raise InputError(
+            "memory.too_large_for_plan",
+            f"minibatches of up to {largest:,.0f} {profile.size_unit} need {least.limit / 1e6:,.0f} MB in stage "
+            f"{least.stage} of the plan with all layers recomputed; the job's memory limit is "
+            f"{need.limit / 1e6:,.0f} MB",
+        )
 
 
 def kept_devices(folder: Path) -> tuple[Profile, Cluster] | tuple[None, None]:

@@ -43,7 +43,7 @@ from ..values.schedule import check_rule
 from ..values.stragglers import Stragglers
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
-from .memory_need import check_at_launch, check_largest, kept_devices
+from .memory_need import check_at_launch, fitted_to_limit, kept_devices
 
 if TYPE_CHECKING:
     from ..runtime.training_state.initial_weights import InitialState
@@ -118,11 +118,12 @@ def prepare(
     check_name(folder)
     if not elsewhere:
         check_here(run)  # last, as it reads the data
-    check_largest(plan, run, profile=profile, resumes=folder if resume else None, here=not elsewhere)
     if is_composed:
         run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
         config = run.config
         check_need(config)  # it goes by the samples of a minibatch
+    run = fitted_to_limit(plan, run, profile=profile, resumes=folder if resume else None, here=not elsewhere)
+    config = run.config
     is_new = not (resume and (folder / "plan.json").exists())
     begins = is_new or _starts_from_others(folder, config)
     initial = _initial_weights(run, begins=begins, here=not elsewhere)
@@ -356,6 +357,8 @@ def _written(
         record = _changed(folder, plan, config)
         if initial is not None:
             initial.save(folder)
+        if not (folder / "profile.json").exists():
+            _keep_devices(folder, plan, config, profile, cluster)
         return record
     rule = plan.replication
     settings = config if rule is None else config.to_json() | {"replication": rule_text(rule)}
@@ -364,12 +367,19 @@ def _written(
     record = RunRecord.create(folder, plan, config.to_json(), origin)
     if initial is not None:
         initial.save(folder)
-    if profile is not None and cluster is None and config.memory_limit is not None:  # workers go by the profile
+    _keep_devices(folder, plan, config, profile, cluster)
+    return record
+
+
+def _keep_devices(
+    folder: Path, plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None
+) -> None:
+    """Write the profile and the cluster that a run is compared with, and that its limit of memory goes by."""
+    if profile is not None and cluster is None and config.memory_limit is not None:
         cluster = Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
     if profile is not None and cluster is not None:
         profile.save(folder / "profile.json")
         write_atomic(folder / "cluster.toml", cluster.to_toml())
-    return record
 
 
 def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:

@@ -18,7 +18,7 @@ from ..util.io.files import expanded
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
-from .memory_need import MemoryNeed, need_of_job
+from .memory_need import MemoryNeed, check_limit_of_job, need_of_job
 from .run_state import is_alive, state_of
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
@@ -191,6 +191,7 @@ def _checked_plan(record: RunRecord, plan: Plan) -> MemoryNeed:
 def _check_trains(record: RunRecord, plan: Plan, config: RunConfig) -> None:
     """Raise InputError for the plan of another network, as far as that is known here."""
     run = resolve(config)
+    check_limit_of_job(record.folder, plan, config)
     if not run.workload.trains:
         profile, cluster = Profile.load(record.folder / "profile.json"), Cluster.load(record.folder / "cluster.toml")
         check_launch(plan, run, profile, cluster)

@@ -63,6 +63,7 @@ CONFIG = fields(
         **dict.fromkeys(
             ("task", "compression", "balance", "augmentation", "composition", "collate", "crop", "sampler"), maybe(text)
         ),
+        "fitting_sizes": maybe(text),
         **dict.fromkeys(("batch_voxels", "batch_seconds", "batch_bytes"), maybe(real)),
         "batch_size": lambda value, what: integer(value, what, least=1, most=_MOST),
         "epochs": lambda value, what: integer(value, what, least=1, most=_MOST),
@@ -124,6 +125,7 @@ _COMMON: Mapping[str, Check] = {
     "parts": fields({}, others=real),
     "replans": each(fields({"minibatch": _count, "pause_seconds": real, "moved_bytes": number}, others=None)),
     "load": maybe(fields({}, others=maybe(real))),
+    "left_out": fields({"samples": _count, "names": each(text)}),  # too large for the memory limit
 }
 # In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.
 MERGES = fields(

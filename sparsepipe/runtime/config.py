@@ -62,6 +62,7 @@ BUDGETS = ("batch_voxels", "batch_seconds", "batch_bytes")
 BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
+REFUSE, SKIP = OVERSIZE = ("refuse", "skip")
 _SCORES = {"miou": "mean_iou"}  # short names, which are taken too
 _WEEK = 7 * 24 * 3600.0
 
@@ -590,6 +591,15 @@ class ProcessConfig(Settings):
         unit="BYTES",
         words="that of the device in the cluster",
     )
+    oversize: str = setting(
+        REFUSE,
+        Choice(OVERSIZE),
+        "action for samples that do not fit under the memory limit with all layers recomputed. refuse: end before the "
+        "run starts; skip: train others in their place",
+    )
+    fitting_sizes: str | None = setting(
+        None, JsonObject('{"largest": 200000}'), "largest minibatch under the memory limit, set at launch", option=""
+    )
     num_workers: int = setting(
         0, WholeNumber(0, 256), "processes that read minibatches ahead, for each rank that reads samples"
     )
@@ -744,6 +754,27 @@ class Composition:
         return known if known.asked in (None, config.composition_asked) else None
 
 
+@dataclass(frozen=True)
+class FittingSizes:
+    """Samples that fit under the memory limit, as `RunConfig.fitting_sizes` has it: decided at launch.
+
+    `largest`: size of the largest minibatch; None: unknown. `left_out`: samples of the training split that do not fit.
+    `names`: theirs.
+    """
+
+    largest: float | None = None
+    left_out: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "FittingSizes":
+        """Return what a launch has decided; of a run without a limit nothing."""
+        if config.fitting_sizes is None or config.memory_limit is None:
+            return cls()
+        decided = json_object(config.fitting_sizes, "fitting_sizes")
+        return cls(decided.get("largest"), tuple(decided.get("left_out", ())), tuple(decided.get("names", ())))
+
+
 def without_profile(config: RunConfig) -> InputError:
     """Return the error of a budget that needs a profile, if there is none."""
     name = "batch_seconds" if config.batch_seconds is not None else "batch_bytes"
@@ -761,6 +792,17 @@ def limit_without_profile() -> InputError:
         "{memory_limit} goes by the bytes of each layer in a profile of the network: give a {profile}",
         setting=dict.fromkeys(("memory_limit", "profile")),
     )
+
+
+def check_limit_unit(profiled: str, unit: str) -> None:
+    """Raise InputError if the sizes of a run's minibatches have another unit than those of its profile."""
+    if profiled != unit:
+        raise InputError(
+            "memory.profile_of_other_unit",
+            f"{{memory_limit}} goes by a profile that is measured in {profiled}, but samples are measured in {unit}; "
+            "profile the network on these data",
+            setting="memory_limit",
+        )
 
 
 RunConfig.__doc__ = f"{RunConfig.__doc__}\n{listed(RunConfig)}\n    "

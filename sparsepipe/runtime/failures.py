@@ -15,6 +15,7 @@ from ..errors import CodedError, InputError
 from ..util.host.limits import causes, limit_met
 from ..util.io.files import write_atomic
 
+SMALLER_LIMIT = "resume the run with a smaller memory limit, or with less on this device"
 _MOST_LETTERS = 500  # of a message
 
 
@@ -82,6 +83,11 @@ class LossNotFinite(RuntimeError):
 
 class OutOfMemory(RuntimeError):
     """Memory does not hold a minibatch. The message names its samples and its size."""
+
+
+def work_path(run_dir: Path, rank: int) -> Path:
+    """Return the file in which a rank notes what it is at: a killed process says no more."""
+    return run_dir / "logs" / f".rank{rank}.work"
 
 
 def error_path(run_dir: Path, rank: int) -> Path:

@@ -60,13 +60,14 @@ class StageMemory:
         cls,
         table: LayerTable,
         layers: Sequence[int],
-        device_type: str,
+        device_types: Sequence[str],
         *,
         column: int = 0,
         unrepeatable: Collection[int] = (),
     ) -> "StageMemory":
         """Take the costs of a stage's `layers` for the size in one `column` of a table.
 
+        `device_types`: of the ranks that choose together; of their seconds the longest count, as of bytes the most.
         `unrepeatable`: layers that always keep what they need.
         """
         rows, place = list(layers), {k: p for p, k in enumerate(layers)}
@@ -94,7 +95,7 @@ class StageMemory:
             table.backward_left_bytes[rows, column],
             table.parameter_bytes[rows],
             table.held.outputs[rows, column],
-            table.forward[device_type][rows, column],
+            np.maximum.reduce([table.forward[name][rows, column] for name in device_types]),
             inputs,
             saved_inputs,
             np.array([any(reader not in place for reader in table.graph.consumers[k]) for k in rows], dtype=bool),

@@ -167,7 +167,7 @@ def memory_of(found: Profile, size: float) -> StageMemory:
     """Return the layers of the whole network for a size."""
     (kind,) = found.device_types
     table = LayerTable.of(found, [size], [kind])
-    return StageMemory.of(table, range(len(found.graph.layers)), kind)
+    return StageMemory.of(table, range(len(found.graph.layers)), [kind])
 
 
 def train(case: Case, way: str, found: Profile, *, count: int, seed: int, share: float) -> dict[str, Any]:
@@ -217,9 +217,11 @@ def _steps(
     case: Case, task: LearningTask, config: RunConfig, plan: Plan, batches: Sequence[Any], memory: Any
 ) -> dict[str, Any]:
     runner = NetworkStage(
-        task.network, task.engine, plan, 0, config=config, device=CPU, loss=task.loss, memory=memory,
+        task.network, task.engine, plan, 0, config=config, device=CPU, loss=task.loss,
         per_voxel=not task.training.targets_are_labels,
     )  # fmt: skip
+    if memory is not None:
+        runner.limit(memory)
     parameters = runner.parameters()
     weights = Weights(parameters, open_optimizer(config, parameters))
     weights.expect(range(len(batches)))

@@ -41,6 +41,7 @@ from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.host.forked import Forked, fork
 from ...util.host.imports import python_command
+from ...util.host.limits import short_of_memory
 from ...util.host.memory_kills import MemoryKills
 from ...util.text.counting import number_of
 from ...values.plan import Plan
@@ -136,15 +137,20 @@ def _attempt(
         port=arguments.port,
         closing=closing,
     )
+    short: tuple[float, str] | None = None  # when memory was last nearly used up, and how much was left
     while workers.running and not workers.failed():
         lifeline.look(_LOOK_SECONDS)
         listener.said()  # before its pipe is full
+        if text := short_of_memory():
+            short = time.monotonic(), text
     exits = workers.failed()
     if not exits:
         return None
     deadline = time.monotonic() + _TO_SEE_A_KILL
     while True:
         said, killed = listener.said(), MemoryKills.now().since(kills)
+        if killed is None and short and time.monotonic() - short[0] < _TO_SEE_A_KILL + _LOOK_SECONDS:
+            killed = f"perhaps by the kernel, because memory ran out ({short[1]})"
         cause = find_cause(record.folder, plan, exits, said=said, killed=killed)
         if cause.precedence != LOST or time.monotonic() > deadline:
             workers.kill()

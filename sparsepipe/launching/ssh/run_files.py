@@ -100,8 +100,8 @@ class RunFiles:
                 self._send_content(connection, (folder / name).read_bytes(), f"{own}{name}")
         if first:
             self._send_content(connection, self._config_of(connection), f"{own}config.json")
-            if not self.needs_data or self.record.config.get("memory_limit") is not None:
-                for name in SLEPT_BY:
+            for name in SLEPT_BY:
+                if (folder / name).exists():
                     self._send_file(connection, folder / name, f"{own}{name}")
             if (folder / INITIAL).exists():
                 self._send_file(connection, folder / INITIAL, f"{own}{INITIAL}")

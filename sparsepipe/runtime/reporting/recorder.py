@@ -12,9 +12,12 @@ from typing import Any
 from ...records.record_files import read_metrics
 from ...records.trace_file import TRACE_BYTES, thinned
 from ...util.io.files import cut_torn_row, write_atomic, write_rows
+from ..failures import work_path
 from ..processes.heartbeats import Heartbeats
 
 _ROWS_AT_ONCE = 256
+_WORK_BYTES = 500  # of the file that says what is at work
+_NOTHING = "no minibatch yet"
 _SECONDS_AT_MOST = 0.1  # that a row waits: who follows the run answers the sooner
 
 
@@ -77,6 +80,10 @@ class Recorder:
         epoch_minibatches: int | None = None,
     ) -> None:
         self._heartbeats = heartbeats
+        self.at_work = _NOTHING  # which pass of which minibatch
+        self._work_path = work_path(run_dir, rank)
+        self._work_path.parent.mkdir(exist_ok=True)
+        self._work_file = os.open(self._work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self.rank, self._origin = rank, origin
         self.stage = stage  # whose turn it is, where a rank has several; None: the plan leaves the rank out
         trace = run_dir / f"trace-rank{rank}.jsonl"
@@ -94,6 +101,11 @@ class Recorder:
         if self._heartbeats:
             self._heartbeats.tell(kind, minibatch, peer)
         return self.now()
+
+    def note_work(self, text: str) -> None:
+        """Write down what is done from now on, in place of what was: who finds this process killed can read it."""
+        self.at_work = text
+        os.pwrite(self._work_file, text.encode()[:_WORK_BYTES].ljust(_WORK_BYTES), 0)
 
     def span(self, kind: str, name: str, start: float, end: float, *, minibatch: int = -1, peer: int = -1) -> None:
         """Keep what happened from `start` to `end`; nothing of a rank that the plan leaves out."""
@@ -124,6 +136,8 @@ class Recorder:
     def close(self) -> None:
         self._trace.close()
         self._metrics.close()
+        os.close(self._work_file)
+        self._work_path.unlink(missing_ok=True)
 
 
 def forget_rows(run_dir: Path, minibatches: int, *, within: bool = False) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,56 +26,89 @@ from ...values.plan import Plan
 from ...values.profile import Profile
 from ...values.recomputation import Held, Segments, StageMemory
 from ...values.schedule import compile_until_steady, round_length
-from ..config import RunConfig, limit_without_profile
+from ..config import FittingSizes, RunConfig, check_limit_unit, limit_without_profile
 
 _MARGIN = 1.08  # the peak of a minibatch may be so many times its estimate
+_BEYOND = 0.1  # more of it for a minibatch of twice the largest size that was measured
 _SIZES = 1.04  # minibatches up to so many times as large share their choice
 _SIZES_AT_ONCE = 32  # that costs are evaluated for
 _STEPS = 128  # of the limit, to which budgets are rounded down: so that choices recur
 
 
+class _LimitedStage(NamedTuple):
+    """A stage of a rank, as the choice of its segments sees it."""
+
+    layers: tuple[int, ...]  # of the graph, in its order
+    device_types: tuple[str, ...]  # whose costs count; of ranks that share scenes all, as they choose together
+    depth: int  # most minibatches in flight
+    measured: float  # the largest size that was measured
+
+
 class RankMemory:
     """The memory of a rank's stages under a plan: what minibatches in flight hold, and what the next one may.
 
-    A minibatch gets what is left after the others in flight, less what those to come need at least.
+    A minibatch gets what is left after the others in flight, less what those to come need at least. Ranks that share
+    scenes exchange halos in a segment that runs again, so all of them choose the same ones: by the largest part of a
+    scene, and the slowest device.
     """
 
-    def __init__(self, plan: Plan, rank: int, profile: Profile, *, limit_bytes: float, copies: int = 0) -> None:
-        """`limit_bytes`: of weights, optimizer state and minibatches. `copies`: of the weights, beside their versions.
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        profile: Profile,
+        *,
+        limit_bytes: float,
+        copies: int = 0,
+        largest: float | None = None,
+    ) -> None:
+        """`limit_bytes`: of weights, optimizer state and minibatches. `copies`: of the weights, besides their versions.
 
+        `largest`: size of the largest minibatch of the run, if it is known. Else the profile's largest typical one
+        counts, until a larger one enters.
         Raises InputError for a limit that the weights alone exceed.
         """
         self.limit_bytes = limit_bytes
         self._plan, self._profile = plan, profile
-        stages = plan.stages_of(rank)
+        self._largest = max(profile.typical_sizes) if largest is None else largest
         program = compile_until_steady(plan)
-        self._depths = {k: program.in_flight(k, rank) for k in stages}
-        self._layers = {k: [profile.graph.index[id] for id in plan.stages[k].layers] for k in stages}
-        self._types = {k: self._device_type(k, rank) for k in stages}
+        self._stages: dict[int, _LimitedStage] = {}
         self._unrepeatable: dict[int, frozenset[int]] = {}
         self._memories: dict[tuple[int, int], tuple[StageMemory, float]] = {}
         self._choices: dict[tuple[int, int, int, int], tuple[Segments, Held] | None] = {}
         self._flights: dict[tuple[int, int], Held] = {}
         self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
         self.weight_bytes = 0.0
-        for k in stages:
-            num_bytes = sum(profile.graph.layers[layer].parameter_bytes for layer in self._layers[k])
+        for k in plan.stages_of(rank):
+            layers = tuple(sorted(map(self._index, plan.stages[k].layers)))
+            kinds = self._device_types(k, rank)
+            measured = min(profile.range_of_laws(kind)[1] for kind in kinds)
+            self._stages[k] = _LimitedStage(layers, kinds, program.in_flight(k, rank), measured)
+            num_bytes = sum(profile.graph.layers[layer].parameter_bytes for layer in layers)
             gathered = round_length(plan, k) > 1  # while gradients of a minibatch come, those before are there
             self.weight_bytes += num_bytes * (program.num_versions(k, rank) + OPTIMIZER_SLOTS + gathered + copies)
         if self.weight_bytes >= limit_bytes:
             raise InputError(
                 "memory.limit_below_weights",
-                f"{{memory_limit}} is {limit_bytes / 1e6:,.1f} MB, but the weights of stage {stages[0]} with the "
-                f"optimizer's state take {self.weight_bytes / 1e6:,.1f} MB; raise it, or plan more stages",
+                f"{{memory_limit}} is {limit_bytes / 1e6:,.1f} MB, but the weights of stage {min(self._stages)} with "
+                f"the optimizer's state take {self.weight_bytes / 1e6:,.1f} MB; raise it, or plan more stages",
                 setting="memory_limit",
             )
 
     @classmethod
-    def of_run(cls, plan: Plan, rank: int, config: RunConfig, run_dir: Path | None) -> "RankMemory | None":
-        """Return the memory of a rank of a run; None if nothing limits it.
+    def of_settings(cls, plan: Plan, rank: int, profile: Profile, config: RunConfig, *, limit: float) -> "RankMemory":
+        """Return the memory of a rank of a run with these settings, moving averages of the weights included."""
+        largest = FittingSizes.of(config).largest
+        return cls(plan, rank, profile, limit_bytes=limit, copies=int(config.ema is not None), largest=largest)
+
+    @classmethod
+    def of_run(
+        cls, plan: Plan, rank: int, config: RunConfig, run_dir: Path | None, *, size_unit: str
+    ) -> "RankMemory | None":
+        """Return the memory of a rank of a run whose minibatches have sizes in a unit; None if nothing limits it.
 
         The limit is that of the settings, else that of the device in the cluster which the run was launched with.
-        Raises InputError for a limit without a profile.
+        Raises InputError for a limit without a profile, and with one of another unit.
         """
         folder = run_dir or Path()
         paths = folder / "profile.json", folder / "cluster.toml"
@@ -89,11 +122,14 @@ class RankMemory:
             types = {kind.name: kind.memory_bytes for kind in Cluster.load(paths[1]).device_types}
             kinds = (plan.stages[k].device_types for k in plan.stages_of(rank))
             limit = min((types.get(kind, math.inf) for names in kinds for kind in names), default=math.inf)
-        if limit == math.inf or not set(plan.layers) <= profile.graph.index.keys():
+            if limit == math.inf or profile.size_unit != size_unit:
+                return None
+        check_limit_unit(profile.size_unit, size_unit)
+        if not set(plan.layers) <= profile.graph.index.keys():
             return None
         if config.memory_limit is not None and config.device == "cpu":
             return_freed_memory()
-        return cls(plan, rank, profile, limit_bytes=limit, copies=int(config.ema is not None))
+        return cls.of_settings(plan, rank, profile, config, limit=limit)
 
     def open(self, stage: int, unrepeatable: Collection[str] = ()) -> None:
         """Name the layers of a stage that cannot run again."""
@@ -106,14 +142,16 @@ class RankMemory:
     def enter(self, stage: int, minibatch: int, size: float) -> Segments:
         """Return the segments to recompute of a minibatch that enters a stage, and count what it holds."""
         self._flights.pop((stage, minibatch), None)
+        self._largest = max(self._largest, size)
         memory, received = self._memory(stage, size)
         others = sum(held.kept for held in self._flights.values())
         to_come = self._to_come(stage)
-        left = (self.limit_bytes - self.weight_bytes) / _MARGIN - others - sum(one.kept for one in to_come) - received
+        room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, self._largest if to_come else size)
+        left = room - others - sum(one.kept for one in to_come) - received
         works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
         chosen = self._chosen(stage, memory, left - works, left)
         if chosen is None:
-            chosen = memory.leanest(self._depths[stage] - 1)
+            chosen = memory.leanest(self._stages[stage].depth - 1)
             beyond = max(chosen[1].kept - (left - works), chosen[1].peak - left)
             if beyond > 1e-9 * self.limit_bytes:  # else budgets were rounded down below it
                 self._tell_beyond(stage, size, memory, received)
@@ -133,34 +171,54 @@ class RankMemory:
     def least_bytes(self, stage: int, size: float) -> float:
         """Return the least limit under which a stage trains on minibatches of a size."""
         memory, received = self._memory(stage, size)
-        waiting = self._depths[stage] - 1
+        waiting = self._stages[stage].depth - 1
         _, held = memory.leanest(waiting)
-        return self.weight_bytes + _MARGIN * (held.peak + received + waiting * (held.kept + received))
+        return self.weight_bytes + self._margin(stage, size) * (held.peak + received + waiting * (held.kept + received))
 
     def _to_come(self, stage: int) -> list[Held]:
         """Return what minibatches that may follow while this one is in flight hold at least."""
-        found, largest = [], max(self._profile.typical_sizes)
-        for k, depth in self._depths.items():
-            there = sum(own == k for own, _ in self._flights) + (k == stage)
-            memory, received = self._memory(k, largest)
-            _, held = memory.leanest(depth - 1)
-            lean = Held(held.kept + received, held.peak + received)
-            found += [lean] * max(0, depth - there)
-        return found
+        to_come: list[Held] = []
+        for k, limited in self._stages.items():
+            depth = limited.depth
+            missing = depth - sum(other == k for other, _ in self._flights) - (k == stage)
+            if missing > 0:
+                memory, received = self._memory(k, self._largest)
+                _, held = memory.leanest(depth - 1)
+                to_come += [Held(held.kept + received, held.peak + received)] * missing
+        return to_come
 
     def _memory(self, stage: int, size: float) -> tuple[StageMemory, float]:
-        """Return a stage's layers at a size, rounded up, and the bytes that the stage receives."""
-        number = math.ceil(math.log(max(size, 1.0), _SIZES) - 1e-9)
+        """Return a stage's layers at the size of a minibatch, rounded up, and the bytes that the stage receives."""
+        number = math.ceil(math.log(max(self._part(stage, size), 1.0), _SIZES) - 1e-9)
         key = stage, number
         if key not in self._memories:
-            kind, layers, first = self._types[stage], self._layers[stage], number - number % _SIZES_AT_ONCE
+            layers, kinds, *_ = self._stages[stage]
+            first = number - number % _SIZES_AT_ONCE
             sizes = [_SIZES**k for k in range(first, first + _SIZES_AT_ONCE)]
-            table, column = LayerTable.of(self._profile, sizes, [kind]), number - first
+            table, column = LayerTable.of(self._profile, sizes, kinds), number - first
             received = float(table.payloads(self._plan, held=True)[stage][0][column]) if stage else 0.0
             unrepeatable = self._unrepeatable.get(stage, frozenset())
-            memory = StageMemory.of(table, sorted(layers), kind, column=column, unrepeatable=unrepeatable)
+            memory = StageMemory.of(table, layers, kinds, column=column, unrepeatable=unrepeatable)
             self._memories[key] = memory, received
         return self._memories[key]
+
+    def _margin(self, stage: int, size: float) -> float:
+        """Return how many times its estimate a minibatch may take: beyond the sizes that were measured, more."""
+        beyond = self._part(stage, size) / self._stages[stage].measured
+        return _MARGIN + _BEYOND * math.log2(beyond) if beyond > 1 else _MARGIN
+
+    def _part(self, stage: int, size: float) -> float:
+        """Return how much of a minibatch the rank with most of it has at once: all, or its part and the halo of that.
+
+        A scan is a surface, of which a plane meets about √n of n voxels; a part between two others has two borders.
+        """
+        ranks, parts = self._plan.stages[stage].ranks, self._plan.stages[stage].parts_of_work()
+        if not self._plan.stages[stage].shares_scenes or len(ranks) == 1:
+            return size
+        return min(size, max(parts) * size + min(2, len(ranks) - 1) * math.sqrt(size))
+
+    def _index(self, layer: str) -> int:
+        return self._profile.graph.index[layer]
 
     def _chosen(
         self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float
@@ -181,16 +239,19 @@ class RankMemory:
     def _tell_beyond(self, stage: int, size: float, memory: StageMemory, received: float) -> None:
         self.minibatches_beyond += 1
         if self.minibatches_beyond == 1:
-            need = self.weight_bytes + _MARGIN * (memory.leanest()[1].peak + received)
+            need = self.weight_bytes + self._margin(stage, size) * (memory.leanest()[1].peak + received)
             tell(
                 f"stage {stage}: a minibatch of {size:,.0f} {self._profile.size_unit} needs {need / 1e6:,.0f} MB with "
                 f"all that can be recomputed, the limit is {self.limit_bytes / 1e6:,.0f} MB"
             )
 
-    def _device_type(self, stage: int, rank: int) -> str:
-        own, known = self._plan.stages[stage], self._profile.device_types
-        kind = own.device_types[own.ranks.index(rank)] if own.device_types else known[0]
-        return kind if kind in known else known[0]
+    def _device_types(self, stage: int, rank: int) -> tuple[str, ...]:
+        """Return the types whose costs count for a rank in a stage, of those in the profile."""
+        limited, known = self._plan.stages[stage], self._profile.device_types
+        kinds = limited.device_types or known[:1]
+        if limited.device_types and not limited.shares_scenes:
+            kinds = (limited.device_types[limited.ranks.index(rank)],)
+        return tuple(dict.fromkeys(kind if kind in known else known[0] for kind in kinds))
 
 
 def unrepeatable_layers(rows: Sequence[LayerRow], engine: Any, *, synchronised: bool) -> list[str]:

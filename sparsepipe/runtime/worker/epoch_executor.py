@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import InputError
 from ...networks.losses import Outcome
 from ...networks.losses.base import mean_of
+from ...util.host.limits import is_out_of_memory
 from ...values.schedule import Action, Op, Program, round_length, together
 from ...values.trace import SPAN_KINDS
-from ..failures import LossNotFinite
+from ..failures import SMALLER_LIMIT, DeadlinePassed, LossNotFinite, OutOfMemory, PeerLost
 from ..reporting import metrics
 from ..stages.base import InFlight, Output
 from ..transport.base import PacketSource
@@ -33,7 +35,7 @@ from .targets import Targets
 from .weight_update import WeightUpdate
 
 _WHAT = "end of an epoch"
-_NAMED = 4  # samples of a minibatch that memory does not hold
+_NAMED = 4  # samples of a minibatch
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 
@@ -98,8 +100,25 @@ class EpochExecutor:
         return self.table
 
     def do(self, action: Action) -> None:
-        """Do the next action of the list that is this stage's."""
-        self._steps[action.op](action)
+        """Do the next action of the list that is this stage's. Raises OutOfMemory, with what it was at."""
+        try:
+            self._steps[action.op](action)
+        except (InputError, PeerLost, DeadlinePassed):
+            raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(f"out of memory in {self.context.recorder.at_work}; {SMALLER_LIMIT}") from error
+
+    def _tell_begun(self, what: str, m: int, size: int) -> None:
+        """Write down which minibatch is at work, with its size, for whoever finds this process killed."""
+        workload, samples = self.context.workload, self.feed.samples(m)
+        names = [workload.sample_name(index) for index in samples[:_NAMED]]
+        names += [f"{len(samples) - _NAMED} more"] if len(samples) > _NAMED else []
+        self.context.recorder.note_work(
+            f"the {what} of minibatch {self.feed.number(m)} in stage {self.replica.stage} ({size:,} "
+            f"{workload.size_unit}: {', '.join(names)})"
+        )
 
     def _last_of_rounds(self, todo: Sequence[Action]) -> frozenset[int]:
         """The minibatches whose B ends this rank's part of a round: averaging need not wait for the end of it."""
@@ -120,6 +139,7 @@ class EpochExecutor:
         targets = self.inputs.take_targets(action) if runner.is_last else None
         self._synchronise(m)
         number = self.feed.number(m)
+        self._tell_begun("forward", m, getattr(received, "packet", received).size)
         if context.straggler:
             context.straggler.begin(self.first_own + m)
         start = recorder.begin("forward", number)
@@ -164,6 +184,7 @@ class EpochExecutor:
         context, runner, m = self.context, self.replica.runner, action.minibatch
         flight = self.flights.pop(m)
         packet = self._take_gradients(action)
+        self._tell_begun("backward", m, flight.size)
         start = context.recorder.begin("backward", self.feed.number(m))
         if flight.received is not None:
             self._recompute(flight, m)
@@ -202,8 +223,9 @@ class EpochExecutor:
     def backward_weight(self, action: Action) -> None:
         """Compute the gradients of the weights that the input's half of the backward left for later."""
         context, m = self.context, action.minibatch
-        start = context.recorder.begin("weights", self.feed.number(m))
         flight, later = self.later.pop(m)
+        self._tell_begun("backward of the weights", m, flight.size)
+        start = context.recorder.begin("weights", self.feed.number(m))
         self.replica.weights.accumulate(self.replica.runner.backward_weight(flight, later))
         self.replica.weights.release(flight.version)
         self._tell_work("weights", action, start)

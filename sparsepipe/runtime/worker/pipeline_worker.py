@@ -22,7 +22,7 @@ from ...util.io.files import read_json
 from ...values.plan import Plan
 from ...values.replication.base import Rule
 from ..commands import REPLAN
-from ..config import RunConfig
+from ..config import FittingSizes, RunConfig
 from ..pipelines.base import Averager, Coordinator, Kind, Settled, Task
 from ..pipelines.client import connect
 from ..pipelines.resuming import RESUME
@@ -393,7 +393,8 @@ class PipelineWorker(Worker):
             self._judge(epoch, done, row, is_kept=bool(self.config.checkpoint_every))
         if self.context.writes_metrics:
             of_plan = self.epochs.of_plan(len(self.plan.stages))
-            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs.rows, of_plan=of_plan)
+            left_out, rows = FittingSizes.of(self.config).names, self.epochs.rows
+            own = run_summary(self.context, self.run_dir, done, epochs=rows, of_plan=of_plan, left_out=left_out)
             own.pop("replans", None)  # the coordinator knows those of all
             own |= {"run_dir": self._record_of_all(), "validation": row["validation"] or {}}
             own |= {"best": best.best.row(), "stopped_early": best.is_over} if best.best else {}

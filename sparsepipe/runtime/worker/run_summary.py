@@ -20,12 +20,14 @@ def run_summary(
     epochs: Sequence[Mapping[str, Any]],
     of_plan: Sequence[Mapping[str, Any]],
     replans: Sequence[dict[str, Any]] = (),
+    left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Sum a run up after `done` minibatches: medians over `epochs`, without the first (it reads the data) if there are
     others; of stages over those `of_plan`, which ended under this plan. There may be none, if pipelines share the
     minibatches. "epochs" are those begun, of which the last may be unfinished.
 
-    `replans`: what changes of the plan cost whose rows of metrics may be on other hosts.
+    `replans`: what changes of the plan cost whose rows of metrics may be on other hosts. `left_out`: names of samples
+    that are too large for the memory limit.
     """
     plan, workload = context.plan, context.workload
     steady, found = epochs[1:] or epochs, measured(context, epochs, of_plan=of_plan)
@@ -44,6 +46,7 @@ def run_summary(
         "validation": (epochs[-1]["validation"] or {}) if epochs else {},
         "load": found["load"],
         "stages": found["stages"],
+        **({"left_out": {"samples": len(left_out), "names": list(left_out)}} if left_out else {}),
         **({"replans": changes} if changes else {}),
     }
 

@@ -17,7 +17,7 @@ from ...util.host.background_load import Usage
 from ...values.plan import Plan
 from ...values.schedule import Op, compile_until_steady, round_length
 from ..commands import REPLAN, STOP
-from ..config import RunConfig
+from ..config import FittingSizes, RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..plan_fit import bytes_by_place, check_fits, check_memory, held_bytes, needed_bytes
 from ..processes.process import Process
@@ -524,6 +524,14 @@ class Worker:
             raise InputError("run.no_epoch", f"{path}: has no finished epoch under this plan yet; try again later")
         epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
-        summary = run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)
+        summary = run_summary(
+            self.context,
+            self.run_dir,
+            done,
+            epochs=epochs,
+            of_plan=of_plan,
+            replans=elsewhere,
+            left_out=FittingSizes.of(self.config).names,
+        )
         best = self.checkpoints.best
         return summary | ({"best": best.best.row(), "stopped_early": best.is_over} if best.best else {})

@@ -79,6 +79,10 @@ class Workload(Protocol):
         """Samples of the training split."""
         ...
 
+    def sample_name(self, index: int) -> str:
+        """Return the name of a sample of the training split in messages."""
+        ...
+
     @property
     def data_digest(self) -> str:
         """A hash of the splits in use, by which hosts find out whether they have the same."""

@@ -15,7 +15,7 @@ from ...data.examples.base import ExampleBatch
 from ...data.examples.joining import OFFSET
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import joined
-from ...data.samplers import checked_indices, dealt, draw, repeated
+from ...data.samplers import checked_indices, dealt, draw, repeated, substituted
 from ...engines import Engine
 from ...errors import InputError
 from ...networks.base import AnyNetwork
@@ -30,7 +30,7 @@ from ...util.io.fields import json_object
 from ...util.io.told import tell
 from ...util.text.counting import number_of
 from ...values.plan import Plan
-from ..config import BUDGETS, Composition, RunConfig
+from ..config import BUDGETS, Composition, FittingSizes, RunConfig
 from ..stages.memory_limit import RankMemory
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
@@ -127,7 +127,7 @@ class Learning:
     @lru_cache(maxsize=1)  # noqa: B019 - a workload lives as long as its process
     def _memory(self, plan: Plan, rank: int) -> RankMemory | None:
         """Return what limits the memory of a rank: all of its stages under a plan share it."""
-        return RankMemory.of_run(plan, rank, self.config, self.run_dir)
+        return RankMemory.of_run(plan, rank, self.config, self.run_dir, size_unit=self.size_unit)
 
     @cached_property
     def state_names(self) -> StateNames:
@@ -207,6 +207,9 @@ class Learning:
     def num_samples(self) -> int:
         return len(self.task.training)
 
+    def sample_name(self, index: int) -> str:
+        return self.task.training.name(index)
+
     @property
     def data_digest(self) -> str:
         splits = (self.task.training, self.task.validation)
@@ -238,6 +241,16 @@ class Learning:
     @lru_cache(maxsize=2)  # noqa: B019 - a workload lives as long as its process
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         """Return the samples of each training minibatch of an epoch: the same on every rank.
+
+        Others are trained in the place of those that the launch left out because they are too large.
+        """
+        minibatches, left_out = self._whole_order(epoch), FittingSizes.of(self.config).left_out
+        if not left_out:
+            return minibatches
+        return substituted(minibatches, left_out, num_samples=self.num_samples, seed=self.config.seed, epoch=epoch)
+
+    def _whole_order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the samples of each training minibatch of an epoch if all of them fit into memory.
 
         If sizes decide, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
         those of like length, so that little of it is padding.
@@ -295,11 +308,11 @@ class Learning:
     def _in_order(self, samples: OwnExamples) -> tuple[tuple[int, ...], ...]:
         """Return the minibatches of an iterable data set, in its order. Raises InputError if another is asked."""
         config = self.config
-        if config.balance or config.is_composed or config.sampler is not None:
+        if config.balance or config.is_composed or config.sampler is not None or FittingSizes.of(config).left_out:
             raise InputError(
                 "own_data.in_order",
-                f"{config.data}: an iterable data set has a fixed order; omit sampler, balance, order and budgets, "
-                "or add __getitem__ and __len__ to the data set",
+                f"{config.data}: an iterable data set has a fixed order; omit sampler, balance, order, budgets and "
+                "oversize, or add __getitem__ and __len__ to the data set",
             )
         options: dict[str, Any] = {"batch_size": config.batch_size, "last": config.last_minibatch}
         return data.minibatches(self.num_samples, **options, shuffle=False)

@@ -238,6 +238,9 @@ class Replay:
     def num_samples(self) -> int:
         return self.total_minibatches * self.config.batch_size
 
+    def sample_name(self, index: int) -> str:
+        return str(index)
+
     @property
     def data_digest(self) -> str:
         return ""  # nothing is read

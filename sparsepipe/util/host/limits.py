@@ -113,6 +113,7 @@ def _limit(name: str, option: str, unit: str) -> str:
 
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
+_NEARLY_ALL = 0.03  # of all memory, below which what is left may end a process
 
 
 def available_bytes() -> float:
@@ -120,19 +121,37 @@ def available_bytes() -> float:
     return min(_of_machine(), _of_container())
 
 
-def _of_machine() -> float:
+def short_of_memory() -> str | None:
+    """Return how much memory is left if it is nearly used up, here or in the container; None if it is not."""
+    for left, total in ((_of_machine(), _of_machine("MemTotal")), (_of_container(), _limit_of_container())):
+        if left < _NEARLY_ALL * total < float("inf"):
+            return f"{left / 1e6:,.0f} of {total / 1e6:,.0f} MB were left"
+    return None
+
+
+def _of_machine(row: str = "MemAvailable") -> float:
     try:
         rows = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        return float(rows["MemAvailable"].split()[0]) * 1024
+        return float(rows[row].split()[0]) * 1024
     except (OSError, ValueError, KeyError, IndexError):
         return float("inf")
 
 
-def _of_container(folder: Path = _CONTAINER) -> float:
+def _limit_of_container(folder: Path = _CONTAINER) -> float:
     try:
-        limit, used = (float((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        return float((folder / "memory.max").read_text())
     except (OSError, ValueError):  # no container, or "max"
         return float("inf")
+
+
+def _of_container(folder: Path = _CONTAINER) -> float:
+    limit = _limit_of_container(folder)
+    try:
+        used = float((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return float("inf")
+    if limit == float("inf"):
+        return limit
     try:  # what is kept of files that nobody reads any more is given up for whoever needs memory
         rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return limit - used + float(rows["inactive_file"])
