@@ -80,7 +80,7 @@ def fitted_to_limit(
     """Return a run with the setting `fitting_sizes`: its largest minibatch, and what `oversize` leaves out.
 
     `here`: the data are on this machine, and sizes of samples are read. Raises InputError, with the sample's name, if
-    one does not fit under `memory_limit` with all layers recomputed, and for a profile that does not tell.
+    one does not fit under `memory_limit` with all layers recomputed, and for a missing or unsuitable profile.
     """
     config = run.config
     unknown = replace(run, config=config.replace(fitting_sizes=None))

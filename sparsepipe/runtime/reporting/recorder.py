@@ -103,7 +103,7 @@ class Recorder:
         return self.now()
 
     def note_work(self, text: str) -> None:
-        """Write down what is done from now on, in place of what was: who finds this process killed can read it."""
+        """Replace the description of the current work. It outlives this process if that is killed."""
         self.at_work = text
         os.pwrite(self._work_file, text.encode()[:_WORK_BYTES].ljust(_WORK_BYTES), 0)
 
