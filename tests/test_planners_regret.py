@@ -164,6 +164,7 @@ def test_draws_that_end_early_still_make_a_report():
 
     found = regret(plan, measured, cluster, draws=40, progress=interrupt)
     assert (found.draws, found.requested_draws) == (12, 40) and 0 <= found.median <= found.high
+    assert not found.measurements, "12 draws do not tell what to measure again"
     assert lines[-1].startswith("12 of 40") and "12 of 40" in str(found)
     assert regret(plan, measured, cluster, draws=40).draws == 40, "what ended early is not remembered"
     robust = partition_robust(measured, cluster, schedule="1f1b-flush", draws=50, draw_seconds=1e-6)

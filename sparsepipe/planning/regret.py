@@ -437,7 +437,7 @@ def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[
         return float(_over(periods[0], periods.min(axis=0)).mean())
 
     before, problem = mean(draws), draws.problem
-    if not before:
+    if not before or draws.count < _FEWEST:
         return ()
     seconds = np.stack([problem.table.seconds[name][:, 0] for name in draws.types])
     shares = np.sqrt((draws.shares**2).mean(axis=1))  # of forward and backward
