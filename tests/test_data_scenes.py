@@ -12,14 +12,18 @@ from coded import raises
 from hypothesis import given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
+from scene_parts import GlooThreads, in_threads
 
 from sparsepipe import data
 from sparsepipe.data import AUGMENTATIONS, Augmentation
 from sparsepipe.data.augmentation import named_augmentation, turned_about_z
 from sparsepipe.data.formats import Cloud
-from sparsepipe.data.predicted_points import joined
+from sparsepipe.data.predicted_points import PointVotes, joined
+from sparsepipe.networks.losses.metrics import Measures
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.learning import composed
+from sparsepipe.runtime.workloads.opening import check_settings
+from sparsepipe.runtime.workloads.resolved import resolve
 
 
 def scenes(root: Path, *, metric: bool = True, counts: tuple[int, ...] = (150, 200, 120, 180)) -> Path:
@@ -71,6 +75,38 @@ def test_votes_of_crops_are_those_of_a_loop_over_points(tmp_path: Path, crop: st
                     votes[point] += shares / shares.sum()
         assert (votes.sum(axis=1) > 0).all(), "every point is in a crop"
         assert np.array_equal(classes, votes.argmax(axis=1))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_metric_of_points_is_that_of_their_votes_however_crops_are_dealt(tmp_path: Path, ranks: int) -> None:
+    dataset = opened(scenes(tmp_path), crop="cuboid:2,overlap=0.5", num_points=30)
+    found = predicted(dataset)
+    found["outputs"] = found["outputs"].astype(np.float32)
+    outputs, samples = torch.from_numpy(found["outputs"]), torch.from_numpy(found["sample"])
+
+    def work(group: GlooThreads) -> dict[str, float | None]:
+        split = opened(tmp_path, crop="cuboid:2,overlap=0.5", num_points=30)
+        measures = Measures(["point_mean_iou"], PointVotes(split))
+        for pair in np.split(np.arange(len(dataset)), range(2, len(dataset), 2))[group.part :: ranks]:
+            of_pair = torch.isin(samples, torch.from_numpy(pair))
+            measures.votes.add(outputs[of_pair], samples[of_pair])
+        assert ranks > 1 or not measures.votes._outputs, "scenes that are whole are not kept"
+        measures.gather(rank=group.part, world_size=ranks, add_up=group.sum)
+        return measures.report()
+
+    of_ranks = in_threads(ranks, work)
+    counts = np.zeros((3, 3))
+    for classes in data.to_points(found, tmp_path).values():
+        np.add.at(counts, (np.arange(len(classes)) % 3, classes), 1)
+    ious = counts.diagonal() / (counts.sum(axis=0) + counts.sum(axis=1) - counts.diagonal())
+    assert all(report == of_ranks[0] for report in of_ranks)
+    assert of_ranks[0] == {"point_mean_iou": pytest.approx(ious.mean()), "point_iou_classes": 3}
+    with raises("metric.output_malformed", "point_mean_iou"):
+        PointVotes(dataset).add(outputs[:, :2], samples)
+    objects = data.make_shapes(tmp_path / "objects", num_train=1, num_test=1, families=["box"])
+    config = RunConfig("minkvgg11bn-narrow", str(objects), voxel_size=0.2, metrics=("point_miou",), validate=True)
+    with raises("metric.not_of_points"):
+        check_settings(resolve(config))
 
 
 def test_crops_of_an_evaluation_hold_the_voxels_of_their_points(tmp_path: Path) -> None:

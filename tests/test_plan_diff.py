@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -86,3 +87,16 @@ def test_what_a_stage_does_not_do_has_a_dash():
     head, stage = (re.split("  +", line) for line in str(whole.diff(cut)).splitlines()[1:3])
     assert stage[head.index("averaging")].endswith(" ms → –")
     assert " 0.00 ms" not in f"{whole}{cut}{whole.diff(cut)}"
+
+
+def test_sharding_shares_and_schedule_that_change_are_named():
+    """Two plans of the same layers on the same ranks: "the same", though one shares its scenes and the other not."""
+    stage = Stage(("l0", "l1"), (0, 1))
+    before = Plan((stage,))
+    after = Plan((replace(stage, sharding="space", shares=(2, 1), recompute=True),), "gpipe", num_microbatches=4)
+    found = before.diff(after)
+    assert found.same and not before.diff(before).settings
+    changes = {name: values for name, *values in found.settings}
+    assert changes["stage 0, sharding"] == ["none", "space"] and changes["stage 0, shares"] == ["1, 1", "2, 1"]
+    assert {"schedule", "num microbatches", "stage 0, recompute"} < changes.keys()
+    assert all(line in str(found) for line in found.changed_settings())

@@ -79,7 +79,10 @@ def test_the_best_of_each_draw_is_the_planners(seed):
     draws = CostDraws.of(problem, FEW)
     search = DrawnSearch.of(draws)
     nominal = draws.periods(partition(problem.profile, problem.cluster))
-    best, paths = search.best(nominal, paths=5)
+    parts = [*search.best_in_parts(nominal, paths=5)]
+    best, paths = np.empty(draws.count), [path for *_, of_part in parts for path in of_part]
+    for some, least, _ in parts:
+        best[some] = least
     for k in range(draws.count):
         plan = partition(draws.profile(k), problem.cluster)
         assert plan.estimate.gap == 0 and best[k] == pytest.approx(plan.estimate.period_seconds, rel=1e-9)
@@ -148,6 +151,24 @@ def test_steps_that_flush_have_a_regret_too():
     assert 0 <= found.median <= found.high < 0.2
     robust = partition_robust(measured, cluster, schedule="1f1b-flush", draws=20)
     assert robust.lower_bound_seconds <= robust.high_seconds <= robust.nominal_high_seconds
+
+
+def test_draws_that_end_early_still_make_a_report():
+    _, measured, cluster = case(np.random.default_rng(3), 0.05, layers=6)
+    plan, lines = partition(measured, cluster, schedule="1f1b-flush"), list[str]()
+
+    def interrupt(line):
+        lines.append(line)
+        if len(lines) == 12:
+            raise KeyboardInterrupt
+
+    found = regret(plan, measured, cluster, draws=40, progress=interrupt)
+    assert (found.draws, found.requested_draws) == (12, 40) and 0 <= found.median <= found.high
+    assert not found.measurements, "12 draws do not tell what to measure again"
+    assert lines[-1].startswith("12 of 40") and "12 of 40" in str(found)
+    assert regret(plan, measured, cluster, draws=40).draws == 40, "what ended early is not remembered"
+    robust = partition_robust(measured, cluster, schedule="1f1b-flush", draws=50, draw_seconds=1e-6)
+    assert (robust.draws, robust.requested_draws) == (1, 50) and robust.lower_bound_seconds <= robust.high_seconds
 
 
 def test_draws_whose_minibatches_do_not_fit_have_a_bound():

@@ -146,7 +146,7 @@ def test_stages_and_reading_processes_train_as_one_process_on_crops_and_draws(tm
         "num_points": "all",
     }
     crops |= {"augmentation": "rotate-z+flip+colour-jitter+mix3d", "crop": "sphere:2.5,overlap=0.3", "validate": True}
-    crops |= {"batch_size": 1, "epochs": 2, "views": 2}
+    crops |= {"batch_size": 1, "epochs": 2, "views": 2, "metrics": ("point_mean_iou",), "best": "point_mean_iou"}
     draws = {"sampler": "weighted", "epochs": 2}
     jobs = []
     for name, data, changes in (("crops", rooms, crops), ("draws", objects, draws)):
@@ -159,6 +159,7 @@ def test_stages_and_reading_processes_train_as_one_process_on_crops_and_draws(tm
         same_training(results[f"{name}-one"], results[f"{name}-two"])
     validated = [results[f"crops-{kind}"].rows("epoch") for kind in ("one", "two")]
     assert validated[0][-1]["validation"] == validated[1][-1]["validation"]
+    assert 0 < validated[0][-1]["validation"]["point_mean_iou"] < 1
 
 
 RAGGED = """

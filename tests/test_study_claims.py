@@ -185,11 +185,12 @@ def test_a_bundle_has_everything_that_an_archive_asks_for(tmp_path, monkeypatch)
     with pytest.raises(InputError) as caught:
         bundle(study, tmp_path / "bundle")
     assert caught.value.code == "bundle.nothing_run"
-    monkeypatch.setattr(
-        Study, "_run_command", lambda self, claim, folder: (folder / "answer.json").write_text('{"gap": 0}')
-    )
+    answer = json.dumps({"gap": 0, "file": str(study.out / "plan.json")})
+    monkeypatch.setattr(Study, "_run_command", lambda self, claim, folder: (folder / "answer.json").write_text(answer))
     study.run(study.claims[:2])
     files = bundle(study, tmp_path / "bundle")
+    answers = [json.loads(path.read_text()) for path in files if path.name == "answer.json"]
+    assert [each["file"] for each in answers] == ["STUDY/plan.json"], "an archive does not say where it was made"
     with pytest.raises(InputError) as caught:
         bundle(study, tmp_path / "bundle")
     assert caught.value.code == "bundle.folder_in_use"

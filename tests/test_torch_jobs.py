@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_simulator import pipeline
 
 from sparsepipe import InputError, load_trace, replay, simulate, what_if
+from sparsepipe.cli.command import main
 from sparsepipe.planning.replaying import Part
 from sparsepipe.records.torch_jobs import events as torch_events
 from sparsepipe.values.stragglers import Stragglers
@@ -241,6 +242,15 @@ def test_a_real_job_with_a_slow_rank(tmp_path):
 
     found = what_if(load_trace(bench_kineto.run_job("ddp", "rank", tmp_path / "job")))
     assert found.cause == Part("rank", 1) and 0.35 < found.cost < 0.55
+
+
+def test_the_show_names_the_time_that_each_rank_waits_for_data(tmp_path, capsys):
+    data_parallel(tmp_path / "job", "loader")
+    assert main(["trace", "show", str(tmp_path / "job"), "--json"]) == 0
+    loading = json.loads(capsys.readouterr().out)["loading"]
+    assert loading["0"] > 4 * loading["1"] > 0
+    assert main(["trace", "show", str(tmp_path / "job")]) == 0
+    assert f"rank 0 {loading['0']:.1%}" in capsys.readouterr().out
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

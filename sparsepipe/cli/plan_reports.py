@@ -14,6 +14,7 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from .options import Parser, given, setting_options
+from .output import Progress
 
 _REPORTS = ("regret", "robust", "what_if")
 _OF_OPTIMAL = ("robust", "what_if")  # they plan by themselves, with proven bounds
@@ -82,7 +83,11 @@ def robust_plan(options: argparse.Namespace, profile: Profile, cluster: Cluster)
     """Return the plan of `--robust`; None without it."""
     if not options.robust:
         return None
-    return partition_robust(profile, cluster, **given(options, SETTINGS), **given(options, rows(DrawSettings)))
+    settings, progress = given(options, (*SETTINGS, *rows(DrawSettings))), Progress()
+    try:
+        return partition_robust(profile, cluster, **settings, progress=lambda line: progress.tell(f"robust: {line}"))
+    finally:
+        progress.end()
 
 
 def reports_of(
@@ -98,8 +103,10 @@ def reports_of(
         document["robust"] = robust.to_json()
         lines += ["", str(robust)]
     if options.regret:
-        drawn = given(options, rows(DrawSettings))
+        drawn, progress = given(options, rows(DrawSettings)), Progress()
+        drawn["progress"] = lambda line: progress.tell(f"regret: {line}")
         regrets: list[Regret] = [regret(plan, profile, cluster, **drawn) for plan in plans]
+        progress.end()
         document["regret"] = regrets[0].to_json() if len(plans) == 1 else [report.to_json() for report in regrets]
         for plan, report in zip(plans, regrets, strict=True):
             lines += ["", str(report) if len(plans) == 1 else f"{plan.planner}: {report}"]

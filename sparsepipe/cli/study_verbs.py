@@ -113,6 +113,8 @@ def _verdicts(study: "Study", claims: list[dict[str, Any]]) -> Answer:
     missing = [claim["fault"] for claim in claims if "fault" in claim]
     wrong = [claim["name"] for claim in claims if claim["verdict"] == "not reproduced"]
     failed = [f"not reproduced: {', '.join(wrong)}"] if wrong else []
+    if any(claim["name"] in wrong and claim.get("doubts") for claim in claims):
+        failed[0] += " (measured under load; repeat on an idle machine by `study run NAME --force`)"
     text = f"{table(rows)}\n{', '.join(counts)}; {one_line(study.out / 'verdicts.json')} has all"
     return Answer(document, text, "; ".join([*filter(None, [_of_faults(study)]), *missing, *failed]))
 

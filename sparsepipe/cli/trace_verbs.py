@@ -15,6 +15,7 @@ from .launches import run_folder
 from .output import Answer, cell
 
 _ALL_IN = "--json has all"
+_SHOWN_SHARE = 0.01  # of a rank's time, from which waiting for data is shown
 
 
 def show(options: argparse.Namespace) -> Answer:
@@ -23,6 +24,10 @@ def show(options: argparse.Namespace) -> Answer:
 
     trace = _opened(options)
     shares = anatomy_table({"trace": trace}).iloc[0]
+    loading = dict.fromkeys(map(str, trace.ranks), 0.0)  # share of each rank's time
+    for span in trace.spans:
+        if span.kind == "load" and trace.shown_seconds:
+            loading[str(span.rank)] += span.seconds / trace.shown_seconds
     waits = [{"rank": rank, "peer": peer, "seconds": seconds} for (rank, peer), seconds in trace.waited().items()]
     document = {
         "source": trace.source,
@@ -32,6 +37,7 @@ def show(options: argparse.Namespace) -> Answer:
         "seconds": trace.shown_seconds,
         "bubble_fraction": trace.bubble_fraction,
         "anatomy": {part: float(shares[part]) for part in PARTS},
+        "loading": loading,
         "waits": waits,
     }
     missing = f" ({left_out(trace)})" if trace.left_out else ""
@@ -40,6 +46,8 @@ def show(options: argparse.Namespace) -> Answer:
         f"{number_of(len(trace.ranks), 'rank')} in {trace.shown_seconds:.3f} s{missing}",
         ", ".join(f"{part} {shares[part]:.1%}" for part in PARTS),
     ]
+    if slow := {rank: share for rank, share in loading.items() if share >= _SHOWN_SHARE}:
+        lines.append("waiting for data: " + ", ".join(f"rank {rank} {share:.1%}" for rank, share in slow.items()))
     if waits:
         rows = [[cell(value) for value in wait.values()] for wait in waits]
         table = Table(("rank", "waited for", "seconds"), rows).first()

@@ -322,7 +322,7 @@ class VoxelDataset:
 
     def points(self, index: int) -> np.ndarray:
         """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
-        return self._placed(self._cloud(index, self._read(self.files[index])), self.files[index]).points
+        return self._placed(self._cloud(index, self.read(self.files[index])), self.files[index]).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
         """Return one voxelized sample. Raises InputError that names the file if it cannot be read.
@@ -337,7 +337,7 @@ class VoxelDataset:
             key = self._key(file, index)
             sample = self._cached_sample(key, file)
             if sample is None:
-                sample = self._voxelized(self._placed(self._cloud(index, self._read(file)), file), file)
+                sample = self._voxelized(self._placed(self._cloud(index, self.read(file)), file), file)
                 self._save(key, _arrays_of(sample))
             self._keep(index, sample, sum(tensor.nbytes for tensor in (sample.coordinates, sample.features)))
         return sample
@@ -345,7 +345,7 @@ class VoxelDataset:
     def address(self, index: int) -> Address:
         """Read a sample's file again to say where its voxels lie there, without augmentation. Not kept."""
         file, voxel_size = self.files[index], self.recipe.voxel_size
-        content = self._read(file)
+        content = self.read(file)
         upright = self._cloud(index, content, turned=False)
         cloud = self._cloud(index, content)
         rows, voxels = self._cells(self._placed(cloud, file), file)
@@ -372,7 +372,7 @@ class VoxelDataset:
     def examined(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
         """Look at all points that were read of a file, then voxelize it. Raises InputError that names the file."""
         if self.task == SEGMENTATION:
-            self._point_labels(content, file)
+            self.point_labels(content, file)
         sample = self.made(file, content)
         if self._within_reach(sample) is None:
             raise self._out_of_reach(file, content)
@@ -483,7 +483,7 @@ class VoxelDataset:
 
     # --- one sample, step by step -------------------------------------------------------------------------------
 
-    def _read(self, file: SampleFile) -> Mesh | Cloud:
+    def read(self, file: SampleFile) -> Mesh | Cloud:
         """Return what a file holds. The last one stays in memory if several samples are parts of it."""
         if self._views is None:
             return self.folder.read(file)
@@ -550,7 +550,7 @@ class VoxelDataset:
         """
         file, recipe = self.files[index], self.recipe
         if self._views is not None and recipe.augmentation is not None:
-            return recipe.augmentation.apply(self._cloud(index, self._read(file)), seed=seed)
+            return recipe.augmentation.apply(self._cloud(index, self.read(file)), seed=seed)
         kept = self._kept.get(index)
         if kept is None:
             kept = self._reservoir(file)
@@ -608,7 +608,7 @@ class VoxelDataset:
             raise error.within(f"{file.path}: ") from None
         label: int | torch.Tensor | None = file.label
         if self.task == SEGMENTATION:
-            label = torch.from_numpy(majority(self._point_labels(cloud, file), index, len(coordinates)))
+            label = torch.from_numpy(majority(self.point_labels(cloud, file), index, len(coordinates)))
         assert label is not None
         return Sample(torch.from_numpy(coordinates), torch.from_numpy(features), label)
 
@@ -622,7 +622,8 @@ class VoxelDataset:
         except InputError as error:
             raise error.within(f"{file.path}: ") from None
 
-    def _point_labels(self, cloud: Mesh | Cloud, file: SampleFile) -> np.ndarray:
+    def point_labels(self, cloud: Mesh | Cloud, file: SampleFile) -> np.ndarray:
+        """Return the class of each point, or of each face: int64 [P]. Raises InputError for unknown classes."""
         if cloud.labels is None:
             raise InputError(
                 "dataset.no_point_labels",

@@ -2,11 +2,14 @@
 views.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import InputError
 from ..util.io.files import expanded
@@ -14,11 +17,12 @@ from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
 from .dataset import VoxelDataset
 from .folder import open_folder
-from .formats import Mesh
+from .formats import Cloud, Mesh
 from .labels import IGNORED
 from .layouts import DataFolder, SampleFile
 from .sources import find
 
+POINT_METRIC = "point_mean_iou"  # of a run's validation
 _FILE = "predictions.npz"
 
 
@@ -121,6 +125,89 @@ def vote(predictions: Path | str | Mapping[str, np.ndarray]) -> dict[str, int]:
     }
 
 
+class PointVotes:
+    """Classes of points by the votes of crops and views, compared with their labels while a validation runs.
+
+    A scene is voted on once the outputs of all of its samples are added, so memory holds those of few scenes. If
+    replicas of the last stage have some samples each, they keep their outputs until `gather`.
+    """
+
+    def __init__(self, split: VoxelDataset) -> None:
+        self._split = split
+        self._outputs: dict[int, np.ndarray] = {}  # of samples whose scene is not voted on yet: [V, C]
+        count = len(split.classes)
+        self.confusion = torch.zeros(count, count, dtype=torch.float64)  # points by label and class
+
+    @cached_property
+    def _samples(self) -> dict[str, list[int]]:
+        """The samples of each scene."""
+        return _samples_of_names({"name": np.array([self._split.name(k) for k in range(len(self._split))])})
+
+    def add(self, outputs: Tensor, samples: Tensor) -> None:
+        """Add outputs of voxels [N, C] in the order of the data, and the sample of each, int64 [N].
+
+        Raises InputError if they are not one score for each class, and for points without labels.
+        """
+        if outputs.ndim != 2 or outputs.shape[1] != len(self.confusion):
+            raise InputError(
+                "metric.output_malformed",
+                f"metric {POINT_METRIC}: the network returns {list(outputs.shape)}, expected a row per voxel with "
+                f"{number_of(len(self.confusion), 'score')}, one per class",
+                name=POINT_METRIC,
+            )
+        added = samples.unique().tolist()
+        for sample in added:
+            self._outputs[sample] = outputs[samples == sample].float().numpy()
+        for name in dict.fromkeys(self._split.name(sample) for sample in added):
+            if self._outputs.keys() >= {*self._samples[name]}:
+                self._vote(name, [self._outputs.pop(sample) for sample in self._samples[name]])
+
+    def gather(self, *, rank: int, world_size: int, add_up: Callable[[Tensor], Tensor]) -> None:
+        """Vote on the other scenes, dealt to the ranks, and sum all counts: all ranks come here."""
+        counts = torch.zeros(len(self._split), dtype=torch.float64)
+        for sample, outputs in self._outputs.items():
+            counts[sample] = len(outputs)
+        add_up(counts)
+        for k, (name, samples) in enumerate(self._samples.items()):
+            rows = counts[samples].long().tolist()
+            if not any(rows):
+                continue
+            table = torch.zeros(sum(rows), len(self.confusion), dtype=torch.float64)
+            parts = table.split(rows)
+            for sample, part in zip(samples, parts, strict=True):
+                if sample in self._outputs:
+                    part.copy_(torch.from_numpy(self._outputs.pop(sample)))
+            add_up(table)
+            if k % world_size == rank:
+                self._vote(name, [part.float().numpy() for part in parts])
+        add_up(self.confusion)
+
+    def _vote(self, name: str, outputs: Sequence[np.ndarray]) -> None:
+        """Count the labelled points of a scene by label and class, from the outputs of its samples."""
+        samples, split, count = self._samples[name], self._split, len(self.confusion)
+        file, rows = split.files[samples[0]], np.concatenate(outputs)
+        numbers = np.repeat(np.arange(len(samples)), [len(part) for part in outputs])
+        arrays = joined([split.address(sample) for sample in samples])
+        arrays |= {"outputs": rows, "predictions": rows.argmax(axis=1), "sample": numbers}
+        content = split.read(file)
+        if isinstance(content, Mesh):
+            raise not_of_points(file.path)
+        classes = _of_points(arrays, range(len(samples)), name, split.folder, file, content)[content.file_rows]
+        labels = split.point_labels(content, file)
+        known = labels != IGNORED
+        cells = np.bincount(labels[known] * count + classes[known], minlength=count**2)
+        self.confusion += torch.from_numpy(cells.reshape(count, count))
+
+
+def not_of_points(where: object) -> InputError:
+    """Return the error of the metric of points for other data: `where` names them."""
+    return InputError(
+        "metric.not_of_points",
+        f"{{metrics}} {POINT_METRIC}: {where} has no point clouds with a class per point; omit the metric",
+        setting="metrics",
+    )
+
+
 def _samples_of_names(arrays: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
     """Return the samples of each name: several, if they are crops or views of one file."""
     samples: dict[str, list[int]] = {}
@@ -130,9 +217,17 @@ def _samples_of_names(arrays: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
 
 
 def _of_points(
-    arrays: Mapping[str, np.ndarray], samples: Sequence[int], name: str, folder: DataFolder, file: SampleFile | None
+    arrays: Mapping[str, np.ndarray],
+    samples: Sequence[int],
+    name: str,
+    folder: DataFolder,
+    file: SampleFile | None,
+    content: Mesh | Cloud | None = None,
 ) -> np.ndarray:
-    """Return the class of each point of a file, int64 [P], from the samples that are made of it."""
+    """Return the class of each point of a file, int64 [P], from the samples that are made of it.
+
+    `content`: what the file holds, if it is read already.
+    """
     parts = [arrays["point_row"][slice(*arrays["point_offsets"][sample : sample + 2])] for sample in samples]
     if len({len(rows) for rows in parts}) > 1 or (len(samples) > 1 and "outputs" not in arrays):
         raise InputError(
@@ -156,7 +251,7 @@ def _of_points(
             f"{folder.path}: has no sample {name!r}, but the predictions have it; give the data set they were "
             "computed on",
         )
-    content = folder.read(file)
+    content = folder.read(file) if content is None else content
     points, places = (
         (content.vertices, np.arange(len(content.vertices)))
         if isinstance(content, Mesh)

@@ -30,6 +30,7 @@ from .estimate import (
     step_work,
 )
 
+_LONGEST = 7 * 24 * 3600.0  # seconds
 _SEED = 62  # of this stream of random numbers
 _FORWARD, _BACKWARD = 0, 1
 
@@ -42,6 +43,13 @@ class DrawSettings(Settings):
     draw_seed: int = setting(0, WholeNumber(0, 2**63), "random seed of the draws")
     least_uncertainty: float = setting(
         0.0, Number(0, 1), "least relative standard deviation of a layer's time, for profiles without spread", unit="S"
+    )
+    draw_seconds: float | None = setting(
+        None,
+        Number(0, _LONGEST, above=True),
+        "time limit of the draws in seconds; a report then uses the draws made so far",
+        unit="S",
+        words="none",
     )
 
 
@@ -111,6 +119,11 @@ class CostDraws:
         sizes = profile.sizes if self.chosen is None else tuple(profile.sizes[k] for k in self.chosen[draw])
         rates = {name: rate for name, rate in profile.update_rates.items() if name in costs}
         return replace(profile, costs=costs, sizes=sizes, update_rates=rates, step_overheads=overheads)
+
+    def take(self, chosen: Index) -> "CostDraws":
+        """Return some of the draws."""
+        sizes = None if self.chosen is None else self.chosen[chosen]
+        return replace(self, factors=self.factors[..., chosen], chosen=sizes)
 
     def without(self, device_type: str, layer: int) -> "CostDraws":
         """Return the same draws with the time of one layer on one device type as it is in the profile."""

@@ -5,8 +5,9 @@ If the plans of a problem are few enough, the least period of each draw is exact
 is the lower bound that the planner's quick search proves for the draw, and the regret is an upper bound.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
@@ -23,6 +24,7 @@ from ..values.profile import Profile
 from . import PlanSettings, partition
 from .base import Problem
 from .cost_draws import CostDraws, DrawSettings
+from .cuts import Index
 from .estimate import estimate
 from .exact.drawn_search import DrawnSearch
 from .exact.optimal import Optimal
@@ -37,6 +39,9 @@ _RESAMPLED = 200  # times the draws, to compare candidates
 _TIE = 0.02  # of these: in as many a candidate must be as good as the best, to be one
 _SAME = 1e-12  # relative difference of periods that are sums of the same numbers in another order
 _NEAR = 1.1  # times the best: candidates beyond are no ties
+_FEWEST = 20  # draws of which the 95th percentile is not the largest
+_KIND = "best of draws"  # of what a profile's `kept` remembers
+Progress = Callable[[str], object]  # gets a line
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Regret(Printed):
     """Regret of a plan over draws of its costs: period over the least period of any plan in the draw, less 1.
 
     Attributes:
-        draws: Number of draws.
+        draws: Number of draws that were made.
         draw_seed: Random seed of the draws.
         uncertainty: Relative standard deviation of a layer's time, weighted by seconds.
         median: Median of the regret.
@@ -70,6 +75,7 @@ class Regret(Printed):
         exact: Whether the least period of each draw is exact. If not, it is a lower bound, and all regrets are upper
             bounds.
         measurements: Measurements that reduce the mean regret most, the best first.
+        requested_draws: Number of draws that were requested: more than `draws` if a limit or the user ended them.
 
     Example:
         >>> from sparsepipe.planning.regret import regret
@@ -89,6 +95,7 @@ class Regret(Printed):
     best_share: float
     exact: bool
     measurements: tuple[RepeatedMeasurement, ...] = ()
+    requested_draws: int = 0
 
     def summary(self) -> str:
         """Say in one line how far the plan is from the best plan of each draw."""
@@ -96,7 +103,8 @@ class Regret(Printed):
             return "regret not known: the profile has no spread of its times; assume some with --least-uncertainty"
         limit = "" if self.exact else "at most "
         return (
-            f"regret under uncertain costs (layers ± {self.uncertainty:.1%}, {self.draws} draws): {limit}"
+            f"regret under uncertain costs (layers ± {self.uncertainty:.1%}, "
+            f"{_draws_text(self.draws, self.requested_draws)}): {limit}"
             f"{at_most(self.median, places=3):.1%} in the median, {limit}{at_most(self.high, places=3):.1%} in 95% of "
             f"draws; the best plan in {self.best_share:.0%} of draws"
         )
@@ -130,8 +138,9 @@ class RobustPlan(Printed):
         lower_bound_seconds: No plan has a smaller 95th percentile over these draws.
         candidates: Number of candidate plans that were compared.
         ties: Number of candidates within sampling noise of the best, the robust plan among them.
-        draws: Number of draws.
+        draws: Number of draws that were made.
         draw_seed: Random seed of the draws.
+        requested_draws: Number of draws that were requested: more than `draws` if a limit or the user ended them.
 
     Example:
         >>> from sparsepipe.planning.regret import partition_robust
@@ -152,6 +161,7 @@ class RobustPlan(Printed):
     ties: int
     draws: int
     draw_seed: int
+    requested_draws: int = 0
 
     @property
     def gap(self) -> float:
@@ -168,7 +178,8 @@ class RobustPlan(Printed):
         """Say in one line what the robust plan gains, and what it costs by the profile."""
         same = self.plan.stages == self.nominal.stages
         others = f"{self.ties} of {number_of(self.candidates, 'candidate')} within sampling noise of the best"
-        text = f"robust plan, 95th percentile of {self.draws} draws: {duration(self.high_seconds)} per minibatch"
+        drawn = _draws_text(self.draws, self.requested_draws)
+        text = f"robust plan, 95th percentile of {drawn}: {duration(self.high_seconds)} per minibatch"
         if same:
             text += ", that of the nominal plan, which is also robust"
         else:
@@ -192,7 +203,7 @@ class RobustPlan(Printed):
         """Return one object, without the plans."""
         names = ("high_seconds", "nominal_high_seconds", "lower_bound_seconds", "gap", "price", "candidates", "ties")
         return {
-            **{name: getattr(self, name) for name in (*names, "draws", "draw_seed")},
+            **{name: getattr(self, name) for name in (*names, "draws", "draw_seed", "requested_draws")},
             "same_plan": self.plan.stages == self.nominal.stages,
         }
 
@@ -205,11 +216,13 @@ def regret(
     draws: int = DrawSettings.draws,
     draw_seed: int = DrawSettings.draw_seed,
     least_uncertainty: float = DrawSettings.least_uncertainty,
+    draw_seconds: float | None = DrawSettings.draw_seconds,
+    progress: Progress | None = None,
 ) -> Regret:
     """Report how far a plan may be from the best plan, given the uncertainty of the profile.
 
     Times of layers and the mean size of minibatches are drawn within the profile's uncertainty. In each draw, the
-    period of the plan is compared with the least period of any plan.
+    period of the plan is compared with the least period of any plan. An interruption (Ctrl-C) ends the draws early.
 
     Args:
         plan: Plan of one pipeline, with one stage per device.
@@ -218,6 +231,8 @@ def regret(
         draws: Number of draws.
         draw_seed: Random seed of the draws.
         least_uncertainty: Least relative standard deviation of a layer's time, for profiles without spread.
+        draw_seconds: Time limit of the draws in seconds. The report then uses the draws made so far.
+        progress: Function that gets a line such as "40 of 200 draws" after each part of the draws.
 
     Returns:
         The regret: median, 95th percentile, and the measurements that reduce it most.
@@ -234,16 +249,16 @@ def regret(
     See also:
         background/planner_and_proof, `partition_robust`, `compare_hardware`
     """
-    settings = DrawSettings(draws, draw_seed, least_uncertainty)
+    settings = DrawSettings(draws, draw_seed, least_uncertainty, draw_seconds)
     plan.one("the regret is that of one pipeline: give one of its `pipelines`").check(profile.graph, cluster)
     recompute = any(stage.recompute for stage in plan.stages)
     sample = CostDraws.of(Problem(profile, cluster, plan.schedule, plan.num_microbatches, recompute), settings)
-    periods = sample.periods(plan)
-    best, exact, candidates = _best_of_draws(sample, settings)
-    ratios = _over(periods, best)
+    sample.periods(plan)  # which refuses what has no closed form, before the draws take their time
+    sample, best, exact, candidates = _best_of_draws(sample, settings, progress)
+    ratios = _over(sample.periods(plan), best)
     weights = np.stack([sample.problem.alone(name) for name in sample.types])[:, None]
     return Regret(
-        draws,
+        sample.count,
         draw_seed,
         float((sample.shares * weights).sum() / max(2 * weights.sum(), 1e-300)),
         float(_quantile(ratios, 0.5)),
@@ -251,6 +266,7 @@ def regret(
         float((ratios <= 1e-3).mean()),
         exact,
         _measurements(plan, sample, candidates),
+        draws,
     )
 
 
@@ -264,6 +280,8 @@ def partition_robust(
     draws: int = DrawSettings.draws,
     draw_seed: int = DrawSettings.draw_seed,
     least_uncertainty: float = DrawSettings.least_uncertainty,
+    draw_seconds: float | None = DrawSettings.draw_seconds,
+    progress: Progress | None = None,
 ) -> RobustPlan:
     """Partition a network for the least 95th percentile of the period over draws of the profile's costs.
 
@@ -277,6 +295,8 @@ def partition_robust(
         draws: Number of draws.
         draw_seed: Random seed of the draws.
         least_uncertainty: Least relative standard deviation of a layer's time, for profiles without spread.
+        draw_seconds: Time limit of the draws in seconds. The report then uses the draws made so far.
+        progress: Function that gets a line such as "40 of 200 draws" after each part of the draws.
 
     Returns:
         The robust plan, its price by the profile's costs, and a bound that no plan of these draws beats.
@@ -292,18 +312,19 @@ def partition_robust(
     See also:
         background/planner_and_proof, `regret`, `partition`
     """
-    settings = DrawSettings(draws, draw_seed, least_uncertainty)
+    settings = DrawSettings(draws, draw_seed, least_uncertainty, draw_seconds)
     nominal = partition(profile, cluster, schedule=schedule, num_microbatches=num_microbatches, recompute=recompute)
     assert nominal.estimate is not None
     problem = Problem(profile, cluster, nominal.schedule, nominal.num_microbatches, recompute)
     sample = CostDraws.of(problem, settings)
+    sample.periods(nominal)  # which refuses what has no closed form, before the draws take their time
+    sample, best, _, plans = _best_of_draws(sample, settings, progress)
     of_nominal = sample.periods(nominal)
-    best, _, plans = _best_of_draws(sample, settings)
     low = float(_quantile(best, HIGH))
     if search := DrawnSearch.of(sample):
         bounds, paths = search.least_quantiles(_quantiles, _quantiles(of_nominal))
         low = max(low, float(bounds[_LEVELS.index(HIGH)]))
-        plans += map(search.plan, paths)
+        plans = [*plans, *map(search.plan, paths)]  # what is remembered stays
     candidates = [nominal, *_distinct(plan for plan in plans if plan.stages != nominal.stages)]
     periods = np.stack([sample.periods(plan) for plan in candidates])
     high = _quantile(periods, HIGH)
@@ -323,35 +344,79 @@ def partition_robust(
         min(low, float(high.min())),
         len(candidates),
         len(ties),
-        draws,
+        sample.count,
         draw_seed,
+        draws,
     )
 
 
-def _best_of_draws(draws: CostDraws, settings: DrawSettings) -> tuple[Array, bool, list[Plan]]:
-    """(least period of any plan in each draw, whether they are exact, best plans of some draws by frequency)."""
+def _draws_text(made: int, requested: int) -> str:
+    """Return the number of draws in words: "200 draws", "40 of 200 draws, ended early"."""
+    if made >= requested:
+        return number_of(made, "draw")
+    few = ", too few for a 95th percentile" if made < _FEWEST else ""
+    return f"{made} of {number_of(requested, 'draw')}, ended early{few}"
+
+
+def _best_of_draws(
+    draws: CostDraws, settings: DrawSettings, progress: Progress | None
+) -> tuple[CostDraws, Array, bool, list[Plan]]:
+    """(the draws that were made, least period of any plan in each, whether these are exact, best plans by frequency).
+
+    Not all draws are made if time is up or the user interrupts. Raises KeyboardInterrupt if none is made.
+    """
     problem = draws.problem
-    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, settings
-    return remembered(problem.profile.kept, "best of draws", key, lambda: _searched(draws))
+    key = (
+        *(problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute),
+        replace(settings, draw_seconds=None),
+    )
+    least, exact, plans = remembered(
+        problem.profile.kept, _KIND, key, lambda: _searched(draws, settings.draw_seconds, progress)
+    )
+    if np.isnan(least).any():
+        problem.profile.kept[_KIND].pop(key, None)  # another call makes them all
+        made = np.flatnonzero(~np.isnan(least))
+        return draws.take(made), least[made], exact, plans
+    return draws, least, exact, plans
 
 
-def _searched(draws: CostDraws) -> tuple[Array, bool, list[Plan]]:
+def _searched(draws: CostDraws, seconds: float | None, progress: Progress | None) -> tuple[Array, bool, list[Plan]]:
+    """(least period in each draw, NaN for draws that were not made, whether these are exact, plans by frequency)."""
+    least, exact, plans = np.full(draws.count, np.nan), True, list[Plan]()
+    until = inf if seconds is None else time.monotonic() + seconds
+    try:
+        for some, periods, part_is_exact, more in _in_parts(draws):
+            exact = exact and part_is_exact
+            plans += more
+            least[some] = periods
+            if progress:
+                progress(f"{np.count_nonzero(~np.isnan(least))} of {number_of(draws.count, 'draw')}")
+            if time.monotonic() >= until:
+                break
+    except KeyboardInterrupt:
+        if np.isnan(least).all():
+            raise
+    return least, exact, _distinct(plans)
+
+
+def _in_parts(draws: CostDraws) -> Iterator[tuple[Index, Array, bool, list[Plan]]]:
+    """Yield some draws at a time: (which, least period of any plan in each, whether these are exact, best plans)."""
     if search := DrawnSearch.of(draws):
-        best, paths = search.best(draws.periods(Optimal(quick=True).plan(draws.problem)), paths=_PATHS)
-        frequent = Counter(map(tuple, paths)).most_common()
-        return best, True, [search.plan([*path]) for path, _ in frequent]
-    best, plans, exact = np.empty(draws.count), list[Plan](), True
+        at_most = draws.periods(Optimal(quick=True).plan(draws.problem))
+        for some, least, paths in search.best_in_parts(at_most, paths=_PATHS):
+            plans = {tuple(path): search.plan(path) for path in paths}
+            yield some, least, True, [plans[tuple(path)] for path in paths]
+        return
     for k in range(draws.count):
-        problem = replace(draws.problem, profile=draws.profile(k))
+        problem, plans_of_draw, fits = replace(draws.problem, profile=draws.profile(k)), list[Plan](), True
         try:
             plan = Optimal(quick=True).plan(problem)
-            plans += [plan] if k < _PATHS else []
+            plans_of_draw += [plan] if k < _PATHS else []
         except InputError:  # large minibatches of this draw do not fit into memory: a bound without limits
-            plan, exact = Optimal(quick=True).plan(replace(problem, cluster=_unlimited(problem.cluster))), False
+            plan, fits = Optimal(quick=True).plan(replace(problem, cluster=_unlimited(problem.cluster))), False
         assert plan.estimate is not None
-        best[k] = plan.estimate.lower_bound_seconds or 0.0
-        exact = exact and best[k] == plan.estimate.period_seconds
-    return best, exact, _distinct(plans)
+        bound = plan.estimate.lower_bound_seconds or 0.0
+        yield np.array([k]), np.array([bound]), fits and bound == plan.estimate.period_seconds, plans_of_draw
 
 
 def _unlimited(cluster: Cluster) -> Cluster:
@@ -372,7 +437,7 @@ def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[
         return float(_over(periods[0], periods.min(axis=0)).mean())
 
     before, problem = mean(draws), draws.problem
-    if not before:
+    if not before or draws.count < _FEWEST:
         return ()
     seconds = np.stack([problem.table.seconds[name][:, 0] for name in draws.types])
     shares = np.sqrt((draws.shares**2).mean(axis=1))  # of forward and backward

@@ -63,7 +63,7 @@ BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
 REFUSE, SKIP = OVERSIZE = ("refuse", "skip")
-_SCORES = {"miou": "mean_iou"}  # short names, which are taken too
+_SCORES = {"miou": "mean_iou", "point_miou": "point_mean_iou"}  # short names, which are taken too
 _WEEK = 7 * 24 * 3600.0
 
 
@@ -532,8 +532,8 @@ class EvaluationConfig(Settings):
     metrics: tuple[str, ...] = setting(
         (),
         Several(Choice(METRICS, "path/file.py:function", is_function), "('f1', 'auc')"),
-        "metrics of the validation in addition to those of the loss: F1, mean IoU, ROC AUC, confusion matrix, mean "
-        "average precision of boxes",
+        "metrics of the validation in addition to those of the loss: F1, mean IoU, mean IoU of points by "
+        "votes of crops and views, ROC AUC, confusion matrix, mean average precision of boxes",
         unit="NAME[,NAME]",
         words="those of the loss",
     )

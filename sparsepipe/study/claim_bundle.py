@@ -12,6 +12,7 @@ appendix.md, .tex    artifact appendix in the form of ACM and USENIX.
 SHA256SUMS           of all files.
 """
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
@@ -23,9 +24,11 @@ from ..data.manifests import Manifest, list_datasets
 from ..errors import InputError
 from ..records import Origin
 from ..util.io.files import expanded, sha256, write_atomic, write_json
+from . import catalogue
 from .claim_runs import Study
 from .claims import NOT_RUN
 
+_TEXTS = (".json", ".jsonl", ".csv", ".txt", ".svg")
 _RECORDS = ("config.json", "origin.json", "plan.json", "metrics.jsonl")  # small files of a run directory
 _CONTEXT = {
     "@language": "en",
@@ -100,7 +103,7 @@ def bundle(study: Study, folder: Path | str) -> list[Path]:
     for job in dict.fromkeys(claim.job for claim in study.claims):
         source = study.out / "jobs" / job
         for path in sorted(source.iterdir()) if (source / "job.json").exists() else ():
-            _copy(path, folder / "jobs" / job / path.name)
+            _copy(study, path, folder / "jobs" / job / path.name)
     _copy_of_notebooks(study, folder)
     for manifest in list_datasets():
         write_json(folder / "data" / f"{manifest.name}.json", croissant(manifest))
@@ -117,10 +120,20 @@ def bundle(study: Study, folder: Path | str) -> list[Path]:
     return [*files, write_atomic(folder / "SHA256SUMS", sums)]
 
 
-def _copy(source: Path, target: Path) -> None:
-    if source.is_file() and not source.is_symlink():
-        target.parent.mkdir(parents=True, exist_ok=True)
+def _copy(study: Study, source: Path, target: Path) -> None:
+    """Copy a file. Of texts, leave out where the study and its author's folders are on this machine."""
+    if not source.is_file() or source.is_symlink():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.suffix not in _TEXTS:
         shutil.copyfile(source, target)
+        return
+    content = source.read_bytes()
+    places = {study.out: "STUDY", catalogue.notebooks_folder().parent: "REPOSITORY", Path.home(): "HOME"}
+    for place, name in places.items():
+        for written in {str(place), json.dumps(str(place))[1:-1]} if place.parent != place else ():
+            content = content.replace(written.encode(errors="surrogateescape"), name.encode())
+    target.write_bytes(content)
 
 
 def _copy_of_notebooks(study: Study, folder: Path) -> None:
@@ -128,10 +141,14 @@ def _copy_of_notebooks(study: Study, folder: Path) -> None:
     for batch in sorted((study.out / "notebooks").glob("*")):
         for table in sorted(filter(None, tables)):
             for suffix in ("pdf", "svg", "png"):
-                _copy(batch / "figures" / f"{table}.{suffix}", folder / "figures" / batch.name / f"{table}.{suffix}")
+                _copy(
+                    study,
+                    batch / "figures" / f"{table}.{suffix}",
+                    folder / "figures" / batch.name / f"{table}.{suffix}",
+                )
         for run in sorted((batch / "runs").glob("*/origin.json")):
             for name in _RECORDS:
-                _copy(run.parent / name, folder / "records" / batch.name / run.parent.name / name)
+                _copy(study, run.parent / name, folder / "records" / batch.name / run.parent.name / name)
 
 
 _README = """# Results of a study

@@ -37,6 +37,8 @@ from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, ScheduleRules
 __all__ = ["FORMAT", "Estimate", "Plan", "PlanDiff", "PositionEstimate", "Stage", "StageEstimate"]
 
 FORMAT = "sparsepipe-plan-1"
+_SETTINGS = ("num_microbatches", "accumulation")  # of plans, which a difference names with the schedule
+_STAGE_SETTINGS = ("shares", "warmup", "recompute", "sharding")  # of stages
 _ROUTING = "round-robin"  # which replica takes a minibatch: the only way there is
 
 Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleaved stages; none
@@ -68,6 +70,7 @@ class PlanDiff(Printed):
     layers: tuple[Move, ...]
     ranks: tuple[Move, ...]
     stages: tuple[tuple[tuple[float, ...] | None, tuple[float, ...] | None], ...]  # of either plan, by stage number
+    settings: tuple[tuple[str, str, str], ...] = ()  # what differs otherwise: name, before, after
 
     @property
     def same(self) -> bool:
@@ -87,6 +90,10 @@ class PlanDiff(Printed):
         """List the layers and ranks that are in another stage, a line for each row: "layer l2: stage 1 → stage 0"."""
         named = [("layer", move) for move in self.layers] + [("rank", move) for move in self.ranks]
         return [f"{what}{'s' if len(move.items) > 1 else ''} {move}" for what, move in named]
+
+    def changed_settings(self) -> list[str]:
+        """List what else differs, a line each: "stage 0, sharding: none → space"."""
+        return [f"{name}: {before} → {after}" for name, before, after in self.settings]
 
 
 @dataclass(frozen=True)
@@ -542,7 +549,28 @@ def _diff(before: Plan, after: Plan) -> PlanDiff:
         _moves(ids, *layer_places),
         _moves([str(rank) for rank in ranks], *rank_places),
         tuple((_costs(before, k), _costs(after, k)) for k in range(count)),
+        _changed_settings(before, after),
     )
+
+
+def _changed_settings(before: Plan, after: Plan) -> tuple[tuple[str, str, str], ...]:
+    """Return the settings of the plans, and of stages with the same number, that differ: (name, before, after)."""
+    plans = (before, after)
+    pairs: list[tuple[str, list[Any]]] = [("schedule", [f"{plan.schedule} ({plan.weights})" for plan in plans])]
+    pairs += [(name.replace("_", " "), [getattr(plan, name) for plan in plans]) for name in _SETTINGS]
+    pairs.append(("synchronization scheme", [plan.replication and plan.replication.name for plan in plans]))
+    for k, stages in enumerate(zip(before.stages, after.stages, strict=False)):
+        for name in _STAGE_SETTINGS:
+            values = [getattr(stage, name) for stage in stages]
+            if name != "shares" or len(values[0]) == len(values[1]):  # else the ranks say it
+                pairs.append((f"stage {k}, {name}", values))
+    return tuple((name, _setting(old), _setting(new)) for name, (old, new) in pairs if old != new)
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _place_of_rank(plan: Plan, rank: int) -> Place:

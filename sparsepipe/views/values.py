@@ -184,8 +184,8 @@ def _(difference: PlanDiff) -> Page:
         headline += f" ({difference.speedup:.2f} × as fast)"
     if any(gap is not None for gap in difference.gaps):
         headline += ", gap " + " → ".join("unknown" if gap is None else gap_text(gap) for gap in difference.gaps)
-    moves = difference.moves() or ["the same layers on the same ranks"]
-    return Page(headline, [Section(Table(("stage", *_DIFFERENCES), rows), notes=moves)])
+    notes = [*(difference.moves() or ["the same layers on the same ranks"]), *difference.changed_settings()]
+    return Page(headline, [Section(Table(("stage", *_DIFFERENCES), rows), notes=notes)])
 
 
 @page_of.register

@@ -37,7 +37,7 @@ LOSSES: Mapping[str, tuple[str, str]] = {
 }
 
 # Of a validation, besides what its loss reports: classes of metrics.py
-METRICS = ("f1", "mean_iou", "auc", "confusion", "map")
+METRICS = ("f1", "mean_iou", "point_mean_iou", "auc", "confusion", "map")
 
 
 def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> "Loss":

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...data.labels import IGNORED
+from ...data.predicted_points import POINT_METRIC, PointVotes
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.fields import complaint
 from ...util.io.functions import UserFunction, is_function
@@ -31,6 +32,7 @@ REPORTED: Mapping[
 ] = {  # metric → its numbers; those of a function are known once it has been called
     "f1": ("f1", "precision", "recall"),
     "mean_iou": ("mean_iou", "iou_classes"),
+    POINT_METRIC: (POINT_METRIC, "point_iou_classes"),
     "auc": ("auc",),
     "map": ("map", "map_50", "map_75"),
 }
@@ -66,8 +68,13 @@ class Measures:
         1.0
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Raises InputError for a function that does not exist. `names` are of METRICS, or name functions."""
+    def __init__(self, names: Sequence[str], votes: PointVotes | None = None) -> None:
+        """`names` are of METRICS, or name functions. `votes`: for the metric of points, which its outputs go to.
+
+        Raises InputError for a function that does not exist.
+        """
+        self.votes = votes
+        names = [name for name in names if name != POINT_METRIC]
         kinds: Mapping[str, Callable[[str], Metric]] = {
             "auc": AreaUnderCurve,
             "map": AveragePrecision,
@@ -88,6 +95,8 @@ class Measures:
 
     def gather(self, *, rank: int, world_size: int, add_up: Sum) -> None:
         """Put the rows of all ranks together, on every rank: all come here, and `add_up` sums over them."""
+        if self.votes:
+            self.votes.gather(rank=rank, world_size=world_size, add_up=add_up)
         if not self._metrics:
             return
         shapes = torch.zeros(world_size, len(self._metrics), 2, dtype=torch.float64)
@@ -112,7 +121,11 @@ class Measures:
 
     def report(self) -> dict[str, float | None]:
         """Return the numbers of all metrics by name."""
-        return {key: value for name, metric in self._metrics.items() for key, value in self._reported(name, metric)}
+        numbers = {key: value for name, metric in self._metrics.items() for key, value in self._reported(name, metric)}
+        if self.votes:
+            ious = class_ious(self.votes.confusion)
+            numbers |= {POINT_METRIC: mean_of(float(ious.sum()), len(ious)), "point_iou_classes": len(ious)}
+        return numbers
 
     def tables(self) -> dict[str, list[list[float]]]:
         """Return the tables of all metrics that have one, by the metric's name."""

@@ -12,7 +12,7 @@ which need not be sums over layers: with quantiles over the draws, the least per
 because the quantile of a maximum is no less than the maximum of quantiles.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -93,13 +93,12 @@ class DrawnSearch:
         """Seconds of the layers before each cut, [types, S, draws]."""
         return np.ascontiguousarray(np.moveaxis(self.model.cuts.total(self._seconds), 1, 2))
 
-    def best(self, at_most: Array, *, paths: int = 0) -> tuple[Array, list[Path]]:
-        """Return the least period in each draw, [draws], and the plans of the first `paths` draws.
+    def best_in_parts(self, at_most: Array, *, paths: int = 0) -> Iterator[tuple[Index, Array, list[Path]]]:
+        """Yield some of the draws at a time: (which, the least period in each, the plans of the first `paths` draws).
 
         `at_most`: periods of some plan, [draws]; slower plans are left out. In each draw devices of mixed types share
         by their speeds in it, as the planner shares by a profile of it.
         """
-        values, best_paths = at_most.copy(), list[Path]()
         for model, chosen in self._models():
             together = max(1, _TOGETHER // len(model.cuts) ** 2)
             for some in np.split(chosen, range(together, len(chosen), together)):
@@ -107,9 +106,7 @@ class DrawnSearch:
                 least, more = _least(
                     stages, self.moves, self.cases, self._ports[:, :, some], np.flatnonzero(some < paths)
                 )
-                values[some] = np.minimum(values[some], least)
-                best_paths += more
-        return values, best_paths
+                yield some, np.minimum(at_most[some], least), more
 
     def least_quantiles(self, quantiles: Reduce, at_most: Array) -> tuple[Array, list[Path]]:
         """Return bounds of these quantiles of every plan's periods, and the plans whose single stages reach them.

@@ -77,7 +77,8 @@ def _of_ranks(activities: Sequence[Activity]) -> dict[int, Activity]:
         elif rank in ranks:
             raise InputError(
                 "trace.rank_twice",
-                f"{activity.facts.path}: rank {rank} is also in {ranks[rank].facts.path}; give one file for each rank",
+                f"{activity.facts.path}: rank {rank} is also in {ranks[rank].facts.path}; keep one profile, "
+                "with a file for each rank, and move older files to another folder",
             )
         else:
             ranks[rank] = activity

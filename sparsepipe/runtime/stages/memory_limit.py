@@ -217,9 +217,6 @@ class RankMemory:
             return size
         return min(size, max(parts) * size + min(2, len(ranks) - 1) * math.sqrt(size))
 
-    def _index(self, layer: str) -> int:
-        return self._profile.graph.index[layer]
-
     def _chosen(
         self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float
     ) -> tuple[Segments, Held] | None:

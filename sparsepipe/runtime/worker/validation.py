@@ -57,6 +57,9 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
                 result = runner.result(outputs)
                 if runner.reports:
                     tally.measures.add(m, result, targets.labels)
+                    if tally.measures.votes:
+                        rows = workload.rows(samples, batches[m], result)
+                        tally.measures.votes.add(rows.outputs, rows.samples)
         recorder.span("evaluate", str(action), start, recorder.now(), minibatch=m)
         if not runner.is_last:
             context.exchange.send(runner.pack_outputs(outputs, m, size).packet, action)

@@ -14,7 +14,7 @@ from ... import data
 from ...data.examples.base import ExampleBatch
 from ...data.examples.joining import OFFSET
 from ...data.examples.own import OwnExamples
-from ...data.predicted_points import joined
+from ...data.predicted_points import POINT_METRIC, PointVotes, joined
 from ...data.samplers import checked_indices, dealt, draw, repeated, substituted
 from ...engines import Engine
 from ...errors import InputError
@@ -41,7 +41,7 @@ from ..training_state.initial_weights import InitialWeights, Match, StateNames, 
 from ..training_state.moving_average import validated_weights
 from ..training_state.parameter_groups import open_optimizer
 from .base import Rows
-from .opening import Dataset, LearningTask, open_task
+from .opening import Dataset, LearningTask, open_task, point_split
 from .reading import ReadOnce
 from .resolved import ResolvedRun, resolve
 
@@ -167,7 +167,10 @@ class Learning:
         return bleu(module, split, vocabulary=vocabulary, most_sentences=count)
 
     def tally(self) -> Tally:
-        return Tally(self.loss, Measures(self.config.metrics) if self.config.metrics else None)
+        if not self.config.metrics:
+            return Tally(self.loss)
+        votes = PointVotes(point_split(self.task.validation)) if POINT_METRIC in self.config.metrics else None
+        return Tally(self.loss, Measures(self.config.metrics, votes))
 
     @property
     def loss(self) -> Loss:

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from ... import data
 from ...data.examples import ExampleDataset
+from ...data.examples.own import OwnExamples
+from ...data.formats import Mesh
 from ...data.labels import IGNORED
+from ...data.predicted_points import POINT_METRIC, not_of_points
 from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
 from ...engines.subnetwork import frozen_network
@@ -62,8 +65,20 @@ def check_settings(run: ResolvedRun) -> None:
     """
     if run.config.validate:
         _ = run.data.validation
+        if POINT_METRIC in run.config.metrics:
+            split = point_split(run.data.validation)
+            if isinstance(split.folder.read(split.folder.split(split.split)[0]), Mesh):
+                raise not_of_points(run.config.data)
     if run.is_table:
         _ = run.loss if run.config.loss or run.config.loss_args else run.data.training
+
+
+def point_split(dataset: Dataset | None) -> data.VoxelDataset:
+    """Return the split whose points have classes. Raises InputError if it has none, or no points."""
+    clouds = dataset.clouds if isinstance(dataset, OwnExamples) else dataset
+    if not isinstance(clouds, data.VoxelDataset) or clouds.targets_are_labels:
+        raise not_of_points("the validation split")
+    return clouds
 
 
 def check_best(run: ResolvedRun) -> None:

@@ -251,9 +251,7 @@ def changes(before: Plan, after: Plan) -> list[str]:
         lines.append(f"stages: {len(before.stages)} → {len(after.stages)}")
     if before.stages_per_rank != after.stages_per_rank:
         lines.append(f"stages per device: {before.stages_per_rank} → {after.stages_per_rank}")
-    if before.schedule != after.schedule or before.weights != after.weights:
-        lines.append(f"schedule: {before.schedule} ({before.weights}) → {after.schedule} ({after.weights})")
-    lines += found.moves()
+    lines += [*found.moves(), *found.changed_settings()]
     return lines if not found.same else [*lines, "the same layers on the same devices"]
 
 
