@@ -53,6 +53,22 @@ def test_a_schedule_for_more_epochs_says_from_which_rate_to_which(tmp_path):
     assert RunRecord.load(tmp_path / "run").config["epochs"] == 4
 
 
+def test_a_run_without_a_checkpoint_starts_over_and_keeps_its_rows(tmp_path):
+    folder = tmp_path / "run"
+    plan = trained(folder, metrics=False)
+    (folder / "checkpoints" / "minibatch-00000010").rename(tmp_path / "elsewhere")
+    rows = "".join(json.dumps({"event": "step", "seconds": k, "minibatch": k, "loss": 1.0}) + "\n" for k in range(3))
+    for count in (1, 2):
+        (folder / "metrics.jsonl").write_text(rows)
+        with pytest.warns(UserWarning, match=f"starting over: run .* 3 minibatches .* metrics-before-{count}.jsonl"):
+            _changed(folder, plan, BEFORE)
+        assert (folder / f"metrics-before-{count}.jsonl").read_text() == rows
+    (folder / "metrics.jsonl").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _changed(folder, plan, BEFORE)
+
+
 def test_the_rate_of_a_plateau_is_told_by_the_losses_of_the_run(tmp_path):
     before = replace(BEFORE, learning_rate_schedule="plateau", schedule_args='{"patience": 0}')
     plan = trained(tmp_path / "run", config=before)

@@ -178,6 +178,15 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert {trace["name"] for trace in drawn(details.end.anatomy)["data"]} >= {"work", "other"}
     assert "measured" in drawn(details.end.timeline)["layout"]["title"]["text"]
     assert details.end.culprit.value.startswith("Delayed by: ")
+    assert [row["label"] for row in json.loads(line.live.view.lanes)["rows"]] == [
+        "rank 0 · stage 0",
+        "rank 1 · stage 1",
+    ]
+    assert line.live.why.layout.display == "" and line.buttons.resume.disabled, "it has trained all"
+    line.buttons.compare.click()
+    assert board.messages.value == "" and drawn(board.compared.figures.timelines)["data"]
+    line.buttons.trace.click()
+    assert board.compared.trace.link.page and mentions(board.messages.value, "trace.html")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
     disturbed = board.jobs["pipeline"].record
     path = disturbed.folder / "metrics.jsonl"
@@ -207,11 +216,20 @@ def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
     assert "earlier plan" not in line.state.value
     assert other.jobs["pipeline"].running and line.start.disabled and not line.stop.disabled
     line.stop.click()
+    assert line.stop.description == "cancel", "a second click ends it at once"
+    other.cancel("pipeline")
+    for shown in (other, again, board):
+        shown.watch.thread.join(timeout=ENOUGH)
+    done = max(row["minibatch"] for row in other.jobs["pipeline"].record.metrics("step"))
+    assert other.messages.value == "" and not line.buttons.resume.disabled
+    other.settings.batch_size.value = 2
+    line.buttons.resume.click()
+    if other.jobs["pipeline"].state == "cancelled":  # before it could stop with a checkpoint
+        assert "starting over" in line.other
+        kept = RunRecord(other.jobs["pipeline"].record.folder).folder / "metrics-before-1.jsonl"
+        assert str(done) in kept.read_text()
+    other.cancel("pipeline")
     other.watch.thread.join(timeout=ENOUGH)
-    assert "cancelled" in line.state.value and other.messages.value == ""
-    again.watch.thread.join(timeout=ENOUGH)
-    board.watch.thread.join(timeout=ENOUGH)
-    assert "cancelled" in board.offered.lines["pipeline"].state.value
 
 
 @pytest.mark.slow
