@@ -324,7 +324,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     config = config.replace(minibatches=500)  # some seconds, in which a busy machine looks how far it is
     board = LaunchBoard({"two": plan}, config, runs=tmp_path / "runs", profile=profile, cluster=cluster)
     line, details = board.offered.lines["two"], board.details
-    assert mentions(line.promise.value, "pipeline 0", "2 stages", "2 ×") and "samples/s" in line.promise.value
+    assert mentions(line.promise.value, "pipeline 0", "2 stages", "2 ×") and "75.0 minibatches/s" in line.promise.value
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")

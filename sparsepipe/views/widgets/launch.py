@@ -178,7 +178,9 @@ class LaunchBoard(Shown):
         """Launch one plan as a click on its card does: it asks first if another job is at work."""
         self.line(name).start.click()
 
-    def run(self, names: Sequence[str], *, on_row: Callable[[Any], object] | None = None) -> dict[str, RunRecord]:
+    def run(
+        self, names: Sequence[str], *, on_row: Callable[[dict[str, Any]], None] | None = None
+    ) -> dict[str, RunRecord]:
         """Launch plans one after another and return their records when all have ended.
 
         A job of the board's experiment that runs or has finished is not launched again. `on_row` is called with each

@@ -110,8 +110,8 @@ def recent_trace(record: RunRecord) -> Trace:
 def recent_cause(trace: Trace) -> WhatIf | None:
     """What slows the newest minibatches down; None while there are too few that all ranks have done."""
     first, last = -1, None
-    for _, spans in groupby(sorted(trace.spans, key=lambda span: span.rank), key=lambda span: span.rank):
-        done = [span.minibatch for span in spans if span.kind in ("forward", "backward") and span.minibatch >= 0]
+    for _, group in groupby(sorted(trace.spans, key=lambda span: span.rank), key=lambda span: span.rank):
+        done = [span.minibatch for span in group if span.kind in ("forward", "backward") and span.minibatch >= 0]
         if done and not trace.facts.get("pipelines"):  # replicas of one stage take minibatches in turn
             first, last = max(first, min(done)), max(done) if last is None else min(last, max(done))
     spans = tuple(span for span in trace.spans if last is None or first < span.minibatch < last)

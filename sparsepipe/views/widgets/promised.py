@@ -72,8 +72,15 @@ class MadeFor:
     def emulation(self, config: RunConfig, minibatches: int) -> RunConfig:
         """Return the settings of an emulation of the devices, with minibatches as in a run under `config`."""
         size = config.batch_size if self.profile is not None and self.profile.batch_size else 1
-        settings = {"voxel_size": config.voxel_size, "seed": config.seed}
-        return RunConfig(config.model, "replay", engine="replay", batch_size=size, minibatches=minibatches, **settings)
+        return RunConfig(
+            config.model,
+            "replay",
+            engine="replay",
+            batch_size=size,
+            minibatches=minibatches,
+            voxel_size=config.voxel_size,
+            seed=config.seed,
+        )
 
     def emulated(self, config: RunConfig) -> "MadeFor":
         """Return the basis with the profile scaled to the minibatches of a run: an emulation sleeps for its times."""

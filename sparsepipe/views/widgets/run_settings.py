@@ -123,13 +123,12 @@ class LaunchDrawer:
             looks.Button(description="launch in parallel", icon="play", tooltip="launch anyway"),
             looks.Button(description="wait", icon="times", tooltip="do not launch"),
         )
-        self.told = HtmlView()
+        self.told, self.widget = HtmlView(), looks.VBox([], layout={"display": "none"})
         self.start = looks.Button(description="launch now", icon="play", tooltip="start the plan's processes")
         self.start.button_style = "primary"
         self.close = looks.Button(description="close", icon="times", tooltip="keep the plan on the launch board")
         self.start.on_click(messages.shown(lambda _: self._start()))
         self.close.on_click(lambda _: looks.show(self.widget, on=False))
-        self.widget = looks.VBox([], layout={"display": "none"})
         self.widget.add_class("sp-drawer")
 
     def open(self, name: str) -> None:

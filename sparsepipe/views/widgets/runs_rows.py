@@ -290,7 +290,7 @@ class RunsListing:
         for chooser in (self.filter, self.columns, self.diff):
             chooser.observe(update, names="value")
         self.marks.observe(update, names="sort")
-        self.marks.observe(messages.shown(lambda _: self.diff.value and self.update()), names="value")
+        self.marks.observe(messages.shown(self._marked), names="value")
         self.again.on_click(update)
 
     @property
@@ -306,6 +306,10 @@ class RunsListing:
             raise InputError("runs.none_marked", "no run is marked; click one or more in the list")
         names = sorted(self.marks.value, key=lambda name: name != self.baseline)  # the baseline first
         return [RunRecord.load(self.folder / name) for name in names]
+
+    def _marked(self, _: object) -> None:
+        if self.diff.value:  # of the runs that are marked
+            self.update()
 
     def set_baseline(self) -> None:
         """Compare the others with the marked run; clear the baseline if it is that run, or none is marked.
@@ -332,7 +336,8 @@ class RunsListing:
         self.listed.value = _counted(len(self.table), self.folder, len(table))
         names = [str(name) for name in self.table.run]
         records = [RunRecord(self.folder / name) for name in names]
-        shown, settings = self.table.drop(columns=[name for name in LABELS if not any(self.table[name])]), SETTINGS
+        shown = self.table.drop(columns=[name for name in LABELS if not any(self.table[name])])
+        settings: tuple[str, ...] = SETTINGS
         if self.diff.value:
             marked = [k for k, name in enumerate(names) if name in self.marks.value]
             shown, settings = _differing(self.table, records, marked, more=tuple(self.columns.value))
