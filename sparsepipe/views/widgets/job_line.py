@@ -22,6 +22,7 @@ from .html_view import HtmlView
 from .live import JobView, doings_of, learned, phase, recent_cause, recent_pace, recent_trace
 from .messages import Messages
 from .promised import differences, samples_per_second
+from .sentences import sentence
 from .view_model import devices
 
 _BAD = Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>")
@@ -181,6 +182,9 @@ class JobLive:
             self._looked = time.monotonic()
             looks.show(self.why, on=cause is not None)
             if cause is not None:
+                if cause.cause is None:  # it says so itself
+                    self.why.value = sentence(cause.culprit)
+                    return
                 near = measured is not None and predicted is not None and measured >= _NEAR * predicted
                 self.why.value = f"{'As fast as predicted' if near else 'Why it is slow'}: {cause.culprit}"
 

@@ -398,7 +398,7 @@ class LaunchBoard(Shown):
         self.watch.begin()
 
     def _called(self, name: str) -> str:
-        return f"{self.config.model}-{name}"
+        return f"{self.settings_of(name).model}-{name}"
 
 
 class OfferedPlans:

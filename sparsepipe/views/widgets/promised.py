@@ -70,10 +70,16 @@ class MadeFor:
         return ""
 
     def emulation(self, config: RunConfig, minibatches: int) -> RunConfig:
-        """Return the settings of an emulation of the devices, with minibatches as in a run under `config`."""
-        size = config.batch_size if self.profile is not None and self.profile.batch_size else 1
+        """Return the settings of an emulation of the devices.
+
+        Its minibatches are as in a run under `config`, or as profiled if nobody knows what others take.
+        """
+        size = config.batch_size
+        if self.profile is not None and Scale.of(self.profile) is None:  # its minibatches are as they were profiled
+            size = self.profile.batch_size or 1
+        model = self.profile.origin.get("model") if self.profile is not None else None
         return RunConfig(
-            config.model,
+            str(model or config.model),
             "replay",
             engine="replay",
             batch_size=size,

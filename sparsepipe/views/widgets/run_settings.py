@@ -43,6 +43,7 @@ class RunSettings:
             style=looks.OWN_WIDTH,
         )
         self.minibatches = _number(looks.BoundedIntText, "minibatches", min=1, max=_MOST, value=_EMULATED)
+        self.minibatches.description, self.minibatches.tooltip = "emulated minibatches", "length of an emulation"
         self.detach = looks.Checkbox(
             description="keep jobs running after the kernel stops",
             indent=False,

@@ -18,6 +18,7 @@ from ...launching.run_folders import delete_runs
 from ...records import RunRecord
 from ...records.labels import Labels
 from ...util.io.files import expanded
+from ...values.trace import Trace
 from .. import plots
 from ..markup import Html
 from ..plots.run_places import compared_with
@@ -245,12 +246,13 @@ def _losses(record: RunRecord) -> list[dict[str, Any]]:
 
 def _timelines(records: list[RunRecord]) -> go.Figure | None:
     """The same minibatches of the newest epoch of each run that has a trace of it, one run below the other."""
-    traces, length = {}, None
+    traces: dict[RunRecord, Trace] = {}
+    length: int | None = None
     for record in records[:_MOST_TIMELINES]:
         try:
             last = max((row["epoch"] for row in record.metrics("step")), default=0)
-            traces[record.name] = plots.working_epoch(record, last)
-            count = 1 + max(span.minibatch for span in traces[record.name].spans)
+            traces[record] = plots.working_epoch(record, last)
+            count = 1 + max(span.minibatch for span in traces[record].spans)
             length = count if length is None else min(length, count)
         except InputError:  # it has no trace, or not all of it
             continue
@@ -258,7 +260,8 @@ def _timelines(records: list[RunRecord]) -> go.Figure | None:
         return None
     first = length // 3
     window = (first, min(first + _MINIBATCHES, length))
-    return plots.timeline(*traces.values(), names=list(traces), minibatches=window, note="newest epoch of each run")
+    names = record_names(list(traces))
+    return plots.timeline(*traces.values(), names=names, minibatches=window, note="newest epoch of each run")
 
 
 def _has_plan(record: RunRecord) -> bool:
