@@ -254,7 +254,7 @@ def test_runs_are_compared_with_a_baseline_and_by_what_differs(table, tmp_path):
     assert mentions(table.messages.value, "third-001", "pipe-001")
     bars = json.loads(table.figures.throughput.figure)["data"]
     assert len({bar["x"][0] for bar in bars if bar["x"] != [None]}) == 1, "no throughput over other data"
-    assert {line["name"] for line in json.loads(table.figures.curves.figure)["data"]} == {"pipe-001", "third-001"}
+    assert {line["name"] for line in json.loads(table.figures.curves.figure)["data"]} == {"pipe-001"}
     table.listing.marks.value = ()
     table.listing.flag.click()
     assert cells()[1]["baseline"] == ""

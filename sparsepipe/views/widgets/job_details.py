@@ -262,11 +262,12 @@ class TrainingCurves:
 
     def draw(self, rows: Mapping[str, Any], *, ended: bool) -> None:
         """Draw the rows of each job, if that is due: some seconds after the last time, or when all jobs ended."""
-        looks.show(self.widget, on=any(map(_has_loss, rows.values())))
-        count = tuple((name, len(own)) for name, own in rows.items())
+        training = {name: own for name, own in rows.items() if _has_loss(own)}
+        looks.show(self.widget, on=bool(training))
+        count = tuple((name, len(own)) for name, own in training.items())
         due = time.monotonic() - self._drawn[0] > _CURVES or ended
-        if due and count != self._drawn[1] and any(map(_has_loss, rows.values())):
-            self.plot.show(plots.progress(rows))
+        if due and count != self._drawn[1] and training:
+            self.plot.show(plots.progress(training))
             self._drawn = (time.monotonic(), count)
 
 

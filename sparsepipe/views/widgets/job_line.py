@@ -182,11 +182,9 @@ class JobLive:
             self._looked = time.monotonic()
             looks.show(self.why, on=cause is not None)
             if cause is not None:
-                if cause.cause is None:  # it says so itself
-                    self.why.value = sentence(cause.culprit)
-                    return
                 near = measured is not None and predicted is not None and measured >= _NEAR * predicted
-                self.why.value = f"{'As fast as predicted' if near else 'Why it is slow'}: {cause.culprit}"
+                lead = "As fast as predicted: " if near else "Why it is slow: " if cause.cause else ""
+                self.why.value = sentence(f"{lead}{cause.culprit}")
 
 
 class JobLine:

@@ -210,5 +210,5 @@ def _told(name: str) -> str:
 
 def _number(kind: Any, name: str, **limits: Any) -> Any:
     row = _OF_RUNS[name]
-    look: Any = {"layout": {"width": "170px"}, "style": looks.OWN_WIDTH}
+    look: Any = {"layout": {"width": "250px" if name == "minibatches" else "170px"}, "style": looks.OWN_WIDTH}
     return kind(description=row.label, tooltip=row.help, **look, **limits)

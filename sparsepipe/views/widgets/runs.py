@@ -153,7 +153,7 @@ class RunsFigures:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pace, learned = self._drawn(records, _names(records))
-        rows = {record.name: own for record in records if (own := _losses(record))}
+        rows = {record.name: own for record in _same_data(records) if (own := _losses(record))}
         looks.show(self.curves, on=bool(rows))
         if rows:
             self.curves.show(plots.progress(rows, note=", ".join(rows)))
@@ -184,7 +184,7 @@ class RunsFigures:
         told = [record for record in records if _learned(record)]
         names, among = _as_in_all(told, records), compared_with(records)
         learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
-        same = [record for record in records if record is records[0] or same_data(records[0], record)]
+        same = _same_data(records)
         if others := [record for record in records if record not in same and _has_plan(record)]:
             warnings.warn(
                 f"throughput is not compared over different data or minibatches: {_names(others)} left out, unlike "
@@ -233,6 +233,11 @@ def _as_in_all(some: list[RunRecord], records: list[RunRecord]) -> list[str]:
     readable = [record for record in records if _has_plan(record)]  # no figure shows others
     called = dict(zip(readable, record_names(readable), strict=True))
     return [called.get(record, record.name) for record in some]
+
+
+def _same_data(records: list[RunRecord]) -> list[RunRecord]:
+    """The first run, and those with the same data and minibatches."""
+    return [record for record in records if record is records[0] or same_data(records[0], record)]
 
 
 def _losses(record: RunRecord) -> list[dict[str, Any]]:
