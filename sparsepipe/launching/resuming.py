@@ -65,10 +65,10 @@ def keep_earlier_rows(folder: Path) -> str:
     metrics = folder / "metrics.jsonl"
     if not metrics.exists() or not (steps := read_metrics(metrics, "step")):
         return ""
-    kept = folder / f"metrics-before-{1 + len(list(folder.glob('metrics-before-*.jsonl')))}.jsonl"
-    shutil.copyfile(metrics, kept)
+    copy = folder / f"metrics-before-{1 + len(list(folder.glob('metrics-before-*.jsonl')))}.jsonl"
+    shutil.copyfile(metrics, copy)
     done = 1 + max(row["minibatch"] for row in steps)
-    rows = f"the rows of its {number_of(done, 'minibatch')} are kept in {kept.name}"
+    rows = f"the rows of its {number_of(done, 'minibatch')} are kept in {copy.name}"
     return f"starting over: {folder.name} ended before its first checkpoint; {rows}"
 
 

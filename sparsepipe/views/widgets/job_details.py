@@ -3,6 +3,7 @@
 Drift: how slow each rank and link is, compared with its profile, and what became lasting.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,9 @@ from .live import doings_of, doings_table, log_of
 from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
+from .runs import RunsFigures, TraceLink
 
+_SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 _ALARMS = 5  # the newest that are shown
 # No red is read on light pages and on dark ones alike: what became lasting has a bar beside it, and bold numbers.
@@ -262,9 +265,9 @@ class TrainingCurves:
 
     def draw(self, rows: Mapping[str, Any], *, ended: bool) -> None:
         """Draw the rows of each job, if that is due: some seconds after the last time, or when all jobs ended."""
-        training = {name: own for name, own in rows.items() if _has_loss(own)}
+        training = {name: steps for name, steps in rows.items() if _has_loss(steps)}
         looks.show(self.widget, on=bool(training))
-        count = tuple((name, len(own)) for name, own in training.items())
+        count = tuple((name, len(steps)) for name, steps in training.items())
         due = time.monotonic() - self._drawn[0] > _CURVES or ended
         if due and count != self._drawn[1] and training:
             self.plot.show(plots.progress(training))
@@ -274,6 +277,47 @@ class TrainingCurves:
 def _has_loss(rows: Sequence[Mapping[str, object]]) -> bool:
     """Return True for a job that trains: an emulation has steps without a loss."""
     return any(row["event"] == "step" and row["loss"] is not None for row in rows)
+
+
+class JobsCompared:
+    """Figures of jobs that were compared last, and a link to a trace: hidden until there are any."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.figures, self.trace = RunsFigures(messages), TraceLink(messages)
+        self.widget = looks.VBox([self.trace.link, self.figures.widget])
+
+    def show(self, records: list[RunRecord]) -> None:
+        """Draw these runs. Raises InputError for one that has not done two minibatches."""
+        self.figures.show(records)
+
+
+class JobWatch:
+    """Looks at all jobs again and again, in one thread that ends with the last job. Changes of widgets pass `lock`."""
+
+    def __init__(self, messages: Messages, look: Callable[[], None], running: Callable[[], bool]) -> None:
+        self.lock = threading.RLock()
+        self.thread: threading.Thread | None = None
+        self._look = messages.watched(look)  # a refusal stays to be read while jobs go on
+        self._running = running
+        self._following = False  # whether the thread looks at the jobs again
+
+    def begin(self) -> None:
+        """Look at the jobs from here on, until none runs."""
+        if not self._following:
+            self._following = True
+            self.thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
+            self.thread.start()
+
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self.lock:  # a job that is begun from here on has a thread of its own
+                self._following = self._running()
+                last = not self._following
+            self._look()
+            if last:
+                return
+            pause.wait(_SECONDS)
 
 
 _CELL, _HEAD = Html("<td style='padding-right:18px'>{}</td>"), Html("<th style='padding-right:18px'>{}</th>")

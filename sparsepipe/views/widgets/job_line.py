@@ -19,7 +19,7 @@ from ...values.replication import rule_text
 from ..markup import Html
 from . import looks
 from .html_view import HtmlView
-from .live import JobView, doings_of, learned, phase, recent_cause, recent_pace, recent_trace
+from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_trace
 from .messages import Messages
 from .promised import differences, samples_per_second
 from .sentences import sentence
@@ -107,7 +107,7 @@ class JobButtons:
 
     @property
     def stopping(self) -> bool:
-        """Whether the job was asked to stop, so that a further click ends it at once."""
+        """Return whether the job was asked to stop, so that a further click ends it at once."""
         return bool(self.stop.description == "cancel")
 
 
@@ -134,7 +134,7 @@ class OtherDevices:
 
     @property
     def emulated(self) -> bool:
-        """Whether the next launch emulates them."""
+        """Return whether the next launch emulates them."""
         return bool(self.devices) and self.where.value == EMULATE
 
     def offer(self, devices: str) -> None:
@@ -145,7 +145,7 @@ class OtherDevices:
 
 
 class JobLive:
-    """What a job is at: its throughput compared with the prediction, devices, the last seconds, and what delays it."""
+    """Shows a job at work: throughput and prediction, devices, the last seconds, and what delays it."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self.pace, self.why, self.view = HtmlView(), HtmlView(), JobView()
@@ -164,7 +164,7 @@ class JobLive:
         for text in (self.pace, self.why):
             looks.show(text, on=False)
 
-    def draw(self, job: Job, rows: Any) -> None:
+    def draw(self, job: Job, rows: Sequence[MetricsRow]) -> None:
         """Show how a job stands; at its end once."""
         if self._drawn:
             return
@@ -287,8 +287,8 @@ class JobLine:
         except DamagedRecord as error:
             self.buttons.offer("running" if job.running else "unknown")
             folder = str(job.record.folder)
-            told = str(error) if folder in str(error) else f"{folder}: {error}"
-            self.state.value = _BAD.format(_by_name(told, job.record))
+            text = str(error) if folder in str(error) else f"{folder}: {error}"
+            self.state.value = _BAD.format(_by_name(text, job.record))
             return False
         return True
 
@@ -324,8 +324,8 @@ def _paced(measured: float, predicted: float | None, unit: str) -> Html:
     if not predicted:
         return Html("<b>{}</b>, not predicted").format(rate_text(measured, unit))
     share = measured / predicted
-    told = f" now; {as_measured(predicted)} predicted ({share:.0%})"
-    return _PACE.format(100 * min(share, 1.0), rate_text(measured, unit), told)
+    compared = f" now; {as_measured(predicted)} predicted ({share:.0%})"
+    return _PACE.format(100 * min(share, 1.0), rate_text(measured, unit), compared)
 
 
 def _by_name(text: str, record: RunRecord) -> str:

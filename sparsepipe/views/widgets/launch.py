@@ -11,6 +11,7 @@ import ipywidgets
 
 from ...errors import DamagedRecord, InputError
 from ...launching import Job, attach, launch
+from ...launching.base import MetricsRow
 from ...launching.lock import is_held
 from ...launching.replan import Requested, replanned, request_replan
 from ...launching.run_folders import folders, new_folder
@@ -26,15 +27,12 @@ from ...values.profile import Profile
 from ..glossary import definitions
 from . import looks
 from .html_view import HtmlView, explained
-from .job_details import JobDetails, TrainingCurves
+from .job_details import JobDetails, JobsCompared, JobWatch, TrainingCurves
 from .job_line import Board, JobLine
 from .messages import Messages, Question
 from .promised import MadeFor, measured_here, promised, same_data, unit_of
 from .run_settings import LaunchDrawer, PlanChange, RunSettings
-from .runs import RunsFigures, TraceLink
 from .tips import Shown, with_tips
-
-_SECONDS = 0.5  # between two looks at the jobs
 
 
 class LaunchBoard(Shown):
@@ -90,12 +88,12 @@ class LaunchBoard(Shown):
 
     @property
     def detach(self) -> ipywidgets.Checkbox:
-        """Whether jobs keep running after the kernel stops."""
+        """The control that lets jobs run on after the kernel stops."""
         return self.settings.detach
 
     @property
     def question(self) -> Question:
-        """What is asked before a launch in parallel."""
+        """The question before a launch in parallel."""
         return self.drawer.question
 
     @property
@@ -178,9 +176,7 @@ class LaunchBoard(Shown):
         """Launch one plan as a click on its card does: it asks first if another job is at work."""
         self.line(name).start.click()
 
-    def run(
-        self, names: Sequence[str], *, on_row: Callable[[dict[str, Any]], None] | None = None
-    ) -> dict[str, RunRecord]:
+    def run(self, names: Sequence[str], *, on_row: Callable[[MetricsRow], None] | None = None) -> dict[str, RunRecord]:
         """Launch plans one after another and return their records when all have ended.
 
         A job of the board's experiment that runs or has finished is not launched again. `on_row` is called with each
@@ -222,8 +218,8 @@ class LaunchBoard(Shown):
             if self.settings.config.epochs > config.epochs:
                 config = config.replace(epochs=self.settings.config.epochs)
             self.line(name).launched(record.plan)
-            options: dict[str, Any] = {"resume": True, "detach": self.detach.value}
-            self.jobs[name] = launch(record.plan, config, run_dir=record.folder, **options)
+            detach = bool(self.detach.value)
+            self.jobs[name] = launch(record.plan, config, run_dir=record.folder, resume=True, detach=detach)
             self.line(name).other = "; ".join(dict.fromkeys(str(each.message) for each in caught))
             self._begin(name)
             return self.jobs[name]
@@ -426,17 +422,17 @@ class OfferedPlans:
         return self.lines[name]
 
     def basis(self, name: str) -> MadeFor:
-        """What the plan of this name was made for, whatever it runs on."""
+        """Return the profile and devices that a plan was made for, whatever it runs on."""
         given = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
         return self._made_for.get(name, given)
 
     def promise_basis(self, name: str) -> MadeFor:
-        """What the next run of this name is predicted by: nothing, if it trains on other devices than planned."""
+        """Return the basis of the next run's prediction: none, if it trains on other devices than planned."""
         others = self.lines[name].others
         return self.basis(name) if others.emulated or not others.devices else MadeFor(0, None)
 
     def made_for(self, name: str) -> MadeFor:
-        """What the next run of this name is compared with; an emulation with the times that it sleeps for."""
+        """Return the basis that the next run is compared with; of an emulation the times that it sleeps for."""
         basis = self.promise_basis(name)
         return basis.emulated(self.board.config) if self.lines[name].others.emulated else basis
 
@@ -446,48 +442,7 @@ class OfferedPlans:
         if known.profile is None or known.cluster is None or known.other_devices(plan, config):
             return None
         layers = {layer.id for layer in known.profile.graph.layers}
-        return known if all(set(own.layers) <= layers for own in plan.pipelines) else None
-
-
-class JobsCompared:
-    """Figures of jobs that were compared last, and a link to a trace: hidden until there are any."""
-
-    def __init__(self, messages: Messages) -> None:
-        self.figures, self.trace = RunsFigures(messages), TraceLink(messages)
-        self.widget = looks.VBox([self.trace.link, self.figures.widget])
-
-    def show(self, records: list[RunRecord]) -> None:
-        """Draw these runs. Raises InputError for one that has not done two minibatches."""
-        self.figures.show(records)
-
-
-class JobWatch:
-    """Looks at all jobs again and again, in one thread that ends with the last job. Changes of widgets pass `lock`."""
-
-    def __init__(self, messages: Messages, look: Callable[[], None], running: Callable[[], bool]) -> None:
-        self.lock = threading.RLock()
-        self.thread: threading.Thread | None = None
-        self._look = messages.watched(look)  # a refusal stays to be read while jobs go on
-        self._running = running
-        self._following = False  # whether the thread looks at the jobs again
-
-    def begin(self) -> None:
-        """Look at the jobs from here on, until none runs."""
-        if not self._following:
-            self._following = True
-            self.thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
-            self.thread.start()
-
-    def _follow(self) -> None:
-        pause = threading.Event()
-        while True:
-            with self.lock:  # a job that is begun from here on has a thread of its own
-                self._following = self._running()
-                last = not self._following
-            self._look()
-            if last:
-                return
-            pause.wait(_SECONDS)
+        return known if all(set(pipeline.layers) <= layers for pipeline in plan.pipelines) else None
 
 
 def _rated(job: Job) -> Sequence[Mapping[str, Any]]:

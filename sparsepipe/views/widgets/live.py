@@ -101,14 +101,14 @@ def doings_of(record: RunRecord) -> list[Doing]:
 def recent_trace(record: RunRecord) -> Trace:
     """The newest spans of all ranks, as far back as the ends of their files reach: of a job at work."""
     traces = []
-    for own in record.pipelines:
-        spans = [span for path in sorted(own.folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
+    for pipeline in record.pipelines:
+        spans = [span for path in sorted(pipeline.folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
         traces.append(Trace(tuple(spans), record.workload.source))
-    return trace_of_all(record.plan, traces, record.workload.source) if record.plan.members else traces[0]
+    return traces[0] if len(traces) == 1 else trace_of_all(record.plan, traces, record.workload.source)
 
 
 def recent_cause(trace: Trace) -> WhatIf | None:
-    """What slows the newest minibatches down; None while there are too few that all ranks have done."""
+    """Find the cause that slows the newest minibatches; None while all ranks have done too few."""
     first, last = -1, None
     for _, group in groupby(sorted(trace.spans, key=lambda span: span.rank), key=lambda span: span.rank):
         done = [span.minibatch for span in group if span.kind in ("forward", "backward") and span.minibatch >= 0]
@@ -154,8 +154,8 @@ class JobView(looks.Control, anywidget.AnyWidget):
             drawn = drawn_map(cluster)
         self.devices = _compact({"drawn": drawn, "chips": chips(plan.pipelines, cluster)})
 
-    def show_lanes(self, trace: Trace, found: Iterable[Doing]) -> None:
-        """Draw the last seconds of a trace; `found` says what each rank did then, in shares."""
+    def show_lanes(self, trace: Trace, activities: Iterable[Doing]) -> None:
+        """Draw the last seconds of a trace; `activities` say what each rank did then, in shares."""
         end = max((span.end for span in trace.spans), default=0.0)
         begin = max(end - WINDOW, min((span.start for span in trace.spans), default=0.0))
         length = max(end - begin, 1e-9)
@@ -164,7 +164,7 @@ class JobView(looks.Control, anywidget.AnyWidget):
             if span.end > begin:
                 of.setdefault(span.rank, []).append(span)
         rows = []
-        for doing in found:
+        for doing in activities:
             spans = sorted(of.get(doing.rank, ()), key=lambda span: span.start)
             boxes = _merged([((max(s.start, begin) - begin) / length, (s.end - begin) / length, s) for s in spans])
             label = f"rank {doing.rank} · stage {doing.stage}"

@@ -116,7 +116,7 @@ class Question:
 
     @property
     def asked(self) -> bool:
-        """Whether the question waits for an answer."""
+        """Return whether the question waits for an answer."""
         return self._act is not None
 
     def withdraw(self) -> None:

@@ -1,7 +1,7 @@
-"""What a plan promises a run: its estimate at the run's own batch size and schedule, on the devices it runs on."""
+"""The promise of a plan to a run: its estimate at the run's own batch size and schedule, on the devices it runs on."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,14 +57,14 @@ class MadeFor:
         if "published" in profile.origin:
             return f"{kinds} (published times)"
         names = {device.type.name for device in cluster.devices if device.rank in plan.ranks}
-        parts = [part for part in _parts(profile.origin) if names & {*part.get("device_types", names)}]
+        parts = [part for part in _parts(profile.origin) if names & _types(part, names)]
         processors = {str(part["device"]) for part in parts if "device" in part}
         if config.device == "cpu" and processors - {cpu.name()}:
             return f"{kinds} of {', '.join(sorted(processors))}"
         if default_launcher(cluster) != LOCAL:
             return f"{kinds} on {', '.join(node.name for node in cluster.nodes)}"
         cores = len(os.sched_getaffinity(0))
-        threads = max((int(part["threads"]) for part in parts if "threads" in part), default=0)
+        threads = max((int(str(part["threads"])) for part in parts if "threads" in part), default=0)
         if config.device == "cpu" and threads * len(plan.ranks) > cores:
             return f"{kinds}; this machine has {number_of(cores, 'core')}"
         return ""
@@ -96,10 +96,16 @@ class MadeFor:
         return replace(self, profile=scale.scaled(self.profile, config.batch_size, config.voxel_size))
 
 
-def _parts(origin: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Where the times of each device type come from, of a profile that was joined of several."""
+def _parts(origin: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    """Yield the origin of each part of a profile that was joined of several."""
     joined = origin.get("joined")
     yield from (part for part in joined if isinstance(part, Mapping)) if isinstance(joined, list) else (origin,)
+
+
+def _types(part: Mapping[str, object], every: Set[str]) -> set[str]:
+    """Return the device types of a part of a profile; `every` of one that was not joined."""
+    types = part.get("device_types")
+    return set(map(str, types)) if isinstance(types, list | tuple) else set(every)
 
 
 # Settings that decide what work a run did: its speed and accuracy under others say nothing of this one's.

@@ -4,7 +4,6 @@ import gzip
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import ipywidgets
@@ -13,6 +12,7 @@ import plotly.graph_objects as go
 import traitlets
 
 from ...errors import DamagedRecord, InputError
+from ...launching.base import MetricsRow
 from ...launching.lock import is_held
 from ...launching.run_folders import delete_runs
 from ...records import RunRecord
@@ -153,7 +153,7 @@ class RunsFigures:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pace, learned = self._drawn(records, _names(records))
-        rows = {record.name: own for record in _same_data(records) if (own := _losses(record))}
+        rows = {record.name: steps for record in _same_data(records) if (steps := _losses(record))}
         looks.show(self.curves, on=bool(rows))
         if rows:
             self.curves.show(plots.progress(rows, note=", ".join(rows)))
@@ -240,7 +240,7 @@ def _same_data(records: list[RunRecord]) -> list[RunRecord]:
     return [record for record in records if record is records[0] or same_data(records[0], record)]
 
 
-def _losses(record: RunRecord) -> list[dict[str, Any]]:
+def _losses(record: RunRecord) -> Sequence[MetricsRow]:
     """The rows of a run that has losses, for its curves; none of one that is damaged or an emulation."""
     try:
         rows = record.metrics()

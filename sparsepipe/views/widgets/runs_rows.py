@@ -154,7 +154,7 @@ def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
     return row
 
 
-def differing_settings(records: Sequence[RunRecord], among: Sequence[int]) -> dict[str, list[Any]]:
+def differing_settings(records: Sequence[RunRecord], among: Sequence[int]) -> dict[str, list[object]]:
     """Each setting that differs between the runs at `among`, with its value in every run.
 
     Data, engine and model have their own columns.
@@ -167,7 +167,7 @@ def differing_settings(records: Sequence[RunRecord], among: Sequence[int]) -> di
             configs.append({})
     names = [name for name in dict.fromkeys(name for config in configs for name in config) if name not in COLUMNS]
     values = {name: [config.get(name) for config in configs] for name in names}
-    return {name: own for name, own in values.items() if len({json.dumps(own[k]) for k in among}) > 1}
+    return {name: cells for name, cells in values.items() if len({json.dumps(cells[k]) for k in among}) > 1}
 
 
 def deltas(table: pd.DataFrame, records: Sequence[RunRecord], baseline: int) -> dict[tuple[str, str], str]:
@@ -175,14 +175,14 @@ def deltas(table: pd.DataFrame, records: Sequence[RunRecord], baseline: int) -> 
 
     Runs on other data or minibatches have none.
     """
-    found = {}
+    differences = {}
     for k, record in enumerate(records):
         if k == baseline or not same_data(record, records[baseline]):
             continue
         for column, form in _DELTAS.items():
             if column in table and (text := form(table[column][k], table[column][baseline])):
-                found[record.name, column] = text
-    return found
+                differences[record.name, column] = text
+    return differences
 
 
 def _relative(value: object, base: object) -> str:
@@ -350,12 +350,12 @@ def _differing(
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table with results and the settings that differ: between the runs at `marked` if they are several."""
     among = list(marked) if len(marked) > 1 else list(range(len(records)))
-    found = differing_settings(records, among)
+    differing = differing_settings(records, among)
     facts = [name for name in _IF_THEY_DIFFER if table[name].iloc[among].nunique() > 1]
     shown = table[[*_ALWAYS, *facts, *(name for name in more if name in METRICS)]].copy()
-    for name, values in found.items():
+    for name, values in differing.items():
         shown[name] = ["" if value is None else value for value in values]
-    return shown, tuple(found)
+    return shown, tuple(differing)
 
 
 def _counted(shown: int, folder: Path, total: int) -> Html:
