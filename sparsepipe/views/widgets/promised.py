@@ -48,7 +48,7 @@ class MadeFor:
         """Return which devices the plan was made for, if a run on this machine has others; empty if it has not.
 
         Others are those of published profiles, of another processor, of other hosts, and more than there are cores. A
-        profile that does not say where it was measured counts as one of this machine.
+        profile without an origin counts as one of this machine.
         """
         profile, cluster = self.profile, self.cluster
         if profile is None or cluster is None or not workload_facts(config.engine).trains:
@@ -72,7 +72,7 @@ class MadeFor:
     def emulation(self, config: RunConfig, minibatches: int) -> RunConfig:
         """Return the settings of an emulation of the devices.
 
-        Its minibatches are as in a run under `config`, or as profiled if nobody knows what others take.
+        Its minibatches are as in a run under `config`, or as profiled if others cannot be scaled.
         """
         size = config.batch_size
         if self.profile is not None and Scale.of(self.profile) is None:  # its minibatches are as they were profiled

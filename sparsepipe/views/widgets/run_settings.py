@@ -1,4 +1,4 @@
-"""Controls of the launch board: settings of the next run, where it runs, and the plan of a running job."""
+"""Controls of the launch board: settings and devices of the next run, and the plan of a running job."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
