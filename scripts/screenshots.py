@@ -86,7 +86,7 @@ def board(browser: Any, lab: Lab, path: Path) -> None:
     lab.write("board.ipynb", BOARD)
     page = open_page(browser, width=1280, height=TALL)
     run_notebook(page, lab, "board.ipynb", seconds=200)
-    page.locator("button.jupyter-button", has_text="launch").first.click()
+    page.get_by_role("button", name="launch pipeline").click()
     page.wait_for_selector("text=finished:", timeout=200_000)
     page.wait_for_selector("text=Breakdown of device time")
     set_theme(page, "JupyterLab Dark")

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from coded import raises
+from coded import mentions, raises
 from runtime_jobs import plan_of
 
 from sparsepipe.cli.command import parser
@@ -51,6 +51,23 @@ def test_a_schedule_for_more_epochs_says_from_which_rate_to_which(tmp_path):
     with pytest.warns(UserWarning, match=told):
         _changed(tmp_path / "run", plan, replace(BEFORE, epochs=4))
     assert RunRecord.load(tmp_path / "run").config["epochs"] == 4
+
+
+def test_a_run_without_a_checkpoint_starts_over_and_keeps_its_rows(tmp_path):
+    folder = tmp_path / "run"
+    plan = trained(folder, metrics=False)
+    (folder / "checkpoints" / "minibatch-00000010").rename(tmp_path / "elsewhere")
+    rows = "".join(json.dumps({"event": "step", "seconds": k, "minibatch": k, "loss": 1.0}) + "\n" for k in range(3))
+    for count in (1, 2):
+        (folder / "metrics.jsonl").write_text(rows)
+        with pytest.warns(UserWarning) as caught:
+            _changed(folder, plan, BEFORE)
+        assert mentions(caught[0].message, "run", 3, f"metrics-before-{count}.jsonl")
+        assert (folder / f"metrics-before-{count}.jsonl").read_text() == rows
+    (folder / "metrics.jsonl").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _changed(folder, plan, BEFORE)
 
 
 def test_the_rate_of_a_plateau_is_told_by_the_losses_of_the_run(tmp_path):

@@ -178,6 +178,15 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert {trace["name"] for trace in drawn(details.end.anatomy)["data"]} >= {"work", "other"}
     assert "measured" in drawn(details.end.timeline)["layout"]["title"]["text"]
     assert details.end.culprit.value.startswith("Delayed by: ")
+    assert [row["label"] for row in json.loads(line.live.view.lanes)["rows"]] == [
+        "rank 0 · stage 0",
+        "rank 1 · stage 1",
+    ]
+    assert line.live.why.layout.display == "" and line.buttons.resume.disabled, "it has trained all"
+    line.buttons.compare.click()
+    assert board.messages.value == "" and drawn(board.compared.figures.timelines)["data"]
+    line.buttons.trace.click()
+    assert board.compared.trace.link.page and mentions(board.messages.value, "trace.html")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
     disturbed = board.jobs["pipeline"].record
     path = disturbed.folder / "metrics.jsonl"
@@ -207,11 +216,21 @@ def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
     assert "earlier plan" not in line.state.value
     assert other.jobs["pipeline"].running and line.start.disabled and not line.stop.disabled
     line.stop.click()
+    assert line.stop.description == "cancel", "a second click ends it at once"
+    other.cancel("pipeline")
+    for shown in (other, again, board):
+        shown.watch.thread.join(timeout=ENOUGH)
+    record, ended = other.jobs["pipeline"].record, other.jobs["pipeline"].state
+    rows = (record.folder / "metrics.jsonl").read_text()
+    assert other.messages.value == "" and ended in ("cancelled", "stopped") and not line.buttons.resume.disabled
+    begun = not any((record.folder / "checkpoints").glob("minibatch-*"))
+    line.buttons.resume.click()
+    assert ("starting over" in line.other) == begun
+    if begun:
+        assert (record.folder / "metrics-before-1.jsonl").read_text() == rows
+    other.cancel("pipeline")
     other.watch.thread.join(timeout=ENOUGH)
-    assert "cancelled" in line.state.value and other.messages.value == ""
-    again.watch.thread.join(timeout=ENOUGH)
-    board.watch.thread.join(timeout=ENOUGH)
-    assert "cancelled" in board.offered.lines["pipeline"].state.value
+    assert other.jobs["pipeline"].record.folder == record.folder
 
 
 @pytest.mark.slow

@@ -372,9 +372,12 @@ board.widget
 def test_board_launches_and_shows_the_end(page, lab):
     lab.write("board.ipynb", BOARD.format(epochs=2, runs="runs-a"))
     run_notebook(page, lab, "board.ipynb")
-    page.locator("button.jupyter-button:has-text('launch pipeline')").click()
+    button(page, "launch pipeline").click()
     page.wait_for_selector("text=finished:", timeout=400_000)
     page.wait_for_selector(".js-plotly-plot .scatterlayer .js-line")
+    page.wait_for_selector(".sp-job .sp-lane path")
+    page.wait_for_selector("text=/Why it is slow|As fast as predicted/")
+    assert page.locator(".sp-job .sp-chip").all_text_contents() == ["0", "1"] and not page.locator(".sp-step").count()
     assert not page.problems
 
 
@@ -382,21 +385,21 @@ BUSY = """() => window.jupyterapp.shell.currentWidget.sessionContext.session.ker
   { code: "import time; time.sleep(600)" }).msg.header.msg_id"""
 
 
-def test_a_detached_job_is_found_again_after_a_restart_and_cancelled_while_a_cell_runs(page, lab):
+def test_a_detached_job_is_found_again_after_a_restart_and_stopped_while_a_cell_runs(page, lab):
     lab.write("again.ipynb", BOARD.format(epochs=10_000, runs="runs-b"))
     run_notebook(page, lab, "again.ipynb")
     page.get_by_label("keep jobs running after the kernel stops").check()
-    page.locator("button.jupyter-button", has_text="launch").click()
+    button(page, "launch pipeline").click()
     page.wait_for_selector("text=/minibatch \\d+/")
     lab_driver.restart_kernel(page)
     lab_driver.run_cells(page)
     page.wait_for_selector("text=/minibatch \\d+/")
     page.evaluate(BUSY)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.kernelDisplayStatus === 'busy'")
-    page.locator("button.jupyter-button", has_text="cancel").click()
-    page.wait_for_selector("text=cancelled")
+    button(page, "stop pipeline").click()
+    page.wait_for_selector("text=/stopped after \\d+/")
     status = lab.notebooks / "runs-b" / "minkvgg11bn-narrow-pipeline-001" / "status.json"
-    until(lambda: json.loads(status.read_text())["state"] == "cancelled", status.read_text)
+    until(lambda: json.loads(status.read_text())["state"] == "stopped", status.read_text)
     assert not page.problems
 
 

@@ -13,11 +13,14 @@ from sparsepipe.launching.lock import hold
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.util.host import cpu
 from sparsepipe.util.text.numbers import as_measured
 from sparsepipe.values.replication import rule
 from sparsepipe.views.widgets import LaunchBoard, PartitionExplorer
 from sparsepipe.views.widgets.job_details import speeds_table
+from sparsepipe.views.widgets.job_line import TRAIN
 from sparsepipe.views.widgets.launch import TrainingCurves
+from sparsepipe.views.widgets.promised import MadeFor
 
 BATCH_SIZE = 16
 CONFIG = RunConfig("net", "data", batch_size=BATCH_SIZE, voxel_size=0.04, epochs=3, learning_rate=0.02)
@@ -124,6 +127,59 @@ def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
     with raises("board.plan_unknown", "pipelin", "pipeline"):
         board.launch("pipelin")
     assert settings.epochs.value == 7 and settings.learning_rate.value == CONFIG.learning_rate
+
+
+@pytest.fixture
+def published(profile):
+    return Profile(profile.graph, profile.costs, (1000.0,), {"published": "a paper", "model": "net"})
+
+
+def test_a_plan_for_other_devices_is_emulated_or_planned_anew(board, plans, published, cluster, tmp_path):
+    """Its prediction, of devices that are not here, stood next to the throughput of this machine: 6% of it."""
+    explorer = PartitionExplorer(published, cluster, plans=tmp_path / "plans", board=board)
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.saver.launch_button.click()
+    name, drawer = board.drawer.name, board.drawer
+    line = board.line(name)
+    assert drawer.widget.layout.display == "" and line.others.widget in drawer.widget.children
+    assert mentions(line.others.told.value, "2 × fast", "published")
+    plan, config = board.prepared(name)
+    assert (config.engine, config.batch_size, config.minibatches) == ("replay", 1, 200)
+    rate = 1 / plan.estimate.period_seconds
+    assert f"{as_measured(rate)} minibatches/s" in line.promise.value, "no one knows how many samples one has"
+    assert board.offered.made_for(name).held_against(plan).keys() == {"profile", "cluster"}
+    line.others.where.value = TRAIN
+    plan, config = board.prepared(name)
+    assert (config, plan.estimate, board.offered.made_for(name).held_against(plan)) == (CONFIG, None, {})
+    assert "no prediction" in line.promise.value
+    board.plan_here(name).join(timeout=ENOUGH)
+    here = board.line(f"{name}-here")
+    assert not here.others.devices and "samples/s" in here.promise.value, "by the board's profile, of this machine"
+    drawer.close.click()
+    assert drawer.widget.layout.display == "none"
+
+
+@pytest.mark.parametrize(
+    ("origin", "other"),
+    [
+        ({"device": cpu.name(), "threads": 1}, False),
+        ({"device": "another processor", "threads": 1}, True),
+        ({"device": cpu.name(), "threads": 4096}, True),
+        ({"joined": [{"device_types": ["slow"], "device": "another processor"}]}, False),
+        ({"joined": [{"device_types": ["fast"], "device": "another processor"}]}, True),
+    ],
+)
+def test_devices_are_this_machines_by_processor_and_cores(profile, cluster, plans, origin, other):
+    profile = replace(profile, origin={**profile.origin, **origin})
+    made_for = MadeFor(BATCH_SIZE, 0.04, profile, cluster)
+    assert bool(made_for.other_devices(plans["pipeline"], CONFIG)) is other
+    assert not made_for.other_devices(plans["pipeline"], made_for.emulation(CONFIG, 5)), "an emulation needs none"
+
+
+def test_an_emulation_has_the_minibatches_of_the_run(profile, cluster, plans):
+    made_for = MadeFor(BATCH_SIZE, 0.04, profile, cluster)
+    twice = made_for.emulated(CONFIG.replace(batch_size=2 * BATCH_SIZE))
+    assert twice.profile.typical_sizes == (2000.0,) and made_for.emulation(CONFIG, 5).minibatches == 5
 
 
 def test_a_speed_is_not_promised_where_nothing_was_measured(tmp_path, plans):
@@ -268,7 +324,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     config = config.replace(minibatches=500)  # some seconds, in which a busy machine looks how far it is
     board = LaunchBoard({"two": plan}, config, runs=tmp_path / "runs", profile=profile, cluster=cluster)
     line, details = board.offered.lines["two"], board.details
-    assert mentions(line.promise.value, "pipeline 0", "2 stages", "2 ×") and "samples/s" in line.promise.value
+    assert mentions(line.promise.value, "pipeline 0", "2 stages", "2 ×") and "75.0 minibatches/s" in line.promise.value
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")

@@ -27,7 +27,17 @@ from sparsepipe.launching.lock import hold
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.views import html
 from sparsepipe.views.widgets import RunsTable, runs_rows, runs_table
-from sparsepipe.views.widgets.live import doings, doings_table, learned, log_of, phase
+from sparsepipe.views.widgets.live import (
+    JobView,
+    doings,
+    doings_table,
+    learned,
+    log_of,
+    phase,
+    recent_cause,
+    recent_pace,
+    recent_trace,
+)
 
 
 def record(folder, name, *, ranks=2, accuracy=0.5, finished=True):
@@ -209,6 +219,47 @@ def test_numbers_are_sorted_by_size_and_texts_after_them(tmp_path):
     assert list(ordered(cells, "value", descending=True).value) == ["auto", "75%", "10", "9", 2.5, ""]
 
 
+def settle_configs(folder, **configs):
+    """Give runs the settings that they differ in."""
+    for name, changes in configs.items():
+        path = folder / f"{name}-001" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_runs_are_compared_with_a_baseline_and_by_what_differs(table, tmp_path):
+    record(tmp_path, "third-001", accuracy=0.9)
+    settle_configs(tmp_path, pipe={"learning_rate": 0.1}, one={"learning_rate": 0.5}, third={"data": "digits"})
+    table.listing.again.click()
+
+    def cells():
+        document = json.loads(table.listing.marks.document)
+        return {row[0]: dict(zip(document["columns"], row, strict=True)) for row in document["rows"]}, document
+
+    table.listing.marks.value = ("pipe-001", "one-001")
+    table.listing.flag.click()
+    assert mentions(table.messages.value, "2") and not table.listing.baseline
+    table.listing.marks.value = ("one-001",)
+    table.listing.flag.click()
+    rows, document = cells()
+    assert document["baseline"] == "one-001" and rows["one-001"]["accuracy"] == "75.0%"
+    assert rows["pipe-001"]["accuracy"] == "50.0% (-25.0 points)" and "(+0%)" in rows["pipe-001"]["samples/s"]
+    assert rows["third-001"]["accuracy"] == "90.0%", "other data: no difference is told"
+    table.listing.diff.value = True
+    rows, document = cells()
+    assert document["columns"] == ["run", "state", "samples/s", "accuracy", "strategy", "learning_rate"]
+    table.listing.marks.value = ("pipe-001", "third-001")
+    assert "strategy" not in cells()[1]["columns"], "both are pipelines"
+    assert [one.name for one in table.chosen] == ["pipe-001", "third-001"]
+    table.compare.click()
+    assert mentions(table.messages.value, "third-001", "pipe-001")
+    bars = json.loads(table.figures.throughput.figure)["data"]
+    assert len({bar["x"][0] for bar in bars if bar["x"] != [None]}) == 1, "no throughput over other data"
+    assert {line["name"] for line in json.loads(table.figures.curves.figure)["data"]} == {"pipe-001"}
+    table.listing.marks.value = ()
+    table.listing.flag.click()
+    assert cells()[1]["baseline"] == ""
+
+
 def test_tags_and_a_note_are_kept_beside_the_record_and_found_by_the_filter(table, tmp_path):
     table.labels.button.click()
     assert "marked" in table.messages.value
@@ -353,6 +404,40 @@ def test_doings_are_shares_of_the_last_seconds(tmp_path):
     assert doings(tmp_path / "none") == []
     text = doings_table([first, second], left_out=[1, 2])
     assert "rank 0, stage" in text and "rank 1, stage" not in text and text.count("unused by") == 2
+
+
+def test_lanes_and_the_cause_are_of_the_newest_minibatches(tmp_path):
+    """The board had five alarms, and not the slow rank's name."""
+    made = record(tmp_path, "run-001", finished=False)
+    rows = []
+    for m in range(12):
+        work = [(0, m, m + 0.2, "forward"), (1, m + 0.2, m + 0.5, "forward")]
+        work += [(1, m + 0.5, m + 0.8, "backward"), (0, m + 0.8, m + 1.0, "backward")]
+        rows += [(rank, start, end, kind, m) for rank, start, end, kind in work]
+    for rank in (0, 1):
+        lines = [
+            {"rank": rank, "name": "x", "start": a, "end": b, "kind": kind, "stage": rank, "minibatch": m, "peer": -1}
+            for own, a, b, kind, m in rows
+            if own == rank
+        ]
+        (made.folder / f"trace-rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = recent_trace(made)
+    assert recent_cause(trace).measured_seconds == pytest.approx(1.0)
+    assert recent_cause(replace(trace, spans=())) is None
+    view = JobView()
+    view.show_lanes(trace, doings(made.folder))
+    first, second = json.loads(view.lanes)["rows"]
+    assert mentions(first["told"], "40% at work") and second["spans"][0][2:] == [1, "forward"]
+    assert [(start, end) for start, end, *_ in second["spans"]][0] == pytest.approx((0.04, 0.1), abs=0.001)
+    view.show_devices(made.plan, None)
+    assert json.loads(view.devices)["chips"] == {"local": {"process": [[0], [1]]}}
+
+
+def test_the_present_pace_is_of_the_newest_rows():
+    rows = [step(k, 1.0 + k) | {"samples": 4} for k in range(5)]
+    assert recent_pace(rows, samples=True) == 4.0 and recent_pace(rows, samples=False) == 1.0
+    resumed = [*rows, {"event": "start", "seconds": 50.0}, step(5, 60.0) | {"samples": 4}]
+    assert recent_pace(resumed, samples=True) is None and recent_pace([], samples=True) is None
 
 
 def step(minibatch, seconds, loss=1.0):

@@ -1,5 +1,6 @@
 """What changes when a run resumes under other settings: impossible ends are refused, changed rates are reported."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def go_on_from_checkpoint(folder: Path) -> None:
         keep_nothing(folder)
         return
     write_json(folder / RESUME, chosen)
+
+
+def keep_earlier_rows(folder: Path) -> str:
+    """Keep a copy of the metrics of a run that has no checkpoint, and return the warning that it starts over.
+
+    The workers drop the rows of minibatches that they train again. Empty if there are none.
+    """
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists() or not (steps := read_metrics(metrics, "step")):
+        return ""
+    copy = folder / f"metrics-before-{1 + len(list(folder.glob('metrics-before-*.jsonl')))}.jsonl"
+    shutil.copyfile(metrics, copy)
+    done = 1 + max(row["minibatch"] for row in steps)
+    rows = f"the rows of its {number_of(done, 'minibatch')} are kept in {copy.name}"
+    return f"starting over: {folder.name} ended before its first checkpoint; {rows}"
 
 
 def check_left(found: Checkpoint, config: RunConfig) -> None:

@@ -2,8 +2,8 @@
 // Read together with names.js, svg_marks.js and partition_view.js, as one module.
 
 class DeviceMap {
-  constructor(box, send) {
-    this.box = box; this.drawn = "";
+  constructor(box, send) {  // without `send` the map is only looked at
+    this.box = box; this.drawn = ""; this.fixed = !send;
     box.addEventListener("click", (event) => {
       const step = event.target.closest(".sp-step");
       if (step && !step.disabled) send({ step: { host: Number(step.dataset.host), type: step.dataset.type, by: Number(step.dataset.by) } });
@@ -28,7 +28,7 @@ class DeviceMap {
         const told = of.length ? `${type} on ${name}: stage ${of.join(", ")}` : `${type} on ${name}: not in the plan`;
         return `<span class="sp-chip" ${style} data-tip="${escape(told)}">${of.join(",") || "·"}</span>`;
       };
-      const step = (by, sign, words) =>
+      const step = (by, sign, words) => this.fixed ? "" :
         `<button type="button" class="sp-step" data-host="${k}" data-type="${escape(type)}" data-by="${by}" ${count + by < 0 ? "disabled" : ""} ` +
         `aria-label="${words} ${escape(type)} on ${escape(name)}">${sign}</button>`;
       return `<div class="sp-kind"><span data-tip="${escape(`${count} × ${type}`)}">${escape(type)}</span><div>${Array.from({ length: count }, chip).join("")}</div>` +

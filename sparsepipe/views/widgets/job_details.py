@@ -3,6 +3,8 @@
 Drift: how slow each rank and link is, compared with its profile, and what became lasting.
 """
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from ...planning.simulator import simulate
 from ...records import RunRecord
 from ...records.provenance import Provenance
 from ...records.run_progress import num_processes
+from ...runtime.config import RunConfig
 from ...util.text.counting import number_of
 from ...util.text.numbers import duration, pace_text, rate_text
 from ...values.plan import Estimate, Plan
@@ -24,12 +27,16 @@ from ..markup import Html, joined
 from ..plots.epochs import working_epoch
 from ..plots.theme import resting_on
 from . import looks
+from .controls import folded
 from .html_view import HtmlView, scrolled
 from .live import doings_of, doings_table, log_of
 from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
+from .runs import RunsFigures, TraceLink
 
+_SECONDS = 0.5  # between two looks at the jobs
+_CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 _ALARMS = 5  # the newest that are shown
 # No red is read on light pages and on dark ones alike: what became lasting has a bar beside it, and bold numbers.
 _ALARM, _USUAL = "border-left:4px solid #D55E00;padding-left:6px;font-weight:600", ""
@@ -178,14 +185,18 @@ class JobDetails:
         self.rank = looks.Dropdown(description="log of rank", style=looks.OWN_WIDTH, layout={"width": "180px"})
         self.rank.tooltip = "rank whose log is shown"
         self.ranks, self.log = HtmlView(), HtmlView()
-        self.end = EndedJob(made_for)
+        self.end, self.curves = EndedJob(made_for), TrainingCurves()
+        self.settings = HtmlView()
         self._quiet = False
         for chooser in (self.job, self.rank):
             chooser.observe(messages.shown(self._chosen), names="value")
-        heads = looks.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
-        self.widget = looks.VBox(
-            [heads, self.ranks, self.drifts, self.log, self.end.widget], layout={"display": "none"}
+        ranks = looks.HBox([self.rank], layout={"flex_flow": "row wrap"})
+        content = looks.VBox([self.ranks, self.drifts, ranks, self.log, self.settings])
+        fold = folded(
+            "logs, alarms, settings", "shows what each rank waits for, its slowdown, log and settings", content
         )
+        heads = looks.HBox([self.job, fold], layout={"flex_flow": "row wrap"})
+        self.widget = looks.VBox([heads, content, self.end.widget], layout={"display": "none"})
 
     def add(self, name: str, *, select: bool = True) -> None:
         """Offer a job, and show it where `select`."""
@@ -209,7 +220,7 @@ class JobDetails:
         job = self.jobs.get(name) if name else None
         looks.show(self.rank, on=job is not None)
         if job is None:
-            self.ranks.value = self.drifts.value = self.log.value = ""
+            self.ranks.value = self.drifts.value = self.log.value = self.settings.value = ""
             self.end.hide()
             return
         folder, plan = job.record.folder, job.record.plan
@@ -220,16 +231,93 @@ class JobDetails:
         self.ranks.value = doings_table(doings_of(job.record), left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
         self.log.value = log_of(folder, self.rank.value or 0, plan)
+        self.settings.value = _settings_table(job.record)
         if job.state == "finished":
             self.end.show(name, job.record)
         else:
             self.end.hide()
 
 
+def _settings_table(record: RunRecord) -> Html:
+    """The settings that a run's user chose: all that differ from the defaults."""
+    try:
+        rows = RunConfig.from_json(record.config).chosen.items()
+    except InputError:  # the card says what is damaged
+        return Html("")
+    lines = [_ROW.format(joined([_CELL.format(name.replace("_", " ")), _CELL.format(value)])) for name, value in rows]
+    table = Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
+    return scrolled(table, "settings of the run")
+
+
 def _held_up_by(measured: Trace) -> Html:
     newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
     recent = tuple(span for span in measured.spans if span.minibatch > newest)
     return Html("Delayed by: {}").format(what_if(Trace(recent, measured.source, measured.facts)).culprit)
+
+
+class TrainingCurves:
+    """The loss of each job over its minibatches; hidden until there is one."""
+
+    def __init__(self) -> None:
+        self.plot = PlotView()
+        self.widget = looks.VBox([self.plot], layout={"display": "none"})
+        self._drawn: tuple[float, tuple[tuple[str, int], ...]] = (0.0, ())
+
+    def draw(self, rows: Mapping[str, Any], *, ended: bool) -> None:
+        """Draw the rows of each job, if that is due: some seconds after the last time, or when all jobs ended."""
+        training = {name: steps for name, steps in rows.items() if _has_loss(steps)}
+        looks.show(self.widget, on=bool(training))
+        count = tuple((name, len(steps)) for name, steps in training.items())
+        due = time.monotonic() - self._drawn[0] > _CURVES or ended
+        if due and count != self._drawn[1] and training:
+            self.plot.show(plots.progress(training))
+            self._drawn = (time.monotonic(), count)
+
+
+def _has_loss(rows: Sequence[Mapping[str, object]]) -> bool:
+    """Return True for a job that trains: an emulation has steps without a loss."""
+    return any(row["event"] == "step" and row["loss"] is not None for row in rows)
+
+
+class JobsCompared:
+    """Figures of jobs that were compared last, and a link to a trace: hidden until there are any."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.figures, self.trace = RunsFigures(messages), TraceLink(messages)
+        self.widget = looks.VBox([self.trace.link, self.figures.widget])
+
+    def show(self, records: list[RunRecord]) -> None:
+        """Draw these runs. Raises InputError for one that has not done two minibatches."""
+        self.figures.show(records)
+
+
+class JobWatch:
+    """Looks at all jobs again and again, in one thread that ends with the last job. Changes of widgets pass `lock`."""
+
+    def __init__(self, messages: Messages, look: Callable[[], None], running: Callable[[], bool]) -> None:
+        self.lock = threading.RLock()
+        self.thread: threading.Thread | None = None
+        self._look = messages.watched(look)  # a refusal stays to be read while jobs go on
+        self._running = running
+        self._following = False  # whether the thread looks at the jobs again
+
+    def begin(self) -> None:
+        """Look at the jobs from here on, until none runs."""
+        if not self._following:
+            self._following = True
+            self.thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
+            self.thread.start()
+
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self.lock:  # a job that is begun from here on has a thread of its own
+                self._following = self._running()
+                last = not self._following
+            self._look()
+            if last:
+                return
+            pause.wait(_SECONDS)
 
 
 _CELL, _HEAD = Html("<td style='padding-right:18px'>{}</td>"), Html("<th style='padding-right:18px'>{}</th>")

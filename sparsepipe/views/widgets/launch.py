@@ -1,8 +1,8 @@
-"""The launch board: a button for each plan, its job's progress, and at its end the prediction and the measurement."""
+"""The launch board: a card for each plan, its job's progress, and at its end the prediction and the measurement."""
 
 import os
 import threading
-import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ import ipywidgets
 
 from ...errors import DamagedRecord, InputError
 from ...launching import Job, attach, launch
+from ...launching.base import MetricsRow
 from ...launching.lock import is_held
 from ...launching.replan import Requested, replanned, request_replan
 from ...launching.run_folders import folders, new_folder
+from ...planning import partition
 from ...records import RunRecord
 from ...runtime.config import RunConfig
 from ...util.io.fields import shown
@@ -22,23 +24,15 @@ from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
-from .. import plots
 from ..glossary import definitions
-from ..markup import Html
 from . import looks
 from .html_view import HtmlView, explained
-from .job_details import JobDetails
+from .job_details import JobDetails, JobsCompared, JobWatch, TrainingCurves
 from .job_line import Board, JobLine
 from .messages import Messages, Question
-from .plot_view import PlotView
-from .promised import MadeFor, promised
-from .run_settings import RunSettings
+from .promised import MadeFor, measured_here, promised, same_data, unit_of
+from .run_settings import LaunchDrawer, PlanChange, RunSettings
 from .tips import Shown, with_tips
-
-_ASKED = Html("{} prepares the switch to {} while it trains")
-
-_SECONDS = 0.5  # between two looks at the jobs
-_CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 
 
 class LaunchBoard(Shown):
@@ -50,6 +44,8 @@ class LaunchBoard(Shown):
     A job of an earlier plan of its name is followed while it runs. With
     `profile` and `cluster` a finished run is compared with its simulation. While another job of `runs` is at work, a
     click asks before it launches one in parallel. One thread follows all jobs, and changes of widgets pass one lock.
+    A plan for devices that this machine does not have is emulated, unless its card says otherwise. `campaign` names the
+    experiment of the runs. `drawer` shows one plan with the settings of its next run, next to an explorer.
     """
 
     def __init__(
@@ -60,34 +56,50 @@ class LaunchBoard(Shown):
         runs: Path | str,
         profile: Profile | None = None,
         cluster: Cluster | None = None,
+        campaign: str | None = None,
     ) -> None:
-        self.runs = expanded(runs)
+        self.runs, self.campaign = expanded(runs), campaign
         self.jobs: dict[str, Job] = {}
         self.messages = Messages()
         self.watch = JobWatch(self.messages, self.update, lambda: any(job.running for job in self.jobs.values()))
-        self.curves = TrainingCurves()
-        self.settings = RunSettings(config, self.messages.shown(self._tell))
-        self.detach = looks.Checkbox(
-            description="keep jobs running after the kernel stops",
-            indent=False,
-            tooltip="detach: reattach from this board or with attach()",
-        )
-        self.question = Question(
-            self.messages,
-            looks.Button(description="launch in parallel", icon="play", tooltip="launch anyway"),
-            looks.Button(description="wait", icon="times", tooltip="do not launch"),
-        )
+        self.drawer = LaunchDrawer(self, RunSettings(config, self.messages.shown(self.changed)), self.messages)
         self.offered = OfferedPlans(self, config, profile, cluster)
         for name, plan in plans.items():
             self.offered.add(name, plan)
         self.details = JobDetails(self.messages, self.jobs, self.offered.made_for)
         self.change = PlanChange(self.messages, lambda name: self.prepared(name)[0], self._change)
-        parts = [self.settings.widget, self.detach, self.offered.widget, self.change.widget, self.question.widget]
+        self.compared = JobsCompared(self.messages)
+        self._one_by_one = threading.Lock()  # who launches several has it
+        all_of_them = looks.Button(
+            description="launch all", icon="forward", tooltip="train the plans, one after another"
+        )
+        all_of_them.on_click(self.messages.shown(lambda _: self._launch_all()))
+        parts = [self.settings.widget, all_of_them, self.question.widget, self.offered.widget, self.change.widget]
         words = HtmlView(explained(definitions("Runs", "averaging")))
-        views = [self.messages, *parts, self.curves.widget, self.details.widget, words]
+        views = [self.messages, *parts, self.compared.widget, self.curves.widget, self.details.widget, words]
         self.widget = looks.VBox(views, layout=ipywidgets.Layout())
         with_tips(self.widget)
         self.messages.shown(self._begun)()
+
+    @property
+    def settings(self) -> RunSettings:
+        """The controls of the next run."""
+        return self.drawer.settings
+
+    @property
+    def detach(self) -> ipywidgets.Checkbox:
+        """The control that lets jobs run on after the kernel stops."""
+        return self.settings.detach
+
+    @property
+    def question(self) -> Question:
+        """The question before a launch in parallel."""
+        return self.drawer.question
+
+    @property
+    def curves(self) -> TrainingCurves:
+        """The loss of each job."""
+        return self.details.curves
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -102,7 +114,7 @@ class LaunchBoard(Shown):
     @config.setter
     def config(self, config: RunConfig) -> None:
         self.offered.config = self.settings.config = config
-        self._tell()
+        self.changed()
 
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
         """Show another plan, to be launched like the others; one of the same name takes its place.
@@ -114,9 +126,15 @@ class LaunchBoard(Shown):
             self._check_idle(name)
             self.jobs.pop(name, None)  # of the plan that was called so before; found again where it is this one
             line = self.offered.add(name, plan, made_for or self.offered.of_unknown_batches)
+            self._place(line)
             self.reattach()
-            self._tell()
+            self.changed()
             return line
+
+    def line(self, name: str) -> JobLine:
+        """Return the card of a plan. Raises InputError if no plan of the board is called so."""
+        self.planned(name)
+        return self.offered.lines[name]
 
     def planned(self, name: str) -> Plan:
         """The plan of this name under the schedule chosen, whatever is expected of it.
@@ -130,10 +148,17 @@ class LaunchBoard(Shown):
             )
         return self.settings.scheduled(self.plans[name])
 
-    def prepared(self, name: str) -> tuple[Plan, RunConfig]:
-        """The plan and the settings that the next launch of this name would have."""
+    def settings_of(self, name: str) -> RunConfig:
+        """Return the settings that the next launch of this name would have: of an emulation, if it is one."""
         config = self.settings.config
-        return promised(self.planned(name), config, self.offered.made_for(name)), config
+        if not self.line(name).others.emulated:
+            return config
+        return self.offered.basis(name).emulation(config, self.settings.minibatches.value)
+
+    def prepared(self, name: str) -> tuple[Plan, RunConfig]:
+        """Return the plan and the settings that the next launch of this name would have."""
+        config = self.settings_of(name)
+        return promised(self.planned(name), config, self.offered.promise_basis(name)), config
 
     def launch(self, name: str) -> Job:
         """Launch one plan in a new run folder. Raises InputError if it runs already or cannot."""
@@ -141,10 +166,94 @@ class LaunchBoard(Shown):
             self._check_idle(name)
             plan, config = self.prepared(name)
             run_dir = new_folder(self.runs, self._called(name))
-            held_against = self.offered.made_for(name).held_against(plan)
-            self.jobs[name] = launch(plan, config, run_dir=run_dir, detach=self.detach.value, **held_against)
+            options = self.offered.made_for(name).held_against(plan)
+            options |= {"campaign": self.campaign, "detach": self.detach.value}
+            self.jobs[name] = launch(plan, config, run_dir=run_dir, **options)
             self._begin(name)
             return self.jobs[name]
+
+    def start(self, name: str) -> None:
+        """Launch one plan as a click on its card does: it asks first if another job is at work."""
+        self.line(name).start.click()
+
+    def run(self, names: Sequence[str], *, on_row: Callable[[MetricsRow], None] | None = None) -> dict[str, RunRecord]:
+        """Launch plans one after another and return their records when all have ended.
+
+        A job of the board's experiment that runs or has finished is not launched again. `on_row` is called with each
+        new row of metrics. Raises InputError or RunFailed for a run that cannot begin or fails.
+        """
+        records = {}
+        with self._one_by_one:
+            for name in names:
+                job = self.jobs.get(name)
+                if job is None or not self._counts(name, job):
+                    job = self.launch(name)
+                job.wait(on_row=on_row)
+                records[name] = job.record
+        return records
+
+    def _counts(self, name: str, job: Job) -> bool:
+        """Return whether a job is a run of the board's experiment that need not be repeated."""
+        if self.campaign is not None and job.record.campaign != self.campaign:
+            return False
+        return job.running or (job.state == "finished" and not self.line(name).differences(job.record))
+
+    def _launch_all(self) -> None:
+        threading.Thread(
+            target=self.messages.shown(lambda: self.run(list(self.plans))), name="launch all", daemon=True
+        ).start()
+
+    def resume(self, name: str) -> Job | None:
+        """Continue a job that ended early from its newest checkpoint; of more epochs where the controls ask for them.
+
+        Returns None if there is none. Raises InputError if it cannot.
+        """
+        with self.watch.lock, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self._check_idle(name)
+            if name not in self.jobs:
+                return None
+            record = self.jobs[name].record
+            config = RunConfig.from_json(record.config)
+            if self.settings.config.epochs > config.epochs:
+                config = config.replace(epochs=self.settings.config.epochs)
+            self.line(name).launched(record.plan)
+            detach = bool(self.detach.value)
+            self.jobs[name] = launch(record.plan, config, run_dir=record.folder, resume=True, detach=detach)
+            self.line(name).other = "; ".join(dict.fromkeys(str(each.message) for each in caught))
+            self._begin(name)
+            return self.jobs[name]
+
+    def compare(self, name: str) -> None:
+        """Draw a job next to those of the board that had the same data and minibatches."""
+        job = self.jobs[name]
+        others = [other.record for other in self.jobs.values() if other is not job and not other.running]
+        same = [record for record in others if same_data(job.record, record) and len(record.metrics("step")) > 1]
+        self.compared.show([job.record, *same])
+
+    def open_trace(self, name: str) -> None:
+        """Write the trace of a job as a page and for Perfetto, and link to it."""
+        self.compared.trace.show(self.jobs[name].record)
+
+    def plan_here(self, name: str) -> threading.Thread:
+        """Plan the network of a plan for this machine, in a thread: with the board's profile if it was measured here,
+        else with one that is measured now. The plan is added to the board as NAME-here.
+        """
+        self.messages.say("profiling the network on this machine: this takes a minute or more")
+        thread = threading.Thread(
+            target=self.messages.shown(lambda: self._plan_here(name)), name=f"plan {name} here", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _plan_here(self, name: str) -> None:
+        plan, config = self.planned(name), self.settings.config
+        made_for = self.offered.of_this_machine(plan, config)
+        if made_for is None:
+            made_for = measured_here(config, len(plan.ranks), say=self.messages.say)
+        assert made_for.profile is not None and made_for.cluster is not None
+        planned = partition(made_for.profile, made_for.cluster, schedule=plan.pipelines[0].schedule)
+        self.add(planned, f"{name}-here", made_for=made_for)
 
     def _check_idle(self, name: str) -> None:
         if name in self.jobs and self.jobs[name].running:
@@ -190,8 +299,18 @@ class LaunchBoard(Shown):
                 found += [name] if running else []
         return found
 
+    def stop(self, name: str) -> None:
+        """Ask a job to end with a checkpoint, or end it at once if it was asked before; its record stays."""
+        if name not in self.jobs:
+            return
+        if self.line(name).buttons.stopping:
+            self.cancel(name)
+            return
+        self.line(name).buttons.offer("stopping")
+        self.jobs[name].stop()
+
     def cancel(self, name: str) -> None:
-        """End one job; its record stays."""
+        """End one job at once; its record stays."""
         if name in self.jobs:
             self.jobs[name].cancel()
 
@@ -253,14 +372,21 @@ class LaunchBoard(Shown):
             self.details.show(rows)
 
     def _begun(self) -> None:
+        for line in self.offered.lines.values():
+            self._place(line)
         self.reattach()
-        self._tell()
+        self.changed()
 
-    def _tell(self) -> None:
-        """Let each line say what the next launch would be."""
+    def _place(self, line: JobLine) -> None:
+        """Let a card say for which other devices its plan was made."""
+        line.others.offer(self.offered.basis(line.name).other_devices(self.plans[line.name], self.settings.config))
+
+    def changed(self) -> None:
+        """Let each card say what the next launch would be."""
         for name, line in self.offered.lines.items():
             plan, config = self.prepared(name)
-            line.tell(plan, config.batch_size)
+            line.tell(plan, config.batch_size, unit_of(config, self.offered.basis(name)))
+        self.settings.offer_emulation(on=any(line.others.emulated for line in self.offered.lines.values()))
         self.update()
 
     def _begin(self, name: str, *, select: bool = True) -> None:
@@ -268,7 +394,7 @@ class LaunchBoard(Shown):
         self.watch.begin()
 
     def _called(self, name: str) -> str:
-        return f"{self.config.model}-{name}"
+        return f"{self.settings_of(name).model}-{name}"
 
 
 class OfferedPlans:
@@ -291,66 +417,32 @@ class OfferedPlans:
         self.plans[name] = plan
         if made_for is not None:
             self._made_for[name] = made_for
-        self.lines[name] = JobLine(self.board, name, plan)
+        self.lines[name] = JobLine(self.board, name, plan, self.basis(name).cluster)
         self.widget.children = tuple(line.widget for line in self.lines.values())
         return self.lines[name]
 
+    def basis(self, name: str) -> MadeFor:
+        """Return the profile and devices that a plan was made for, whatever it runs on."""
+        given = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
+        return self._made_for.get(name, given)
+
+    def promise_basis(self, name: str) -> MadeFor:
+        """Return the basis of the next run's prediction: none, if it trains on other devices than planned."""
+        others = self.lines[name].others
+        return self.basis(name) if others.emulated or not others.devices else MadeFor(0, None)
+
     def made_for(self, name: str) -> MadeFor:
-        """The basis of the plan of this name."""
-        own = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
-        return self._made_for.get(name, own)
+        """Return the basis that the next run is compared with; of an emulation the times that it sleeps for."""
+        basis = self.promise_basis(name)
+        return basis.emulated(self.board.config) if self.lines[name].others.emulated else basis
 
-
-class JobWatch:
-    """Looks at all jobs again and again, in one thread that ends with the last job. Changes of widgets pass `lock`."""
-
-    def __init__(self, messages: Messages, look: Callable[[], None], running: Callable[[], bool]) -> None:
-        self.lock = threading.RLock()
-        self.thread: threading.Thread | None = None
-        self._look = messages.watched(look)  # a refusal stays to be read while jobs go on
-        self._running = running
-        self._following = False  # whether the thread looks at the jobs again
-
-    def begin(self) -> None:
-        """Look at the jobs from here on, until none runs."""
-        if not self._following:
-            self._following = True
-            self.thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
-            self.thread.start()
-
-    def _follow(self) -> None:
-        pause = threading.Event()
-        while True:
-            with self.lock:  # a job that is begun from here on has a thread of its own
-                self._following = self._running()
-                last = not self._following
-            self._look()
-            if last:
-                return
-            pause.wait(_SECONDS)
-
-
-class TrainingCurves:
-    """The loss of each job over its minibatches; hidden until there is one."""
-
-    def __init__(self) -> None:
-        self.plot = PlotView()
-        self.widget = looks.VBox([self.plot], layout={"display": "none"})
-        self._drawn: tuple[float, tuple[tuple[str, int], ...]] = (0.0, ())
-
-    def draw(self, rows: Mapping[str, Any], *, ended: bool) -> None:
-        """Draw the rows of each job, if that is due: some seconds after the last time, or when all jobs ended."""
-        looks.show(self.widget, on=any(map(_has_loss, rows.values())))
-        count = tuple((name, len(own)) for name, own in rows.items())
-        due = time.monotonic() - self._drawn[0] > _CURVES or ended
-        if due and count != self._drawn[1] and any(map(_has_loss, rows.values())):
-            self.plot.show(plots.progress(rows))
-            self._drawn = (time.monotonic(), count)
-
-
-def _has_loss(rows: Sequence[Mapping[str, object]]) -> bool:
-    """Return True for a job that trains: an emulation has steps without a loss."""
-    return any(row["event"] == "step" and row["loss"] is not None for row in rows)
+    def of_this_machine(self, plan: Plan, config: RunConfig) -> MadeFor | None:
+        """Return the board's profile and devices if they are this machine's and of the plan's network."""
+        known = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
+        if known.profile is None or known.cluster is None or known.other_devices(plan, config):
+            return None
+        layers = {layer.id for layer in known.profile.graph.layers}
+        return known if all(set(pipeline.layers) <= layers for pipeline in plan.pipelines) else None
 
 
 def _rated(job: Job) -> Sequence[Mapping[str, Any]]:
@@ -364,56 +456,3 @@ def _readable(folder: Path) -> bool:
         return bool(RunRecord(folder).status["state"] and RunRecord(folder).plan)
     except DamagedRecord:
         return False
-
-
-class PlanChange:
-    """A row below the plans, hidden while nothing runs. `change(job, plan, called)` is what a click asks of the board.
-
-    `prepared` gives the board's plan of a name. A file comes first where one is named.
-    """
-
-    def __init__(
-        self,
-        messages: Messages,
-        prepared: Callable[[str], Plan],
-        change: Callable[[str, Plan, str], object],
-    ) -> None:
-        self._prepared, self._change = prepared, change
-        self.job = looks.Dropdown(description="running job", style=looks.OWN_WIDTH, layout={"width": "auto"})
-        self.job.tooltip = "running job that switches to another plan"
-        self.plan = looks.Dropdown(description="switch to", style=looks.OWN_WIDTH, layout={"width": "auto"})
-        self.plan.tooltip = "plan from this board"
-        self.file = looks.Text(description="or a file", style=looks.OWN_WIDTH, layout={"width": "260px"})
-        self.file.placeholder, self.file.tooltip = (
-            "work/plans/….json",
-            "path of a plan file, instead of a plan from this board",
-        )
-        self.button = looks.Button(description="switch plan", icon="random", layout={"width": "auto"})
-        self.button.tooltip = "layers migrate with their weights and optimizer state; the processes keep running"
-        self.told = HtmlView()
-        self.button.on_click(messages.shown(lambda _: self._asked()))
-        row = [self.job, self.plan, self.file, self.button, self.told]
-        self.widget = looks.HBox(row, layout={"flex_flow": "row wrap", "display": "none"})
-
-    def offer(self, jobs: Sequence[str], plans: Sequence[str]) -> None:
-        """Offer those jobs, which run, and plans; what was chosen stays chosen."""
-        looks.show(self.widget, on=bool(jobs))
-        for chooser, names in ((self.job, jobs), (self.plan, plans)):
-            if chooser.options != tuple(names):
-                chosen = chooser.value
-                chooser.options = tuple(names)
-                chooser.value = chosen if chosen in names else next(iter(names), None)
-
-    def say(self, job: str, called: str, doubt: str = "") -> None:
-        """Show that a job was asked, and what could not be checked of the plan, until `done`."""
-        self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
-
-    def done(self) -> None:
-        self.told.value = ""
-
-    def _asked(self) -> None:
-        if not self.job.value:
-            return  # it has ended as the button was clicked
-        file = self.file.value.strip()
-        plan = Plan.load(expanded(file)) if file else self._prepared(self.plan.value)
-        self._change(self.job.value, plan, file or self.plan.value)

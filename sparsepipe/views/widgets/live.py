@@ -1,23 +1,37 @@
-"""The present state of a job, from its record: phase, time left, what each rank is doing, the end of its log."""
+"""The present state of a job, from its record: phase, time left, pace, what each rank is doing and why it is slow."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import anywidget
+import traitlets
+
+from ...errors import InputError
+from ...planning.replaying import WhatIf, what_if
 from ...records import RunRecord
+from ...records.run_record import trace_of_all
 from ...util.io.files import open_regular
 from ...util.text.numbers import pace_text, validation_text
+from ...values.cluster import Cluster
 from ...values.plan import Plan
-from ...values.trace import WORK, Span, span_of
+from ...values.trace import WORK, Span, Trace, span_of
 from ..markup import Html, joined
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
+from . import looks
 from .html_view import scrolled
 from .messages import WHOLE_WORDS
+from .page_code import page_code
+from .settings import drawn_map
+from .view_model import PALETTE, chips
 
 MetricsRow = Mapping[str, Any]
 WINDOW = 5.0  # seconds that count as now
+_RECENT = 20.0  # seconds over which the present throughput is counted
+_PIXELS = 800  # of a lane, about: gaps and spans that are narrower are not drawn by themselves
 _TAIL = 65536  # bytes read from the end of a file that grows
 _LOG_LINES = 40
 _PART = Html("<span title='{} {:.0%}' style='display:inline-block;height:12px;width:{:.0f}px;background:{}'></span>")
@@ -82,6 +96,103 @@ def doings_of(record: RunRecord) -> list[Doing]:
             waits = {record.plan.among_all(k, peer): share for peer, share in one.waits_for.items()}
             found.append(replace(one, rank=record.plan.among_all(k, one.rank), waits_for=waits))
     return sorted(found, key=lambda one: one.rank)
+
+
+def recent_trace(record: RunRecord) -> Trace:
+    """The newest spans of all ranks, as far back as the ends of their files reach: of a job at work."""
+    traces = []
+    for pipeline in record.pipelines:
+        spans = [span for path in sorted(pipeline.folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
+        traces.append(Trace(tuple(spans), record.workload.source))
+    return traces[0] if len(traces) == 1 else trace_of_all(record.plan, traces, record.workload.source)
+
+
+def recent_cause(trace: Trace) -> WhatIf | None:
+    """Find the cause that slows the newest minibatches; None while all ranks have done too few."""
+    first, last = -1, None
+    for _, group in groupby(sorted(trace.spans, key=lambda span: span.rank), key=lambda span: span.rank):
+        done = [span.minibatch for span in group if span.kind in ("forward", "backward") and span.minibatch >= 0]
+        if done and not trace.facts.get("pipelines"):  # replicas of one stage take minibatches in turn
+            first, last = max(first, min(done)), max(done) if last is None else min(last, max(done))
+    spans = tuple(span for span in trace.spans if last is None or first < span.minibatch < last)
+    try:
+        return what_if(Trace(spans, trace.source, trace.facts)) if spans else None
+    except InputError:
+        return None
+
+
+def recent_pace(rows: Sequence[MetricsRow], *, samples: bool) -> float | None:
+    """Samples/s of the newest minibatches, or minibatches/s; None before there are two."""
+    steps: list[MetricsRow] = []
+    for row in reversed(rows):
+        if row["event"] in ("start", "resume"):
+            break
+        if row["event"] == "step":
+            if steps and steps[0]["seconds"] - row["seconds"] > _RECENT:
+                break
+            steps.append(row)
+    seconds = steps[0]["seconds"] - steps[-1]["seconds"] if steps else 0.0
+    count = sum(row.get("samples", 0) if samples else 1 for row in steps[:-1])
+    return count / seconds if seconds > 0 else None
+
+
+class JobView(looks.Control, anywidget.AnyWidget):
+    """Draws a job's devices, as the explorer's map does, and a lane of the last seconds for each of its ranks."""
+
+    _esm = page_code("names", "svg_marks", "device_map", "job_view")
+    _css = Path(__file__).with_name("explorer.css")
+    devices = traitlets.Unicode("{}").tag(sync=True)  # JSON
+    lanes = traitlets.Unicode("{}").tag(sync=True)  # JSON
+    palette = traitlets.Dict(PALETTE).tag(sync=True)
+
+    def show_devices(self, plan: Plan, cluster: Cluster | None) -> None:
+        """Draw the map; without a cluster, or of fewer devices than the plan has, a process for each rank."""
+        if cluster is None or len(cluster.devices) <= max(plan.ranks):
+            cluster = Cluster.uniform(1 + max(plan.ranks), device_type="process")
+            drawn = drawn_map(cluster, links=False)
+        else:
+            drawn = drawn_map(cluster)
+        self.devices = _compact({"drawn": drawn, "chips": chips(plan.pipelines, cluster)})
+
+    def show_lanes(self, trace: Trace, activities: Iterable[Doing]) -> None:
+        """Draw the last seconds of a trace; `activities` say what each rank did then, in shares."""
+        end = max((span.end for span in trace.spans), default=0.0)
+        begin = max(end - WINDOW, min((span.start for span in trace.spans), default=0.0))
+        length = max(end - begin, 1e-9)
+        of: dict[int, list[Span]] = {}
+        for span in trace.spans:
+            if span.end > begin:
+                of.setdefault(span.rank, []).append(span)
+        rows = []
+        for doing in activities:
+            spans = sorted(of.get(doing.rank, ()), key=lambda span: span.start)
+            boxes = _merged([((max(s.start, begin) - begin) / length, (s.end - begin) / length, s) for s in spans])
+            label = f"rank {doing.rank} · stage {doing.stage}"
+            rows.append({"label": label, "told": ", ".join(_told_of(doing)), "spans": boxes})
+        self.lanes = _compact({"head": f"the last {WINDOW:.0f} seconds", "rows": rows})
+
+
+def _merged(boxes: Iterable[tuple[float, float, Span]]) -> list[list[float | int | str]]:
+    """[start, end, stage, kind] of what a rank did, as shares of the window; what is too narrow joins its neighbour."""
+    merged: list[list[float | int | str]] = []
+    for start, end, span in boxes:
+        last = merged[-1] if merged else None
+        if last and last[2:] == [span.stage, span.kind] and start - float(last[1]) < 1 / _PIXELS:
+            last[1] = round(end, 4)
+        elif end - start > 0.5 / _PIXELS:
+            merged.append([round(start, 4), round(end, 4), span.stage, span.kind])
+    return merged
+
+
+def _told_of(doing: Doing) -> list[str]:
+    waits = sorted(doing.waits_for.items(), key=lambda item: -item[1])
+    also = [f"{doing.validating:.0%} validating"] if doing.validating >= 0.01 else []
+    waiting = [f"waits {share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01]
+    return [f"{doing.work:.0%} at work", *also, *waiting]
+
+
+def _compact(document: Mapping[str, object]) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
 def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Html:

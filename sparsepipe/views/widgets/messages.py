@@ -114,6 +114,11 @@ class Question:
         self.told.value, self._act = text, act
         looks.show(self.widget, on=True)
 
+    @property
+    def asked(self) -> bool:
+        """Return whether the question waits for an answer."""
+        return self._act is not None
+
     def withdraw(self) -> None:
         """Hide the question, and do nothing."""
         self._act = None

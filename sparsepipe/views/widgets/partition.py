@@ -157,7 +157,8 @@ class PartitionExplorer(Shown):
         pins.add_class("sp-right")
         left = looks.VBox([*self.labs.controls, *self.controls.boxes])
         left.add_class("sp-controls")
-        grid = looks.VBox([header, *self.view.parts, left, pins, more], layout=ipywidgets.Layout())
+        drawers = [] if self._options.board is None else [self._options.board.drawer.widget]
+        grid = looks.VBox([header, *self.view.parts, left, pins, more, *drawers], layout=ipywidgets.Layout())
         grid.add_class("sp-grid")
         return grid
 

@@ -17,6 +17,7 @@ from .partition_view import PartitionView, SettledButton
 from .pipelines_planning import PipelinesAnswer
 from .planning import Answer
 from .promised import MadeFor
+from .run_settings import LaunchDrawer
 
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")
@@ -27,13 +28,15 @@ _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 class Board(Protocol):
     """A place to launch a plan: a LaunchBoard."""
 
+    drawer: LaunchDrawer
+
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
 
     def replan(self, name: str | None, plan: Plan, *, called: str) -> Any: ...
 
 
 class PlanSaver:
-    """Buttons for what `answer` returns: `buttons` *save plan* and *launch this*, in `widget` *apply to the job*.
+    """Buttons for what `answer` returns: `buttons` *save plan* and *launch ▸*, in `widget` *apply to the job*.
 
     Files are numbered, PLANNER-3-stages-001.json or PLANNER-2-pipelines-001.json, and none is overwritten. Without a
     `board` there is the first button alone.
@@ -51,7 +54,7 @@ class PlanSaver:
     ) -> None:
         self.profile, self.folder, self.board, self._answer = profile, folder, board, answer
         self.save_button = SettledButton(view, description="save plan", icon="save")
-        self.launch_button = SettledButton(view, description="launch this", icon="play")
+        self.launch_button = SettledButton(view, description="launch ▸")
         self.apply_button = SettledButton(view, description="apply to the job", icon="random")
         self.told = HtmlView()
         self.save_button.on_click(messages.shown(lambda _: self.save()))
@@ -65,7 +68,7 @@ class PlanSaver:
         """Save and launch nothing until this is called again without a reason."""
         for button, tip in (
             (self.save_button, f"save as a file in {self.folder} for sparsepipe train"),
-            (self.launch_button, "save the plan and open it on the launch board to edit its settings"),
+            (self.launch_button, "save the plan, and choose epochs, learning rate and batch size before it starts"),
             (self.apply_button, "save the plan and switch the running job of the launch board to it"),
         ):
             with button.hold_sync():
@@ -85,6 +88,7 @@ class PlanSaver:
         answer, board = self._answer(), self._board()
         path = self._write(answer.plan)
         board.add(answer.plan, path.stem, made_for=self._made_for(answer))
+        board.drawer.open(path.stem)
         self.told.value = _SMALL.format(_OPENED.format(path.stem, path))
         return path.stem
 

@@ -1,27 +1,35 @@
-"""The settings of a launch board's next run: epochs, learning rate, batch size, and another schedule than planned."""
+"""Controls of the launch board: settings and devices of the next run, and the plan of a running job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import ipywidgets
 
 from ...errors import InputError
 from ...planning import PlanSettings
 from ...runtime.config import RunConfig
+from ...util.io.files import expanded
 from ...util.io.settings import rows
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from ..markup import Html
 from . import looks
+from .html_view import HtmlView
+from .job_line import JobLine
+from .messages import Messages, Question
 
+_ASKED = Html("{} prepares the switch to {} while it trains")
+_EMULATED = 200  # minibatches of an emulation, unless a user says otherwise
+_DRAWER = Html("<b>Launch {}</b><div style='font-size:12px;line-height:1.4'>{}</div>")
 _MOST = 10**6
 _OF_RUNS, _SCHEDULE = rows(RunConfig), rows(PlanSettings)["schedule"]
 _AS_PLANNED = ("as planned", "")  # not None, which a page shows as an empty box
 
 
 class RunSettings:
-    """Four controls over a configuration. `changed` is called when one of them was moved; `widget` shows them."""
+    """Controls over a configuration. `changed` is called when one of them was moved; `widget` shows them."""
 
     def __init__(self, config: RunConfig, changed: Callable[[], Any]) -> None:
         self.epochs = _number(looks.BoundedIntText, "epochs", min=1, max=_MOST)
@@ -34,14 +42,28 @@ class RunSettings:
             layout={"width": "210px"},
             style=looks.OWN_WIDTH,
         )
+        self.minibatches = _number(looks.BoundedIntText, "minibatches", min=1, max=_MOST, value=_EMULATED)
+        self.minibatches.description, self.minibatches.tooltip = "emulated minibatches", "length of an emulation"
+        self.detach = looks.Checkbox(
+            description="keep jobs running after the kernel stops",
+            indent=False,
+            tooltip="detach: reattach from this board or with attach()",
+        )
         self.config = config
         for control in self._controls:
             control.observe(lambda _: changed(), names="value")
-        self.widget = looks.HBox(self._controls, layout={"flex_flow": "row wrap"})
+        for control in (*self._controls, self.detach):
+            control.add_class("sp-of-launch")  # the explorer, whose drawer shows them too, has some of their names
+        self.widget = looks.HBox([*self._controls, self.detach], layout={"flex_flow": "row wrap"})
+        self.offer_emulation(on=False)
 
     @property
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
-        return self.epochs, self.learning_rate, self.batch_size, self.schedule
+        return self.epochs, self.learning_rate, self.batch_size, self.schedule, self.minibatches
+
+    def offer_emulation(self, *, on: bool) -> None:
+        """Show the number of minibatches of emulations, or hide it if there are none."""
+        looks.show(self.minibatches, on=on)
 
     @property
     def config(self) -> RunConfig:
@@ -78,6 +100,105 @@ class RunSettings:
         return plan.with_pipelines(changed)
 
 
+class DrawerBoard(Protocol):
+    """Interface of the board for its drawer."""
+
+    def planned(self, name: str) -> Plan: ...
+
+    def start(self, name: str) -> None: ...
+
+    def line(self, name: str) -> JobLine: ...
+
+
+class LaunchDrawer:
+    """A plan with the settings of its next run and a button that launches it: hidden until `open`.
+
+    It shows the board's own controls. `widget` is displayed by an explorer, whose picture stays in sight.
+    """
+
+    def __init__(self, board: DrawerBoard, settings: RunSettings, messages: Messages) -> None:
+        self.name, self._board = "", board
+        self.settings = settings
+        self.question = Question(
+            messages,
+            looks.Button(description="launch in parallel", icon="play", tooltip="launch anyway"),
+            looks.Button(description="wait", icon="times", tooltip="do not launch"),
+        )
+        self.told, self.widget = HtmlView(), looks.VBox([], layout={"display": "none"})
+        self.start = looks.Button(description="launch now", icon="play", tooltip="start the plan's processes")
+        self.start.button_style = "primary"
+        self.close = looks.Button(description="close", icon="times", tooltip="keep the plan on the launch board")
+        self.start.on_click(messages.shown(lambda _: self._start()))
+        self.close.on_click(lambda _: looks.show(self.widget, on=False))
+        self.widget.add_class("sp-drawer")
+
+    def open(self, name: str) -> None:
+        """Show the plan of this name on the board."""
+        line = self._board.line(name)
+        self.name = name
+        self.told.value = _DRAWER.format(name, self._board.planned(name).summary())
+        buttons = looks.HBox([self.start, self.close])
+        self.widget.children = (self.told, line.others.widget, self.settings.widget, buttons, self.question.widget)
+        looks.show(self.widget, on=True)
+
+    def _start(self) -> None:
+        self._board.start(self.name)
+        looks.show(self.widget, on=self.question.asked)
+
+
+class PlanChange:
+    """A row below the plans, hidden while nothing runs. `change(job, plan, called)` is what a click asks of the board.
+
+    `prepared` gives the board's plan of a name. A file comes first where one is named.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        prepared: Callable[[str], Plan],
+        change: Callable[[str, Plan, str], object],
+    ) -> None:
+        self._prepared, self._change = prepared, change
+        self.job = looks.Dropdown(description="running job", style=looks.OWN_WIDTH, layout={"width": "auto"})
+        self.job.tooltip = "running job that switches to another plan"
+        self.plan = looks.Dropdown(description="switch to", style=looks.OWN_WIDTH, layout={"width": "auto"})
+        self.plan.tooltip = "plan from this board"
+        self.file = looks.Text(description="or a file", style=looks.OWN_WIDTH, layout={"width": "260px"})
+        self.file.placeholder, self.file.tooltip = (
+            "work/plans/….json",
+            "path of a plan file, instead of a plan from this board",
+        )
+        self.button = looks.Button(description="switch plan", icon="random", layout={"width": "auto"})
+        self.button.tooltip = "layers migrate with their weights and optimizer state; the processes keep running"
+        self.told = HtmlView()
+        self.button.on_click(messages.shown(lambda _: self._asked()))
+        row = [self.job, self.plan, self.file, self.button, self.told]
+        self.widget = looks.HBox(row, layout={"flex_flow": "row wrap", "display": "none"})
+
+    def offer(self, jobs: Sequence[str], plans: Sequence[str]) -> None:
+        """Offer those jobs, which run, and plans; what was chosen stays chosen."""
+        looks.show(self.widget, on=bool(jobs))
+        for chooser, names in ((self.job, jobs), (self.plan, plans)):
+            if chooser.options != tuple(names):
+                chosen = chooser.value
+                chooser.options = tuple(names)
+                chooser.value = chosen if chosen in names else next(iter(names), None)
+
+    def say(self, job: str, called: str, doubt: str = "") -> None:
+        """Show that a job was asked, and what could not be checked of the plan, until `done`."""
+        self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
+
+    def done(self) -> None:
+        self.told.value = ""
+
+    def _asked(self) -> None:
+        if not self.job.value:
+            return  # it has ended as the button was clicked
+        file = self.file.value.strip()
+        plan = Plan.load(expanded(file)) if file else self._prepared(self.plan.value)
+        self._change(self.job.value, plan, file or self.plan.value)
+
+
 def _as_called(name: str, _: Any) -> str:
     """A setting by the name that its control has on screen."""
     return _OF_RUNS[name].label
@@ -89,5 +210,5 @@ def _told(name: str) -> str:
 
 def _number(kind: Any, name: str, **limits: Any) -> Any:
     row = _OF_RUNS[name]
-    look: Any = {"layout": {"width": "170px"}, "style": looks.OWN_WIDTH}
+    look: Any = {"layout": {"width": "250px" if name == "minibatches" else "170px"}, "style": looks.OWN_WIDTH}
     return kind(description=row.label, tooltip=row.help, **look, **limits)

@@ -12,11 +12,13 @@ import plotly.graph_objects as go
 import traitlets
 
 from ...errors import DamagedRecord, InputError
+from ...launching.base import MetricsRow
 from ...launching.lock import is_held
 from ...launching.run_folders import delete_runs
 from ...records import RunRecord
 from ...records.labels import Labels
 from ...util.io.files import expanded
+from ...values.trace import Trace
 from .. import plots
 from ..markup import Html
 from ..plots.run_places import compared_with
@@ -26,6 +28,7 @@ from . import looks
 from .exporter import Export, Exporter
 from .messages import Messages, Question
 from .plot_view import PlotView
+from .promised import same_data
 from .runs_rows import RunsListing
 from .tips import Shown, with_tips
 
@@ -36,11 +39,15 @@ _TRACE = Html(
 )
 
 
+_MOST_TIMELINES, _MINIBATCHES = 3, 7  # runs whose timelines are drawn, and minibatches of them
+
+
 class RunsTable(Shown):
     """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
 
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
-        self.messages, self.link = Messages(), PageLink()
+        self.messages = Messages()
+        self.opened = TraceLink(self.messages)
         self.listing = RunsListing(expanded(folder), self.messages)
         self.labels = RunLabels(self.messages, lambda: self.chosen, self.listing.update)
         self.figures = RunsFigures(self.messages)
@@ -78,16 +85,12 @@ class RunsTable(Shown):
             raise InputError(
                 "runs.several_marked", f"{len(records)} runs are marked, but a trace shows only one; mark one run"
             )
-        (record,) = records
-        trace = record.trace()
-        if not trace.spans:
-            raise InputError(
-                "run.no_trace", f"{record.name}: has no trace; it was cancelled or failed before its first minibatch"
-            )
-        page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
-        self.link.show(page.read_text(encoding="utf-8"), label=f"timeline of {record.name}")
-        self.messages.value = _TRACE.format(page)
-        return f"{page} {perfetto}"
+        return self.opened.show(records[0])
+
+    @property
+    def link(self) -> "PageLink":
+        """The link to the trace that was opened last."""
+        return self.opened.link
 
     def _marked(self) -> None:
         """A question is about what is marked, or about nothing; the figures below are of what is marked, or hidden."""
@@ -103,13 +106,36 @@ class RunsTable(Shown):
         self.figures.show(self.chosen)
 
 
+class TraceLink:
+    """A link to the timeline of a run, once it was opened; the messages say where its files are."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages, self.link = messages, PageLink()
+
+    def show(self, record: RunRecord) -> str:
+        """Write a run's trace as a page and for Perfetto; returns their paths. Raises InputError if it has none."""
+        trace = record.trace()
+        if not trace.spans:
+            raise InputError(
+                "run.no_trace", f"{record.name}: has no trace; it was cancelled or failed before its first minibatch"
+            )
+        page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
+        self.link.show(page.read_text(encoding="utf-8"), label=f"timeline of {record.name}")
+        self.messages.value = _TRACE.format(page)
+        return f"{page} {perfetto}"
+
+
 class RunsFigures:
-    """Throughput and accuracy of the runs that were compared last; `widget` shows them while these are marked."""
+    """Throughput, accuracy, curves and timelines of the runs that were compared last; `widget` shows them while these
+    are marked.
+    """
 
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
         self.throughput, self.accuracy = PlotView(), PlotView()
-        self.widget = looks.VBox([self.throughput, self.accuracy], layout={"display": "none"})
+        self.curves, self.timelines = PlotView(), PlotView()
+        figures = [self.throughput, self.accuracy, self.curves, self.timelines]
+        self.widget = looks.VBox(figures, layout={"display": "none"})
         self._compared: tuple[str, ...] = ()
 
     def forget(self) -> None:
@@ -121,10 +147,20 @@ class RunsFigures:
         looks.show(self.widget, on=bool(self._compared) and marked == self._compared)
 
     def show(self, records: list[RunRecord]) -> None:
-        """Draw these runs. Damaged ones are left out, which the messages say."""
+        """Draw these runs. Damaged ones are left out, which the messages say; so are throughputs over other data than
+        the first run's.
+        """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pace, learned = self._drawn(records, _names(records))
+        rows = {record.name: steps for record in _same_data(records) if (steps := _losses(record))}
+        looks.show(self.curves, on=bool(rows))
+        if rows:
+            self.curves.show(plots.progress(rows, note=", ".join(rows)))
+        timelines = _timelines(records)
+        looks.show(self.timelines, on=timelines is not None)
+        if timelines is not None:
+            self.timelines.show(timelines)
         looks.show(self.widget, on=True)
         self.throughput.show(pace)
         looks.show(self.accuracy, on=learned is not None)
@@ -148,7 +184,14 @@ class RunsFigures:
         told = [record for record in records if _learned(record)]
         names, among = _as_in_all(told, records), compared_with(records)
         learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
-        return plots.throughput(*records, note=note, partial=True, among=among), learned
+        same = _same_data(records)
+        if others := [record for record in records if record not in same and _has_plan(record)]:
+            warnings.warn(
+                f"throughput is not compared over different data or minibatches: {_names(others)} left out, unlike "
+                f"{records[0].name}",
+                stacklevel=2,
+            )
+        return plots.throughput(*same, note=note and _names(same), partial=True, among=among), learned
 
 
 class RunsDeletion:
@@ -190,6 +233,40 @@ def _as_in_all(some: list[RunRecord], records: list[RunRecord]) -> list[str]:
     readable = [record for record in records if _has_plan(record)]  # no figure shows others
     called = dict(zip(readable, record_names(readable), strict=True))
     return [called.get(record, record.name) for record in some]
+
+
+def _same_data(records: list[RunRecord]) -> list[RunRecord]:
+    """The first run, and those with the same data and minibatches."""
+    return [record for record in records if record is records[0] or same_data(records[0], record)]
+
+
+def _losses(record: RunRecord) -> Sequence[MetricsRow]:
+    """The rows of a run that has losses, for its curves; none of one that is damaged or an emulation."""
+    try:
+        rows = record.metrics()
+    except DamagedRecord:
+        return []
+    return rows if any(row["event"] == "step" and row.get("loss") is not None for row in rows) else []
+
+
+def _timelines(records: list[RunRecord]) -> go.Figure | None:
+    """The same minibatches of the newest epoch of each run that has a trace of it, one run below the other."""
+    traces: dict[RunRecord, Trace] = {}
+    length: int | None = None
+    for record in records[:_MOST_TIMELINES]:
+        try:
+            last = max((row["epoch"] for row in record.metrics("step")), default=0)
+            traces[record] = plots.working_epoch(record, last)
+            count = 1 + max(span.minibatch for span in traces[record].spans)
+            length = count if length is None else min(length, count)
+        except InputError:  # it has no trace, or not all of it
+            continue
+    if not traces or length is None:
+        return None
+    first = length // 3
+    window = (first, min(first + _MINIBATCHES, length))
+    names = record_names(list(traces))
+    return plots.timeline(*traces.values(), names=names, minibatches=window, note="newest epoch of each run")
 
 
 def _has_plan(record: RunRecord) -> bool:

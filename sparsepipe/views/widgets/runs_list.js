@@ -14,6 +14,9 @@ const STYLE = `
 .sp-runs thead tr>:nth-child(2){z-index:2}.sp-runs tr.sp-marked>:nth-child(2){background:var(--jp-layout-color2,#eee)}}
 .sp-runs thead button{all:unset;cursor:pointer;font-weight:600}
 .sp-runs thead button:focus-visible,.sp-runs input:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:1px}
+.sp-cut-columns{font-size:12px;color:var(--jp-ui-font-color2,#666);min-height:18px;text-align:right}
+.sp-runs tr.sp-baseline td{border-bottom:2px solid #D55E00}
+.sp-runs.sp-is-cut{box-shadow:inset -14px 0 10px -10px #0006}
 .sp-runs tr.sp-marked{background:var(--jp-layout-color2,#eee)}
 `;
 
@@ -28,8 +31,18 @@ function filled(cell, text) {  // in a sentence, too, names with hyphens are in 
 }
 
 function render({ model, el }) {
-  el.innerHTML = `<style>${STYLE}</style><div class="sp-runs" tabindex="0" role="region" aria-label="runs"><table><thead></thead><tbody></tbody></table></div>`;
+  el.innerHTML = `<style>${STYLE}</style><div class="sp-runs" tabindex="0" role="region" aria-label="runs"><table><thead></thead><tbody></tbody></table></div><div class="sp-cut-columns"></div>`;
   const head = el.querySelector("thead"), body = el.querySelector("tbody"), box = el.querySelector(".sp-runs");
+  const beyond = el.querySelector(".sp-cut-columns");
+  const tellCut = () => {  // which columns are beyond the right edge, until the table is scrolled there
+    const edge = box.getBoundingClientRect().right, cells = [...head.querySelectorAll("th")];
+    const names = cells.filter((cell) => cell.getBoundingClientRect().right > edge + 2).map((cell) => cell.textContent.replace(/ [▾▴]$/, ""));
+    box.classList.toggle("sp-is-cut", names.length > 0);
+    beyond.textContent = names.length ? `scroll for ${names.join(", ")} →` : "";
+  };
+  box.addEventListener("scroll", tellCut, { passive: true });
+  const watch = new ResizeObserver(tellCut);
+  watch.observe(box);
   const make = (name, text, more = {}) => Object.assign(document.createElement(name), { textContent: text }, more);
 
   const sorted = (column) => {
@@ -43,7 +56,7 @@ function render({ model, el }) {
     model.save_changes();
   };
   const draw = () => {
-    const { columns, heads, meanings, numbers, rows } = JSON.parse(model.get("document")), sort = model.get("sort"), value = new Set(model.get("value"));
+    const { columns, heads, meanings, numbers, rows, baseline } = JSON.parse(model.get("document")), sort = model.get("sort"), value = new Set(model.get("value"));
     const held = document.activeElement && box.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     box.style.display = rows.length ? "" : "none";
     const line = make("tr", "");
@@ -60,22 +73,23 @@ function render({ model, el }) {
     });
     head.replaceChildren(line);
     body.replaceChildren(...rows.map((cells) => {
-      const name = cells[0], row = make("tr", "", { className: value.has(name) ? "sp-marked" : "" }), first = make("td", "");
+      const name = cells[0], row = make("tr", "", { className: `${value.has(name) ? "sp-marked" : ""} ${name === baseline ? "sp-baseline" : ""}` }), first = make("td", "");
       const tick = make("input", "", { type: "checkbox", checked: value.has(name) });
       tick.setAttribute("aria-label", `mark ${name}`);
       tick.dataset.key = `mark ${name}`;
       tick.addEventListener("change", () => marked(name, tick.checked));
       first.append(tick);
-      row.append(first, ...cells.map((text, k) => filled(make("td", "", { className: numbers[k] ? "sp-number" : "" }), text)));
+      row.append(first, ...cells.map((text, k) => filled(make("td", "", { className: numbers[k] ? "sp-number" : "" }), !k && name === baseline ? `⚑ ${text}` : text)));
       row.addEventListener("click", (event) => { if (!event.target.closest("input")) marked(name, !value.has(name)); });
       return row;
     }));
+    tellCut();
     if (held) for (const one of box.querySelectorAll("[data-key]")) if (one.dataset.key === held) one.focus();
   };
   const names = ["document", "value", "sort"].map((name) => `change:${name}`);
   for (const name of names) model.on(name, draw);
   draw();
-  return () => { for (const name of names) model.off(name, draw); };
+  return () => { watch.disconnect(); for (const name of names) model.off(name, draw); };
 }
 
 export default { render };

@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import anywidget
@@ -12,7 +13,7 @@ import ipywidgets
 import pandas as pd
 import traitlets
 
-from ...errors import InputError
+from ...errors import DamagedRecord, InputError
 from ...launching.supervisor import GOING_ON
 from ...records import RunRecord
 from ...records.labels import Labels
@@ -29,6 +30,7 @@ from ..tables import of_numbers
 from . import looks
 from .html_view import HtmlView
 from .messages import Messages
+from .promised import same_data
 
 COLUMNS = (
     *("run", "state", "strategy", "samples/s", "accuracy", "epochs"),
@@ -60,6 +62,8 @@ PACES = ("samples/s", "predicted samples/s")
 _MEANINGS = definitions("samples/s")
 
 _PARTS = ("columns", "heads", "meanings", "numbers", "rows")  # of the document, which is JSON
+_ALWAYS = ("run", "state", "samples/s", "accuracy")  # shown next to the settings that differ
+_IF_THEY_DIFFER = ("strategy", "data", "engine", "model")
 _DIGITS = 4  # of the largest number of a column
 _ENDED = set(STATES) - set(GOING_ON)
 
@@ -150,6 +154,60 @@ def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
     return row
 
 
+def differing_settings(records: Sequence[RunRecord], among: Sequence[int]) -> dict[str, list[object]]:
+    """Each setting that differs between the runs at `among`, with its value in every run.
+
+    Data, engine and model have their own columns.
+    """
+    configs = []
+    for record in records:
+        try:
+            configs.append(dict(record.config))
+        except DamagedRecord:
+            configs.append({})
+    names = [name for name in dict.fromkeys(name for config in configs for name in config) if name not in COLUMNS]
+    values = {name: [config.get(name) for config in configs] for name in names}
+    return {name: cells for name, cells in values.items() if len({json.dumps(cells[k]) for k in among}) > 1}
+
+
+def deltas(table: pd.DataFrame, records: Sequence[RunRecord], baseline: int) -> dict[tuple[str, str], str]:
+    """(run, column) → difference from the run at `baseline`: throughput in per cent, accuracy in points, losses.
+
+    Runs on other data or minibatches have none.
+    """
+    differences = {}
+    for k, record in enumerate(records):
+        if k == baseline or not same_data(record, records[baseline]):
+            continue
+        for column, form in _DELTAS.items():
+            if column in table and (text := form(table[column][k], table[column][baseline])):
+                differences[record.name, column] = text
+    return differences
+
+
+def _relative(value: object, base: object) -> str:
+    known = isinstance(value, float) and isinstance(base, float) and base > 0
+    return f"{float(str(value)) / float(str(base)) - 1:+.0%}" if known else ""
+
+
+def _points(value: object, base: object) -> str:
+    texts = [str(cell).rstrip("%") for cell in (value, base)]
+    return f"{float(texts[0]) - float(texts[1]):+.1f} points" if all(texts) else ""
+
+
+def _difference(value: object, base: object) -> str:
+    known = isinstance(value, float) and isinstance(base, float)
+    return f"{float(str(value)) - float(str(base)):+.3f}" if known else ""
+
+
+_DELTAS: Mapping[str, Callable[[object, object], str]] = {
+    "samples/s": _relative,
+    "accuracy": _points,
+    "train loss": _difference,
+    "validation loss": _difference,
+}
+
+
 def _started(created: str) -> str:
     """ "2026-11-27 17:18:29 UTC"; a day, or what is no time, as it was written."""
     try:
@@ -212,26 +270,60 @@ class RunsListing:
         self.again = looks.Button(
             description="read again", icon="refresh", tooltip="reread the run folder", layout={"width": "120px"}
         )
+        self.diff = looks.Checkbox(
+            description="diff only",
+            indent=False,
+            tooltip="shows the settings that differ: between the runs marked, or between all listed",
+            layout={"width": "auto"},
+        )
+        self.flag = looks.Button(
+            description="set baseline",
+            icon="flag",
+            tooltip="compare the others with the marked run; again: clear the baseline",
+            layout={"width": "130px"},
+        )
         self.listed, self.marks = HtmlView(), RunsList()
-        self.table = pd.DataFrame()
+        self.table, self.baseline = pd.DataFrame(), ""  # the run that the others are compared with
         self._kept: Kept = {}
         update = messages.shown(lambda _: self.update())
-        for chooser in (self.filter, self.columns):
+        self.flag.on_click(messages.shown(lambda _: self.set_baseline()))
+        for chooser in (self.filter, self.columns, self.diff):
             chooser.observe(update, names="value")
         self.marks.observe(update, names="sort")
+        self.marks.observe(messages.shown(self._marked), names="value")
         self.again.on_click(update)
 
     @property
     def rows(self) -> list[ipywidgets.Widget]:
         """Widgets to display: the button comes among those of the table."""
-        return [looks.HBox([self.filter, self.columns], layout={"flex_flow": "row wrap"}), self.marks, self.listed]
+        choosers = [self.filter, self.columns, self.diff, self.flag]
+        return [looks.HBox(choosers, layout={"flex_flow": "row wrap"}), self.marks, self.listed]
 
     @property
     def chosen(self) -> list[RunRecord]:
         """The marked records. Raises InputError if none is marked."""
         if not self.marks.value:
             raise InputError("runs.none_marked", "no run is marked; click one or more in the list")
-        return [RunRecord.load(self.folder / name) for name in self.marks.value]
+        names = sorted(self.marks.value, key=lambda name: name != self.baseline)  # the baseline first
+        return [RunRecord.load(self.folder / name) for name in names]
+
+    def _marked(self, _: object) -> None:
+        if self.diff.value:  # of the runs that are marked
+            self.update()
+
+    def set_baseline(self) -> None:
+        """Compare the others with the marked run; clear the baseline if it is that run, or none is marked.
+
+        Raises InputError if several are marked.
+        """
+        marked = [name for name in self.marks.value if name != self.baseline]
+        if len(marked) > 1:
+            raise InputError(
+                "runs.several_baselines", f"{len(marked)} runs are marked, but only one can be the baseline; mark one"
+            )
+        self.baseline = marked[0] if marked else ""
+        self.flag.description = "clear baseline" if self.baseline and not marked else "set baseline"
+        self.update()
 
     def update(self) -> None:
         """Read the folder again, apply the filter, and sort."""
@@ -242,8 +334,28 @@ class RunsListing:
         passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
         self.table = table.iloc[passing].reset_index(drop=True)
         self.listed.value = _counted(len(self.table), self.folder, len(table))
+        names = [str(name) for name in self.table.run]
+        records = [RunRecord(self.folder / name) for name in names]
         shown = self.table.drop(columns=[name for name in LABELS if not any(self.table[name])])
-        self.marks.show(shown, settings=SETTINGS)
+        settings: tuple[str, ...] = SETTINGS
+        if self.diff.value:
+            marked = [k for k, name in enumerate(names) if name in self.marks.value]
+            shown, settings = _differing(self.table, records, marked, more=tuple(self.columns.value))
+        compared = deltas(self.table, records, names.index(self.baseline)) if self.baseline in names else {}
+        self.marks.show(shown, settings=settings, compared=compared, baseline=self.baseline)
+
+
+def _differing(
+    table: pd.DataFrame, records: Sequence[RunRecord], marked: Sequence[int], *, more: tuple[str, ...]
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The table with results and the settings that differ: between the runs at `marked` if they are several."""
+    among = list(marked) if len(marked) > 1 else list(range(len(records)))
+    differing = differing_settings(records, among)
+    facts = [name for name in _IF_THEY_DIFFER if table[name].iloc[among].nunique() > 1]
+    shown = table[[*_ALWAYS, *facts, *(name for name in more if name in METRICS)]].copy()
+    for name, values in differing.items():
+        shown[name] = ["" if value is None else value for value in values]
+    return shown, tuple(differing)
 
 
 def _counted(shown: int, folder: Path, total: int) -> Html:
@@ -258,14 +370,22 @@ class RunsList(looks.Control, anywidget.AnyWidget):
     """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
 
     _esm = Path(__file__).with_name("runs_list.js")
-    document = traitlets.Unicode(json.dumps(dict.fromkeys(_PARTS, []))).tag(sync=True)
+    document = traitlets.Unicode(json.dumps({**dict.fromkeys(_PARTS, []), "baseline": ""})).tag(sync=True)
     value = traitlets.Tuple(()).tag(sync=True)
     sort = traitlets.Dict({"column": "started", "descending": True}).tag(sync=True)
     options: tuple[str, ...] = ()
 
-    def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
+    def show(
+        self,
+        table: pd.DataFrame,
+        *,
+        settings: Collection[str] = (),
+        compared: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        baseline: str = "",
+    ) -> None:
         """List the runs of a table, whose first column is their names; marks of runs that are gone are dropped.
 
+        `compared`: (run, column) → difference from the run `baseline`, written behind the number.
         Numbers of `settings` are written as they were given, paces with three digits, those of another column with as
         many decimals each.
         """
@@ -274,10 +394,15 @@ class RunsList(looks.Control, anywidget.AnyWidget):
         told = [*columns.items()][1:]
         forms = [as_given if name in settings else as_measured if name in PACES else None for name, _ in told]
         cells = [_shown(own, form) for (_, own), form in zip(told, forms, strict=True)]
-        rows = [list(row) for row in zip(self.options, *cells, strict=True)]
         numbers = [any(map(_is_number, own)) or of_numbers(cells[k]) for k, (_, own) in enumerate(told)]
+        for (name, _), own in zip(told, cells, strict=True):
+            own[:] = [
+                f"{text} ({compared[run, name]})" if (run, name) in compared else text
+                for run, text in zip(self.options, own, strict=True)
+            ]
+        rows = [list(row) for row in zip(self.options, *cells, strict=True)]
         names = {"columns": list(columns), "heads": [*map(head, columns)], "meanings": [*map(meaning, columns)]}
-        self.document = json.dumps({**names, "numbers": [False, *numbers], "rows": rows})
+        self.document = json.dumps({**names, "numbers": [False, *numbers], "rows": rows, "baseline": baseline})
         self.value = tuple(name for name in self.value if name in self.options)
 
     @traitlets.validate("value")

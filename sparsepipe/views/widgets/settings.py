@@ -211,6 +211,16 @@ def map_of(given: Cluster, settings: Settings) -> dict[str, object]:
     return {"hosts": hosts, "network": _links([Link(settings.network_bandwidth, settings.network_latency)])}
 
 
+def drawn_map(cluster: Cluster, *, links: bool = True) -> dict[str, object]:
+    """The map of a cluster as it is; without `links` if nobody knows them."""
+    hosts = []
+    for node in cluster.nodes:
+        held = [kind.name for kind in node.device_types]
+        counts = {name: held.count(name) for name in dict.fromkeys(held)}
+        hosts.append({"name": node.name, "link": _links([node.link]) if links else "", "counts": counts})
+    return {"hosts": hosts, "network": _links([cluster.network]) if links else ""}
+
+
 def _by_type(given: Cluster, wanted: Mapping[str, int]) -> list[Node]:
     nodes = []
     for name, count in wanted.items():

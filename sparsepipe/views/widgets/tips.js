@@ -15,10 +15,14 @@ function render({ model, el }) {
   const put = () => {
     const tips = model.get("tips"), root = el.closest(".jp-OutputArea-output") || document.body;
     for (const one of root.querySelectorAll('[title="null"]')) one.removeAttribute("title");
+    for (const button of root.querySelectorAll("button[class*='sp-of-']")) {
+      const of = [...button.classList].find((name) => name.startsWith("sp-of-")).slice(6), told = `${button.textContent.trim()} ${of}`;
+      if (button.getAttribute("aria-label") !== told) button.setAttribute("aria-label", told);
+    }
     for (const label of root.querySelectorAll("label.widget-label")) {
       const row = label.parentElement, control = row.querySelector("select, input");
       const of = ([...row.classList].find((name) => name.startsWith("sp-of-")) || "").slice(6).replace("-", " ");
-      const tip = of ? `How many ${label.textContent} ${of} has` : tips[label.textContent];
+      const tip = of && of !== "launch" ? `How many ${label.textContent} ${of} has` : tips[label.textContent];
       if (of && control) control.setAttribute("aria-label", `${label.textContent}, ${of}`);
       if (!tip || !control || row.title === tip) continue;
       row.title = tip;
