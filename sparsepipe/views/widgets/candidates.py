@@ -208,7 +208,7 @@ def _facts(plan: Plan, reference: float) -> dict[str, object]:
     sizes = [len(stage.layers) for stage in plan.stages]
     return {
         "time": duration(period),
-        "delta": "=" if abs(change) < _SAME else f"{change:+.1%}",
+        "delta": "=" if abs(change) < _SAME else f"{change:+.1%}".replace("-", "−"),
         "memory": scaled_bytes(_memory(plan)),
         "parts": sizes,
         "ends": [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)],

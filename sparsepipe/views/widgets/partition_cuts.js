@@ -2,7 +2,7 @@
 // partition_view.js, as one module.
 
 class Cuts {  // the handles: kept from scene to scene, so that a drag and the focus survive
-  constructor(box, reason, send) {
+  constructor(box, reason, send) {  // `send(cut, layers before it)`
     this.box = box; this.reason = reason; this.send = send; this.handles = []; this.held = -1;
   }
   update(scene, width, old) {

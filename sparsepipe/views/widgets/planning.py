@@ -43,6 +43,12 @@ class Answer:
         others = tuple(value for name, value in vars(self.settings).items() if name != field)
         return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, others)) & (2**64 - 1), "x")
 
+    def place(self, field: str, kind: str = "") -> str:
+        """A name of all settings but one field, or but the devices of one type; without a field of all settings."""
+        devices = tuple(pair for pair in self.settings.devices if pair[0] != kind)
+        others = replace(self.settings, **({field: devices if kind else None} if field else {}))
+        return format(hash(others) & (2**64 - 1), "x")
+
     @property
     def ends(self) -> list[int]:
         """Layers before each cut."""

@@ -53,9 +53,9 @@ function render({ model, el }) {
   const go = (at) => {
     const all = stops(), [key] = all[Math.max(0, Math.min(all.length - 1, at))];
     if (off() || key === model.get("value")) return;
-    el.dispatchEvent(new CustomEvent("sp-moved", { bubbles: true, detail: { name: model.get("description"), key } }));
     model.set("value", key);
-    model.save_changes();
+    model.save_changes();  // before the page draws: the kernel works meanwhile
+    el.dispatchEvent(new CustomEvent("sp-moved", { bubbles: true, detail: { name: model.get("description"), key } }));
   };
 
   const pointed = (event) => {
