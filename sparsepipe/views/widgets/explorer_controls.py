@@ -49,7 +49,6 @@ _VARIATIONS = (*(k / 20 for k in range(1, 21)), *(k / 10 for k in range(11, 21))
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
 _EXAMPLE = "e.g. every=2"
-_FORESEEN = ("network_bandwidth", "bandwidth", "batch_size", "voxel_size")
 _PINNED = "Pinned cuts and devices apply to one pipeline: unpin them to plan pipeline replicas"
 
 
@@ -117,11 +116,6 @@ class ExplorerControls:
         }
         counts = {slider.description: ("devices", slider) for slider in devices.counts.values()}
         return counts | {one.description: (field, one) for field, one in fields.items() if one in self.every}
-
-    @property
-    def foreseen(self) -> dict[str, tuple[str, StopSlider]]:
-        """Those of `sliders` whose moves the page shows with the present plan, before another is known."""
-        return {name: pair for name, pair in self.sliders.items() if pair[0] in _FORESEEN}
 
     def settings(self) -> Settings:
         """The current settings of the controls."""

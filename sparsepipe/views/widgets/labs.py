@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import ipywidgets
 
@@ -84,8 +85,9 @@ class Lab:
         gpus = num_gpus()
         with TemporaryDirectory() as folder:
             shapes = make_shapes(Path(folder) / "shapes", num_train=4, num_test=1)
-            settings = {"device": "cuda"} if gpus else {"device": "cpu", "device_type": "core"}
-            profile = profile_model(MEASURED, shapes, batch_size=8, voxel_size=0.05, progress=progress, **settings)
+            device, kind = ("cuda", None) if gpus else ("cpu", "core")
+            settings: dict[str, Any] = {"batch_size": 8, "voxel_size": 0.05, "device": device, "device_type": kind}
+            profile = profile_model(MEASURED, shapes, progress=progress, **settings)
         count = gpus or min(num_processors(), _MOST_PROCESSES)
         return cls(profile, Cluster.uniform(count, device_type=profile.device_types[0], link=loopback_link()))
 

@@ -348,8 +348,8 @@ function render({ model, el }) {
   const drawMap = () => map.update(JSON.parse(model.get("map")), scene.chips, model.get("palette"), performance.now() - swapped.at < COMING);
   const candidates = new Candidates(find("candidates"), find("strip"), (content) => model.send(content));
   const drawCandidates = () => candidates.update(JSON.parse(model.get("candidates")), scene, model.get("palette"), Boolean(model.get("stale")));
-  let graph = {}, waiting = false, width = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [], tables = {};
-  const kept = [];    // [{ told, places }] of the last scenes
+  let graph = {}, waiting = false, width = 0, wide = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [], tables = {};
+  const kept = [];    // [{ told, places, baseline }] of the last scenes
   let painted = null, swapped = { at: -Infinity, came: [] };  // the last scene in full, the last swap of devices
   let chosen = null, pointedAt = null;                        // minibatches whose way is shown: by a click, by the pointer
   let ahead = null;   // { name, key } of the move that is shown before the kernel's answer to it
@@ -447,7 +447,7 @@ function render({ model, el }) {
     palette = model.get("palette");
     if (told !== seen) {
       const next = JSON.parse(told), at = ahead && next.places && next.places[ahead.name];
-      if (next.places && told !== (kept.at(-1) || {}).told) kept.push({ told, places: next.places });
+      if (next.places && told !== (kept.at(-1) || {}).told) kept.push({ told, places: next.places, baseline: next.baseline });
       if (kept.length > KEPT) kept.shift();
       if (at && at[1] !== ahead.key && !old) return;  // of an earlier move than the page shows
       show(next, told);
@@ -461,7 +461,7 @@ function render({ model, el }) {
     paint(old);
   };
   const paint = (old) => {
-    width = Math.floor(picture.clientWidth);
+    width = wide;
     if (!box && (box = root.closest(".jupyter-widgets"))) living.observe(box, { attributes: true, attributeFilter: ["class"] });
     if (!scene.tiles || width < 50) return;
     root.classList.remove("sp-foreseen");
@@ -514,7 +514,7 @@ function render({ model, el }) {
     const place = scene.places && scene.places[name];
     ahead = null;
     if (!place || model.get("stale") || waiting) return;
-    const before = kept.findLast(({ places }) => places[name] && places[name][0] === place[0] && places[name][1] === key);
+    const before = kept.findLast(({ places, baseline }) => baseline === scene.baseline && places[name] && places[name][0] === place[0] && places[name][1] === key);
     if (before) {
       show(JSON.parse(before.told), before.told);
       paint("");
@@ -525,12 +525,12 @@ function render({ model, el }) {
   const foreseen = (name, key) => {
     if (model.get("moves") !== tables.told) tables = { told: model.get("moves"), of: JSON.parse(model.get("moves")) };
     const table = tables.of[name], stop = table && table.stops[key];
-    if (!stop || table.base !== scene.bases[name]) return false;
+    if (!stop || ![scene.bases[name], scene.places[name][0]].includes(table.base)) return false;
     const tips = new Map(scene.tiles.map(([tile, , tip]) => [tile, tip]));
     const shown = stop.tiles.map(([tile, value]) => [tile, value, tips.get(tile) || ""]);
     const gap = scene.tiles.findIndex(([tile]) => tile === "optimality gap");
     if (gap >= 0) shown.splice(gap, 0, ["optimality gap", "…", tips.get("optimality gap")]);
-    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => [...scene.stages[k].parts[j].slice(0, 4), ...part]) }));
+    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => (part.length > 2 ? part : [...scene.stages[k].parts[j].slice(0, 4), ...part])) }));
     root.classList.add("sp-foreseen");
     put("tiles", tiles({ tiles: shown }));
     put("stages", stages({ ...scene, stages: rows, bound: null }, palette, width));
@@ -577,7 +577,10 @@ function render({ model, el }) {
   model.on("change:swap", drawSwap);
   model.on("change:sizes", drawSizes);
   model.on("msg:custom", copied);
-  const observer = new ResizeObserver(() => { if (Math.floor(picture.clientWidth) !== width) soon(); });
+  const observer = new ResizeObserver(([{ contentRect }]) => {  // to ask for it while drawing lays out the whole page
+    wide = Math.floor(contentRect.width);
+    if (wide !== width) soon();
+  });
   observer.observe(picture);
   regraph();
   drawSizes();

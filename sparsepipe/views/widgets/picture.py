@@ -56,7 +56,8 @@ def picture(
         else "layers in network order, height proportional to time",
         "code": answer.as_code(),
         "bases": {name: answer.base(field) for name, (field, _) in sliders.items()},
-        "places": _places(answer, pinned, sliders),
+        "places": _places(answer, sliders),
+        "baseline": "" if pinned is None else format(hash(pinned.settings), "x"),
     }
     if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
         drawn["before"]["name"] += f", with {pinned.told()}"
@@ -65,20 +66,13 @@ def picture(
     return drawn
 
 
-def _places(
-    answer: Answer, pinned: Answer | None, sliders: Mapping[str, tuple[str, StopSlider]]
-) -> dict[str, list[str]]:
-    """Return by slider, and by pinned cut, [a name of all else, its value]: the picture is known by these two."""
+def _places(answer: Answer, sliders: Mapping[str, tuple[str, StopSlider]]) -> dict[str, list[str]]:
+    """Return by slider, and by pinned cut, [a name of all other settings, its value]: these two know the picture."""
     places = {
-        name: [answer.place(field, name if field == "devices" else ""), slider.key(slider.value)]
+        name: [answer.place(field, name if field == "devices" else None), slider.key(slider.value)]
         for name, (field, slider) in sliders.items()
     }
-    cuts = answer.settings.cuts or ()
-    for k, at in enumerate(cuts):
-        others = replace(answer, settings=replace(answer.settings, cuts=(*cuts[:k], -1, *cuts[k + 1 :])))
-        places[f"cut {k}"] = [others.place(""), str(at)]
-    baseline = "" if pinned is None else pinned.place("")
-    return {name: [f"{others} {baseline}", value] for name, (others, value) in places.items()}
+    return places | {f"cut {k}": [answer.place("cuts", k), str(at)] for k, at in enumerate(answer.settings.cuts or ())}
 
 
 def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
@@ -178,8 +172,8 @@ class _Need:
         saved, working, _ = self.stage_bytes(first, last)
         parts = np.stack([self.weights[last] - self.weights[first], saved, self.incoming[first], working])
         over = (np.array(self.each)[stage].T * parts).sum(axis=0) > np.array(self.limits)[stage]
-        return {
-            stages[k]: f"stage {stages[k][0]} would need more than the {SIZE.shown(self.limits[stages[k][0]])} "
-            f"of a {self.kinds[stages[k][0]]}"
-            for k in np.flatnonzero(over)
-        }
+        reasons = [
+            f"stage {k} would need more than the {SIZE.shown(limit)} of a {kind}"
+            for k, (limit, kind) in enumerate(zip(self.limits, self.kinds, strict=True))
+        ]
+        return {part: reasons[part[0]] for part, is_over in zip(stages, over, strict=True) if is_over}

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...errors import InputError
 from ...planning import Problem, bound_of, partition, planners_with
@@ -43,11 +44,14 @@ class Answer:
         others = tuple(value for name, value in vars(self.settings).items() if name != field)
         return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, others)) & (2**64 - 1), "x")
 
-    def place(self, field: str, kind: str = "") -> str:
-        """A name of all settings but one field, or but the devices of one type; without a field of all settings."""
-        devices = tuple(pair for pair in self.settings.devices if pair[0] != kind)
-        others = replace(self.settings, **({field: devices if kind else None} if field else {}))
-        return format(hash(others) & (2**64 - 1), "x")
+    def place(self, field: str, part: object = None) -> str:
+        """A name of all settings but one field, or but a `part` of it: devices of one type, or a cut by its number."""
+        kept: Any = None
+        if field == "devices":
+            kept = tuple(pair for pair in self.settings.devices if pair[0] != part)
+        elif field == "cuts":
+            kept = tuple(-1 if k == part else at for k, at in enumerate(self.settings.cuts or ()))
+        return format(hash(replace(self.settings, **{field: kept})) & (2**64 - 1), "x")
 
     @property
     def ends(self) -> list[int]:

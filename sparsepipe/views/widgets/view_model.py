@@ -53,12 +53,15 @@ def scene(
     }
 
 
-def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict[str, object]:
-    """Return the parts of a scene that change with a slider before another plan is known: numbers and times."""
+def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None, whole: bool) -> dict[str, object]:
+    """Return the parts of a scene that the page shows of a move before the kernel does: numbers and times.
+
+    `whole`: the stages may hold other layers than those of the scene, and come with theirs.
+    """
     rows = with_words(stages(plan, problem))
     return {
         "tiles": [tile[:2] for tile in tiles(plan, problem.cluster, bound=None, batch_size=batch_size)],
-        "stages": [{**row, "parts": [part[4:] for part in row["parts"]]} for row in rows],
+        "stages": rows if whole else [{**row, "parts": [part[4:] for part in row["parts"]]} for row in rows],
     }
 
 
