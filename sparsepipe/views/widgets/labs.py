@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -143,8 +144,7 @@ class LabMenu:
     """
 
     def __init__(self, given: Lab | None, messages: Messages, opened: Callable[[Lab], None]) -> None:
-        self._opened, self._messages = opened, messages
-        self._measuring = False
+        self._opened = opened
         self._labs: dict[str, Lab | None] = {} if given is None else {devices_told(given.cluster): given}
         self._labs |= dict.fromkeys((*PRESETS, THIS_MACHINE))  # which are read, or measured, when they are chosen
         name = next(iter(self._labs))
@@ -158,7 +158,7 @@ class LabMenu:
         self.file = written("cluster file", example="cluster.toml", tip="path of a file of hosts; press Enter")
         self.cards = looks.VBox([self.like, self.speed, self.memory, self.host, self.add, self.file])
         self.fold = folded("Add a card, or open a file", "shows how to change the lab", self.cards)
-        self.menu.observe(messages.shown(self._chosen), names="value")
+        self.menu.observe(messages.shown(partial(self._chosen, messages)), names="value")
         self.add.on_click(messages.shown(lambda _: self._add()))
         self.file.observe(messages.shown(self._read), names="value")
 
@@ -174,10 +174,10 @@ class LabMenu:
         self._labs = {name: lab, **{other: known for other, known in self._labs.items() if other != name}}
         self.menu.options = list(self._labs)  # which chooses the first: the lab that is open already
 
-    def _chosen(self, change: Mapping[str, str]) -> None:
+    def _chosen(self, messages: Messages, change: Mapping[str, str]) -> None:
         name = change["new"]
         if name == THIS_MACHINE and self._labs[name] is None:
-            self._measure(change["old"])
+            self._measure(messages, change["old"])
             return
         lab = self._labs[name] or Lab.preset(name)
         self._labs[name] = lab
@@ -187,25 +187,23 @@ class LabMenu:
         self.like.options = list(lab.profile.device_types)
         self.host.options = [node.name for node in lab.cluster.nodes]
 
-    def _measure(self, before: str) -> None:
+    def _measure(self, messages: Messages, before: str) -> None:
         """Measure this machine in a thread of its own, and open it then; the menu goes back to `before` if it fails."""
+        name = f"this machine, for {id(self)}"
 
         def measure() -> None:
             try:
-                lab = Lab.measured_here(self._messages.say)
+                lab = Lab.measured_here(messages.say)
             except BaseException:
                 self.menu.value = before
                 raise
-            finally:
-                self._measuring = False
             if self.menu.value == THIS_MACHINE:
                 self.open(lab, THIS_MACHINE)
             else:  # another lab was chosen meanwhile
                 self._labs[THIS_MACHINE] = lab
 
-        if not self._measuring:
-            self._measuring = True
-            threading.Thread(target=self._messages.shown(measure), name="this machine", daemon=True).start()
+        if name not in [thread.name for thread in threading.enumerate()]:
+            threading.Thread(target=messages.shown(measure), name=name, daemon=True).start()
 
     def _add(self) -> None:
         limit = self.memory.value or None
