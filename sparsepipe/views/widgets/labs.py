@@ -158,7 +158,7 @@ class LabMenu:
         self.file = written("cluster file", example="cluster.toml", tip="path of a file of hosts; press Enter")
         self.cards = looks.VBox([self.like, self.speed, self.memory, self.host, self.add, self.file])
         self.fold = folded("Add a card, or open a file", "shows how to change the lab", self.cards)
-        self.menu.observe(messages.shown(partial(self._chosen, messages)), names="value")
+        self.menu.observe(partial(self._chosen, messages), names="value")
         self.add.on_click(messages.shown(lambda _: self._add()))
         self.file.observe(messages.shown(self._read), names="value")
 
@@ -178,7 +178,10 @@ class LabMenu:
         name = change["new"]
         if name == THIS_MACHINE and self._labs[name] is None:
             self._measure(messages, change["old"])
-            return
+        else:
+            messages.shown(self._open_again)(name)
+
+    def _open_again(self, name: str) -> None:
         lab = self._labs[name] or Lab.preset(name)
         self._labs[name] = lab
         if lab != self.lab:
@@ -203,6 +206,7 @@ class LabMenu:
                 self._labs[THIS_MACHINE] = lab
 
         if name not in [thread.name for thread in threading.enumerate()]:
+            messages.say(f"measuring {MEASURED} on this machine: about ten seconds")
             threading.Thread(target=messages.shown(measure), name=name, daemon=True).start()
 
     def _add(self) -> None:
