@@ -76,6 +76,8 @@ def explorer(browser: Any, lab: Lab, path: Path) -> None:
     page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
     page.locator(".sp-pareto-button").click()
     page.wait_for_selector(".sp-point")
+    page.locator(".sp-seek").press("ArrowUp")  # the path of a minibatch
+    page.evaluate("() => document.activeElement.blur()")
     page.mouse.move(0, 0)  # nothing is under the pointer
     page.wait_for_timeout(1000)
     page.locator(".jp-OutputArea-output").first.screenshot(path=path)

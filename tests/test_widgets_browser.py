@@ -78,6 +78,18 @@ def test_devices_are_added_on_the_map_and_nothing_moves(explorer):
         explorer.keyboard.press("Tab")
         keys += 1
     assert keys <= 10
+    explorer.locator(".sp-pareto-button").click()
+    explorer.wait_for_selector(".sp-point")
+    explorer.locator(".sp-pareto-button").focus()
+    for key in ("Tab", "ArrowRight", "Enter"):
+        explorer.keyboard.press(key)
+    shown = "() => document.activeElement.classList.contains('sp-point') && document.activeElement.dataset.key"
+    assert explorer.evaluate(shown)
+    explorer.locator(".sp-pareto-button").click()
+    explorer.wait_for_selector(".sp-point", state="detached")
+    explorer.locator(".sp-seek").press("ArrowUp")
+    explorer.wait_for_selector(".sp-followed >> text=Minibatch 0")
+    assert explorer.locator(".sp-arrows").count() == 1
     assert not explorer.problems
 
 
@@ -277,6 +289,15 @@ FORESEEN = """() => {
 }"""
 
 
+SERIALS = """() => {
+  window.spSerials = [];
+  const view = document.querySelector(".sp-view"), serial = () => Number(view.dataset.serial);
+  const look = new MutationObserver(() => window.spSerials.push(serial()));
+  look.observe(view, { attributes: true, attributeFilter: ["data-drawn"] });
+  return serial();
+}"""
+
+
 def test_the_page_answers_a_move_before_the_kernel_does(explorer):
     explorer.wait_for_selector(".sp-row")
     explorer.wait_for_function("() => document.querySelector('.sp-slider .noUi-band')")
@@ -285,6 +306,11 @@ def test_the_page_answers_a_move_before_the_kernel_does(explorer):
     explorer.keyboard.press("ArrowLeft")
     explorer.wait_for_function("() => window.spForeseen === 1")
     explorer.wait_for_selector(".sp-view:not(.sp-foreseen)", state="attached")
+    explorer.wait_for_function("() => document.querySelector('.sp-view').dataset.serial > 1")
+    before = explorer.evaluate(SERIALS)
+    explorer.keyboard.press("ArrowRight")  # back: the picture as it was, with its serial, and then the kernel's
+    explorer.wait_for_function("() => window.spSerials.length === 2")
+    assert explorer.evaluate("() => window.spSerials") == [before - 1, before + 1]
     assert not explorer.problems
 
 

@@ -1,17 +1,22 @@
 """My lab, the map of hosts and the candidates of the partition explorer: what is shown is what planners say."""
 
 import json
+from functools import partial
 
 import pytest
 from coded import raises
+from processes import until
 from test_widgets_words import profile_of
 
 from sparsepipe import Cluster, DeviceType, Link, Node, partition
 from sparsepipe.planning import PLANNERS
+from sparsepipe.planning.by_hand import with_cuts
 from sparsepipe.planning.run_estimate import judged
 from sparsepipe.study.unlike_devices import unlike_devices
 from sparsepipe.views.widgets import PartitionExplorer
-from sparsepipe.views.widgets.labs import PRESETS, Lab
+from sparsepipe.views.widgets.candidates import Candidates
+from sparsepipe.views.widgets.labs import MEASURED, PRESETS, THIS_MACHINE, Lab
+from sparsepipe.views.widgets.planning import Planning
 
 
 def cluster_of(fast=2, slow=1):
@@ -40,7 +45,7 @@ def no_later():
 def test_the_first_lab_answers_what_two_kinds_of_gpu_gain():
     explorer = PartitionExplorer()
     estimate = explorer.plan.estimate
-    assert list(PRESETS) == list(explorer.labs.menu.options)
+    assert [*PRESETS, THIS_MACHINE] == list(explorer.labs.menu.options)
     assert estimate.data_parallel_seconds / estimate.period_seconds == pytest.approx(1.57, abs=0.005)
     assert estimate.lower_bound_seconds == pytest.approx(estimate.period_seconds)
     tiles = {name: value for name, value, _ in json.loads(explorer.view.drawing.scene)["tiles"]}
@@ -51,6 +56,17 @@ def test_the_first_lab_answers_what_two_kinds_of_gpu_gain():
 def test_every_preset_is_planned(name):
     lab = Lab.preset(name)
     assert partition(lab.profile, lab.cluster).estimate.period_seconds > 0
+
+
+@pytest.mark.slow
+def test_this_machine_is_measured_and_planned(explorer):
+    """In a thread of its own: the lab before stays until then."""
+    explorer.labs.menu.value = THIS_MACHINE
+    assert held(explorer) == [["fast", "fast"], ["slow"]]
+    until(lambda: explorer.labs.lab.network == MEASURED, lambda: explorer.messages.value)
+    (kind,) = {device.type.name for device in explorer.shown_cluster.devices}
+    assert explorer.profile.device_types == (kind,) and explorer.plan.estimate.period_seconds > 0
+    assert explorer.labs.menu.value == explorer.labs.menu.options[0] == THIS_MACHINE
 
 
 def test_devices_are_added_and_removed_host_by_host(explorer):
@@ -109,24 +125,86 @@ def test_every_planner_is_a_candidate_and_a_click_shows_it(explorer):
 
 
 def test_what_the_page_foresees_of_a_move_is_what_the_kernel_says_then():
-    """Where the plan stays the same; its times at other stops are those of its estimate there."""
+    """Times of the present plan where it stays the same; of devices and cuts those of the plan there."""
     explorer = PartitionExplorer(profile_of(), cluster_of(), minibatches=6)
-    tables = explorer.candidates.moves(explorer.current(), explorer.controls.foreseen, no_later)
-    same = 0
-    for name, (field, slider) in explorer.controls.foreseen.items():
-        given = slider.value
-        base = json.loads(explorer.view.drawing.scene)["bases"][name]
-        assert tables[name]["base"] == base == explorer.current().base(field)
-        for key, foreseen in tables[name]["stops"].items():
-            slider.value = slider.of_key(key)
-            drawn = json.loads(explorer.view.drawing.scene)
-            if drawn["bases"][name] == base:
-                same += 1
+    drawing, controls = explorer.view.drawing, explorer.controls
+    controls.plan.planner.value = "model-parallel"
+
+    def compare(name, act, given):
+        """Return whether the plan there was foreseen, for each stop."""
+        first, same = json.loads(drawing.scene), []
+        stops = tables[name]["stops"].items()
+        for key, foreseen in list(stops)[:: 1 + len(stops) // 8]:
+            act(key)
+            drawn = json.loads(drawing.scene)
+            assert drawn["places"][name] == [first["places"][name][0], key]
+            names = drawn["bases"].get(name), drawn["places"][name][0]
+            same.append(tables[name]["base"] in names)
+            if same[-1]:
                 rows = [{**row, "parts": [part[4:] for part in row["parts"]]} for row in drawn["stages"]]
-                assert foreseen["stages"] == rows
+                assert foreseen["stages"] in (rows, drawn["stages"])
                 assert [tile for tile in foreseen["tiles"] if tile not in [own[:2] for own in drawn["tiles"]]] == []
+        act(given)
+        return same
+
+    planning = Planning(explorer.profile, cluster_of(), explorer.planning.scale, minibatches=6)
+    candidates = Candidates(planning)  # the explorer's are at work in their own thread
+    tables = candidates.moves(explorer.current(), controls.sliders, no_later)
+    same = {}
+    for name in tables:
+        slider = controls.sliders[name][1]
+        move = partial(lambda slider, key: setattr(slider, "value", slider.of_key(key)), slider)
+        same[name] = compare(name, move, slider.key(slider.value))
+    assert sum(map(sum, same.values())) > 12
+    assert all(same["fast"]) and all(same["slow"]) and len(same["fast"]) == 4 and "memory" in same
+    controls.stages.pin_cuts.value = True
+    tables, ends = candidates.moves(explorer.current(), controls.sliders, no_later), explorer.current().ends
+    cuts = compare("cut 0", lambda key: controls.stages.move_cut(0, int(key)), ends[0])
+    assert len(cuts) >= 2 and all(cuts)
+
+
+def test_a_slider_that_comes_back_finds_the_same_picture_by_its_place(explorer):
+    """The page shows a scene that it was sent before at once if all other settings are the same, by name."""
+
+    def drawn():
+        scene = json.loads(explorer.view.drawing.scene)
+        return {name: value for name, value in scene.items() if name != "serial"}
+
+    explorer.controls.plan.schedule.value = "gpipe"  # of which microbatches are counted
+    first, sliders = drawn(), explorer.controls.sliders
+    assert sliders.keys() == first["places"].keys() and first["baseline"] == ""
+    for name, (_, slider) in sliders.items():
+        others, given = [value for value in slider.values if value != slider.value], slider.value
+        if slider.disabled:
+            continue
+        slider.value = min(others[-3:])
+        (base, key), (other_base, other_key) = first["places"][name], drawn()["places"][name]
+        assert base == other_base and key != other_key == slider.key(slider.value), name
+        changed = [other for other in sliders if drawn()["places"][other][0] == first["places"][other][0]]
+        assert changed == [name], "the pictures of other sliders are of other settings now"
         slider.value = given
-    assert same > 30
+        assert drawn() == first, name
+    explorer.view.pin.click()
+    assert drawn()["baseline"] != "" and drawn()["places"] == first["places"], "A is in the picture"
+
+
+def test_a_cut_that_moves_keeps_the_devices_unless_they_may_swap(explorer):
+    explorer.controls.plan.planner.value = "model-parallel"
+    drawing, stages = explorer.view.drawing, explorer.controls.stages
+    devices = [stage.ranks for stage in explorer.plan.stages]
+    drawing.swap = False
+    assert not stages.pinned, "nothing is pinned until a cut moves"
+    drawn = json.loads(drawing.scene)["serial"]
+    drawing.moved = {"cut": 0, "at": 1, "number": 1}
+    assert json.loads(drawing.scene)["serial"] == drawn + 1, "drawn once"
+    drawing.moved = {"cut": 1, "at": 2, "number": 2}  # the slow device has six of eight layers
+    assert stages.cuts == (1, 2) and [stage.ranks for stage in explorer.plan.stages] == devices
+    drawing.swap = True
+    assert stages.pin_cuts.value and not stages.pin_devices.value
+    freely = with_cuts(explorer.problem, stages.cuts)
+    assert [stage.ranks for stage in explorer.plan.stages] == [stage.ranks for stage in freely.stages] != devices
+    stages.pin_devices.value = True
+    assert not drawing.swap
 
 
 def test_pins_keep_their_settings_and_five_stay(explorer):

@@ -3,7 +3,8 @@
 
 class Candidates {
   constructor(box, strip, send) {
-    this.box = box; this.strip = strip; this.drawn = ""; this.rows = []; this.clicked = 0;
+    this.box = box; this.strip = strip; this.drawn = ""; this.rows = []; this.points = []; this.clicked = 0;
+    this.send = send; this.point = "";  // the point that Tab goes to
     box.addEventListener("click", (event) => {
       const row = event.target.closest("[data-key]"), act = event.target.closest("[data-act]");
       if (event.target.closest(".sp-pareto-button")) return send({ pareto: true });
@@ -15,8 +16,24 @@ class Candidates {
       clearTimeout(this.clicked);
       this.clicked = setTimeout(() => send({ candidate: { key, act: "show" } }), 220);
     });
+    box.addEventListener("keydown", (event) => this.pressed(event));
     for (const name of ["pointerover", "focusin"]) box.addEventListener(name, (event) => this.overlay(event.target.closest("[data-key]")));
     for (const name of ["pointerleave", "focusout"]) box.addEventListener(name, () => this.overlay(null));
+  }
+  pressed(event) {  // among the points: to the next in time or memory, or what a click and a double click do
+    const point = event.target.closest(".sp-point");
+    if (!point) return;
+    const act = { Enter: "show", " ": "show", a: "baseline" }[event.key];
+    const [by, step] = { ArrowRight: [1, 1], ArrowLeft: [1, -1], ArrowUp: [2, 1], ArrowDown: [2, -1] }[event.key] || [];
+    if (!act && !by) return;
+    event.preventDefault(); event.stopPropagation();
+    if (act) return this.send({ candidate: { key: point.dataset.key, act } });
+    const order = [...this.points].sort((a, b) => a[by] - b[by] || a[3 - by] - b[3 - by]), at = order.findIndex(([key]) => key === point.dataset.key);
+    this.point = order[Math.max(0, Math.min(order.length - 1, at + step))][0];
+    for (const one of this.box.querySelectorAll(".sp-point")) {
+      one.setAttribute("tabindex", one.dataset.key === this.point ? 0 : -1);
+      if (one.dataset.key === this.point) one.focus();
+    }
   }
   overlay(target) {  // the cuts of a row, in the strip of layers
     this.strip.querySelectorAll(".sp-other").forEach((old) => old.remove());
@@ -30,7 +47,7 @@ class Candidates {
   }
   update(told, scene, palette, old) {
     const { rows = [], points, note = "" } = told;
-    this.rows = rows; this.layers = scene.layers ? scene.layers.length : 0;
+    this.rows = rows; this.points = points || []; this.layers = scene.layers ? scene.layers.length : 0;
     const markup = `<div class="sp-part">Candidates</div>${note ? `<div class="sp-faint-text">${whole(note)}</div>` : ""}` +
       `<ul>${rows.map((row) => this.row(row, palette, old)).join("")}</ul>` + this.pareto(points, old);
     if (markup === this.drawn) return;
@@ -58,15 +75,17 @@ class Candidates {
     const scale = (values) => { const low = Math.min(...values), high = Math.max(...values), far = high - low || high || 1; return (v) => (v - low) / far; };
     const sx = scale(times), sy = scale(bytes), X = (v) => L + 8 + sx(v) * (W - L - 18), Y = (v) => H - B - 8 - sy(v) * (H - B - 18);
     const front = points.filter((p) => p[4]).sort((a, b) => a[1] - b[1]);
+    if (!points.some(([key]) => key === this.point)) this.point = (front[0] || [""])[0];
     let out = line(L, 4, L, H - B) + line(L, H - B, W, H - B);
     out += `<path d="M${front.map((p) => `${X(p[1]).toFixed(1)} ${Y(p[2]).toFixed(1)}`).join("L")}" fill="none" stroke="#8888" stroke-dasharray="3 2"/>`;
     for (const [key, seconds, memory, words, best] of points)
-      out += `<circle data-key="${escape(key)}" cx="${X(seconds).toFixed(1)}" cy="${Y(memory).toFixed(1)}" r="${best ? 5 : 3.5}" fill="${best ? "#0072B2" : "#8889"}" class="sp-point" ` +
+      out += `<circle data-key="${escape(key)}" cx="${X(seconds).toFixed(1)}" cy="${Y(memory).toFixed(1)}" r="${best ? 5 : 3.5}" fill="${best ? "#0072B2" : "#8889"}" class="sp-point" role="button" tabindex="${key === this.point ? 0 : -1}" ` +
+        `aria-label="${escape(`${words}: ${duration(seconds)}, ${size(memory)}${best ? ", on the front" : ""}`)}" ` +
         `data-tip="${escape(`${words}: ${duration(seconds)}, ${size(memory)} on the worst device`)}"/>`;
     if (points.length) {
       out += text(L + 4, H - 8, duration(Math.min(...times)), 'class="sp-faint"') + text(W, H - 8, duration(Math.max(...times)), 'class="sp-faint" text-anchor="end"');
       out += [[H - B - 4, Math.min(...bytes)], [12, Math.max(...bytes)]].map(([y, value]) => text(L - 4, y, size(value), 'class="sp-faint" text-anchor="end"')).join("");
     }
-    return button + svg(W, H, out, `time and memory of ${points.length} plans; the line joins those that no other beats in both`);
+    return button + svg(W, H, out, `time and memory of ${points.length} plans; the line joins those that no other beats in both; arrow keys go from one to the next`, "group");
   }
 }

@@ -1,9 +1,11 @@
 """Candidates next to the plan on screen: the plans of all planners, pins, and time against memory."""
 
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from ...errors import InputError
 from ...planning import PLANNERS, planner_for, planners_with
@@ -24,7 +26,16 @@ MOST_PINS = 5
 _PAUSE = 0.25  # seconds from the last move until candidates are planned
 Point = tuple[str, float, float, str, bool]
 _STAGES = (1, 2)  # per device, of the points
-_REACH = 16  # stops of a slider on each side, at which a plan is judged before the slider is moved
+_JUDGED = (
+    "network_bandwidth",
+    "bandwidth",
+    "batch_size",
+    "voxel_size",
+    "memory_bytes",
+)  # settings, by the present plan
+_REACH = 16  # stops of their sliders on each side, at which a plan is judged before the slider is moved
+_PLANNED_REACH = 2  # of other sliders and of cuts, at which a plan is made
+_MOST_SECONDS = 0.5  # of the processor for all of these
 _SAME = 5e-4  # relative: periods that differ by less are shown as equal
 
 
@@ -85,25 +96,36 @@ class Candidates:
     def moves(
         self, answer: Answer, sliders: Mapping[str, tuple[str, StopSlider]], superseded: Callable[[], bool]
     ) -> dict[str, dict[str, object]]:
-        """Return the times of an answer's plan at the stops near each slider's own, by the slider's name.
+        """Return what the page shows of a move before the kernel has its plan: {name: {"base", "stops"}}.
 
-        `sliders`: name → (the field of the settings, the slider). Raises Superseded if other settings were requested.
+        At the stops near a slider's own, the times of the present plan; of devices, stages per device and pinned cuts
+        those of the plan there. The nearest come first, until half a second is spent. `sliders`: name → (the field of
+        the settings, the slider). Raises Superseded if other settings were requested.
         """
-        tables: dict[str, dict[str, object]] = {}
-        for name, (field, slider) in sliders.items():
-            stops: dict[str, object] = {}
-            values = [value for value in slider.values if value not in slider.named]
-            middle = values.index(slider.value) if slider.value in values else 0
-            for value in values[max(0, middle - _REACH) : middle + _REACH + 1]:
-                if superseded():
-                    raise Superseded
-                problem, plan = self._planning.judge(answer.plan, replace(answer.settings, **{field: value}))
-                batch_size = value if field == "batch_size" else answer.settings.batch_size
-                stops[slider.key(value)] = moved_scene(
-                    plan, problem, batch_size=batch_size or self._planning.profile.batch_size
-                )
-            tables[name] = {"base": answer.base(field), "stops": stops}
-        return tables
+        began, settings = time.thread_time(), answer.settings
+        bases: dict[str, str] = {}
+        stops: dict[str, dict[str, object]] = {}
+        near = [move for name, (field, slider) in sliders.items() for move in _near(settings, name, field, slider)]
+        for move in sorted([*near, *_near_cuts(settings, answer.ends)], key=lambda move: move.steps):
+            if superseded():
+                raise Superseded
+            if time.thread_time() - began > _MOST_SECONDS:
+                break
+            judged = move.field in _JUDGED
+            try:
+                if judged:
+                    problem, plan = self._planning.judge(answer.plan, move.settings)
+                else:
+                    problem, plan = self._planning.problem(move.settings), self._planning.plan(move.settings)
+            except InputError:  # which the kernel says if it comes to that
+                continue
+            if judged and _memory(plan) > (move.settings.memory_bytes or float("inf")):
+                continue
+            batch_size = move.settings.batch_size or self._planning.profile.batch_size
+            bases[move.name] = answer.base(move.field) if judged else answer.place(move.field, move.part)
+            scene = moved_scene(plan, problem, batch_size=batch_size, whole=not judged)
+            stops.setdefault(move.name, {})[move.key] = scene
+        return {name: {"base": base, "stops": stops[name]} for name, base in bases.items()}
 
     def points(self, answer: Answer, superseded: Callable[[], bool]) -> list[Point]:
         """Return [key, seconds, bytes, words, on the front] over schedules × recomputation × stages per device.
@@ -162,7 +184,7 @@ class CandidatesPanel:
         superseded = self.later.is_superseded
         try:
             self._controls.workload.shade(answer.problem.profile, {kind.name for kind in answer.cluster.device_types})
-            drawing.show_moves(candidates.moves(answer, self._controls.foreseen, superseded))
+            drawing.show_moves(candidates.moves(answer, self._controls.sliders, superseded))
             drawn: dict[str, object] = {"rows": candidates.rows(answer, self._view.pinned, superseded)}
             if self._with_points:
                 drawn["points"] = candidates.points(answer, superseded)
@@ -173,6 +195,45 @@ class CandidatesPanel:
             return
         if not superseded():
             drawing.show_candidates(drawn)
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A move of a slider or a cut, `steps` from where it is. `part`: the device type, or the number of the cut."""
+
+    name: str
+    field: str
+    part: object
+    key: str
+    steps: int
+    settings: Settings
+
+
+def _near(settings: Settings, name: str, field: str, slider: StopSlider) -> Iterator[_Move]:
+    """Return moves to the stops on both sides, if the slider can be moved."""
+    if slider.disabled or field == "num_microbatches":
+        return
+    values, reach = slider.values, _REACH if field in _JUDGED else _PLANNED_REACH
+    middle = values.index(slider.value)
+    for k in range(max(0, middle - reach), min(len(values), middle + reach + 1)):
+        if k == middle:
+            continue
+        value: Any = values[k]
+        changes: dict[str, Any] = {field: value or None if field == "memory_bytes" else value}
+        if field == "devices":
+            counts = tuple((kind, value if kind == name else count) for kind, count in settings.devices)
+            changes = {"devices": counts, "hosts": None}
+        part = name if field == "devices" else None
+        yield _Move(name, field, part, slider.key(value), abs(k - middle), replace(settings, **changes))
+
+
+def _near_cuts(settings: Settings, ends: Sequence[int]) -> Iterator[_Move]:
+    """Return moves of pinned cuts to both sides; those that are none are refused as they are planned."""
+    for k, at in enumerate(settings.cuts or ()):
+        for step in range(-_PLANNED_REACH, _PLANNED_REACH + 1):
+            cuts = (*ends[:k], at + step, *ends[k + 1 :])
+            if step:
+                yield _Move(f"cut {k}", "cuts", k, str(at + step), abs(step), replace(settings, cuts=cuts))
 
 
 def _of_planner(name: str, settings: Settings) -> Settings:
@@ -208,7 +269,7 @@ def _facts(plan: Plan, reference: float) -> dict[str, object]:
     sizes = [len(stage.layers) for stage in plan.stages]
     return {
         "time": duration(period),
-        "delta": "=" if abs(change) < _SAME else f"{change:+.1%}",
+        "delta": "=" if abs(change) < _SAME else f"{change:+.1%}".replace("-", "−"),
         "memory": scaled_bytes(_memory(plan)),
         "parts": sizes,
         "ends": [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)],

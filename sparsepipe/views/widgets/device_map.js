@@ -9,12 +9,14 @@ class DeviceMap {
       if (step && !step.disabled) send({ step: { host: Number(step.dataset.host), type: step.dataset.type, by: Number(step.dataset.by) } });
     });
   }
-  update(map, chips, palette) {  // `chips`: stages of each device by host and type, of the plan in the picture
+  update(map, chips, palette, flash) {  // `chips`: stages of each device by host and type, of the plan in the picture
     const markup = (map.hosts || []).map((host, k) => this.host(host, k, (chips || {})[host.name] || {}, palette)).join(this.wire(map));
     if (markup === this.drawn) return;
     const held = document.activeElement && this.box.contains(document.activeElement) ? document.activeElement.dataset : null;
+    const stages = () => [...this.box.querySelectorAll(".sp-chip")], before = stages().map(({ dataset }) => dataset.s);
     this.box.innerHTML = markup;
     this.drawn = markup;
+    if (flash) stages().forEach((chip, k) => chip.classList.toggle("sp-flash", chip.dataset.s !== before[k]));
     if (!held) return;
     const same = [...this.box.querySelectorAll(".sp-step")].find(({ dataset }) => ["host", "type", "by"].every((name) => dataset[name] === held[name]));
     if (same) same.focus({ preventScroll: true });  // the button that was pressed keeps the focus

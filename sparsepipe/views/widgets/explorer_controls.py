@@ -100,13 +100,22 @@ class ExplorerControls:
         return [*most, folded("Advanced", "shows all other controls", fold), fold]
 
     @property
-    def foreseen(self) -> dict[str, tuple[str, StopSlider]]:
-        """Sliders whose moves the page shows before another plan is known: name → (field of the settings, slider)."""
-        devices, workload = self.devices, self.workload
-        of_plan = {"network_bandwidth": devices.between, "bandwidth": devices.inside}
-        if workload.scale:
-            of_plan |= {"batch_size": workload.batch_size, "voxel_size": workload.voxel_size}
-        return {slider.description: (field, slider) for field, slider in of_plan.items() if slider in self.every}
+    def sliders(self) -> dict[str, tuple[str, StopSlider]]:
+        """All but that of pipelines by their names, with the field of the settings that they are."""
+        devices, workload, plan = self.devices, self.workload, self.plan
+        fields = {
+            "network_bandwidth": devices.between,
+            "bandwidth": devices.inside,
+            "batch_size": workload.batch_size,
+            "voxel_size": workload.voxel_size,
+            "network_latency": devices.between_latency,
+            "latency": devices.inside_latency,
+            "memory_bytes": devices.memory,
+            "num_microbatches": plan.microbatches,
+            "stages_per_device": plan.stages_per_device.slider,
+        }
+        counts = {slider.description: ("devices", slider) for slider in devices.counts.values()}
+        return counts | {one.description: (field, one) for field, one in fields.items() if one in self.every}
 
     def settings(self) -> Settings:
         """The current settings of the controls."""

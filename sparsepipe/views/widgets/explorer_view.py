@@ -147,7 +147,7 @@ def _whys(answer: PipelinesAnswer) -> str:
 
 
 def _why(answer: PipelinesAnswer, k: int) -> str:
-    """A sentence on the stage that sets a pipeline's pace."""
+    """A sentence on the slowest stage of a pipeline."""
     plan = answer.plan.pipelines[k]
     cause, place, seconds = bottleneck(plan, answer.problem)
     name = plan.position_estimates[place].name
@@ -156,7 +156,7 @@ def _why(answer: PipelinesAnswer, k: int) -> str:
         "averaging": "its gradient all-reduce takes",
         "transfer": "its transfers take",
     }
-    return f"Pipeline {k}: {name} sets the pace: {what[cause]} {duration(seconds)} per minibatch."
+    return f"Pipeline {k}: {name} is the slowest: {what[cause]} {duration(seconds)} per minibatch."
 
 
 def _name(answer: PipelinesAnswer, k: int) -> str:
@@ -197,9 +197,9 @@ class ExplorerView:
     """
 
     def __init__(
-        self, profile: Profile, messages: Messages, foreseen: Mapping[str, tuple[str, StopSlider]], *, note: str
+        self, profile: Profile, messages: Messages, sliders: Mapping[str, tuple[str, StopSlider]], *, note: str
     ) -> None:
-        self.profile, self.note, self.foreseen, self.serial = profile, note, foreseen, 0
+        self.profile, self.note, self.sliders, self.serial = profile, note, sliders, 0
         self.drawing = PartitionView()
         self.drawing.graph = graph_text(profile)
         self.sizes = SizesForecasts(profile)
@@ -222,7 +222,7 @@ class ExplorerView:
             self.await_pipelines().show(compared(answer, note=self.note))
         else:
             batch_size = answer.settings.batch_size or self.profile.batch_size
-            drawn = picture(answer, self.pinned, batch_size=batch_size, note=self.note, foreseen=self.foreseen)
+            drawn = picture(answer, self.pinned, batch_size=batch_size, note=self.note, sliders=self.sliders)
         if self.waiting is not None:
             looks.show(self.waiting.widget, on=isinstance(answer, PipelinesAnswer))
         self.drawing.show({**drawn, "serial": self.serial})

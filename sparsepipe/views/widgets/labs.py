@@ -1,13 +1,19 @@
 """My lab: the devices and the network that the partition explorer plans for, from a menu, a file, or card by card."""
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import ipywidgets
 
 from ...data.manifests import shipped
 from ...errors import InputError
 from ...records.formats.clusters import load_cluster
+from ...util.host.background_load import num_processors
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster, DeviceType
 from ...values.profile import Profile
@@ -21,6 +27,9 @@ PRESETS = {
     "2 RTX + 2 TITAN V": ("minkvgg-published", "rtx-titan-v"),
     "4 processes, 2 engines": ("minkvgg16bn", "mixed-cores"),
 }
+THIS_MACHINE = "this machine"
+MEASURED = "minkvgg11bn-narrow"  # the network that is measured here
+_MOST_PROCESSES = 8
 _SPEEDS = (*(k / 20 for k in range(2, 21)), *(k / 4 for k in range(5, 17)))
 
 
@@ -61,6 +70,27 @@ class Lab:
         return cls(
             Profile.load(shipped(profile, "profiles", ".json")), Cluster.load(shipped(cluster, "clusters", ".toml"))
         )
+
+    @classmethod
+    def measured_here(cls, progress: Callable[[str], None]) -> "Lab":
+        """Measure `MEASURED` on synthetic shapes now, and return the lab of this machine's devices.
+
+        These are its GPUs; without one, processes of one thread, one for each processor up to eight. `progress`
+        receives a line of text for each step. Raises InputError if a measurement fails.
+        """
+        from ...data.shapes import make_shapes
+        from ...launching.probes.measure import loopback_link
+        from ...profiling import profile_model  # which brings torch
+        from ...profiling.devices import num_gpus
+
+        gpus = num_gpus()
+        with TemporaryDirectory() as folder:
+            shapes = make_shapes(Path(folder) / "shapes", num_train=4, num_test=1)
+            device, kind = ("cuda", None) if gpus else ("cpu", "core")
+            settings: dict[str, Any] = {"batch_size": 8, "voxel_size": 0.05, "device": device, "device_type": kind}
+            profile = profile_model(MEASURED, shapes, progress=progress, **settings)
+        count = gpus or min(num_processors(), _MOST_PROCESSES)
+        return cls(profile, Cluster.uniform(count, device_type=profile.device_types[0], link=loopback_link()))
 
     @property
     def network(self) -> str:
@@ -116,7 +146,7 @@ class LabMenu:
     def __init__(self, given: Lab | None, messages: Messages, opened: Callable[[Lab], None]) -> None:
         self._opened = opened
         self._labs: dict[str, Lab | None] = {} if given is None else {devices_told(given.cluster): given}
-        self._labs |= dict.fromkeys(PRESETS)  # which are read when they are chosen
+        self._labs |= dict.fromkeys((*PRESETS, THIS_MACHINE))  # which are read, or measured, when they are chosen
         name = next(iter(self._labs))
         self.lab = given or Lab.preset(name)
         self.menu = looks.Dropdown(options=list(self._labs), description="my lab", tooltip="devices to plan for")
@@ -128,7 +158,7 @@ class LabMenu:
         self.file = written("cluster file", example="cluster.toml", tip="path of a file of hosts; press Enter")
         self.cards = looks.VBox([self.like, self.speed, self.memory, self.host, self.add, self.file])
         self.fold = folded("Add a card, or open a file", "shows how to change the lab", self.cards)
-        self.menu.observe(messages.shown(self._chosen), names="value")
+        self.menu.observe(partial(self._chosen, messages), names="value")
         self.add.on_click(messages.shown(lambda _: self._add()))
         self.file.observe(messages.shown(self._read), names="value")
 
@@ -144,8 +174,14 @@ class LabMenu:
         self._labs = {name: lab, **{other: known for other, known in self._labs.items() if other != name}}
         self.menu.options = list(self._labs)  # which chooses the first: the lab that is open already
 
-    def _chosen(self, change: Mapping[str, str]) -> None:
+    def _chosen(self, messages: Messages, change: Mapping[str, str]) -> None:
         name = change["new"]
+        if name == THIS_MACHINE and self._labs[name] is None:
+            self._measure(messages, change["old"])
+        else:
+            messages.shown(self._open_again)(name)
+
+    def _open_again(self, name: str) -> None:
         lab = self._labs[name] or Lab.preset(name)
         self._labs[name] = lab
         if lab != self.lab:
@@ -153,6 +189,25 @@ class LabMenu:
             self.lab = lab
         self.like.options = list(lab.profile.device_types)
         self.host.options = [node.name for node in lab.cluster.nodes]
+
+    def _measure(self, messages: Messages, before: str) -> None:
+        """Measure this machine in a thread of its own, and open it then; the menu goes back to `before` if it fails."""
+        name = f"this machine, for {id(self)}"
+
+        def measure() -> None:
+            try:
+                lab = Lab.measured_here(messages.say)
+            except BaseException:
+                self.menu.value = before
+                raise
+            if self.menu.value == THIS_MACHINE:
+                self.open(lab, THIS_MACHINE)
+            else:  # another lab was chosen meanwhile
+                self._labs[THIS_MACHINE] = lab
+
+        if name not in [thread.name for thread in threading.enumerate()]:
+            messages.say(f"measuring {MEASURED} on this machine: about ten seconds")
+            threading.Thread(target=messages.shown(measure), name=name, daemon=True).start()
 
     def _add(self) -> None:
         limit = self.memory.value or None

@@ -117,10 +117,11 @@ class PartitionExplorer(Shown):
         planning, others = (Planning(profile, cluster, scale, minibatches=options.minibatches) for _ in range(2))
         self.state = PlanOnScreen(planning)
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
-        self.view = ExplorerView(profile, self.messages, self.controls.foreseen, note=options.note)
+        self.view = ExplorerView(profile, self.messages, self.controls.sliders, note=options.note)
         self.panel = CandidatesPanel(Candidates(others), self.controls, self.view, self.messages)
         drawing, shown = self.view.drawing, self.messages.shown
         drawing.on_cut(shown(self._move_cut))
+        drawing.observe(shown(self._let_swap), names="swap")
         drawing.on_copy(self.as_code)
         drawing.on_step(shown(self._step))
         drawing.on_candidate(shown(self._choose), shown(lambda: self.panel.toggle_points(self.shown)))
@@ -133,6 +134,7 @@ class PartitionExplorer(Shown):
             button=SettledButton(drawing),
         )
         self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=options.plans, board=options.board)
+        self.controls.stages.pin_devices.observe(lambda change: self._tell_swap(not change["new"]), names="value")
         for control in self.controls.every:
             control.observe(self.changed, names="value")
         for control in self.controls.sizes.controls:
@@ -213,11 +215,24 @@ class PartitionExplorer(Shown):
         return self.view.pinned.plan if self.view.pinned is not None else None
 
     def _move_cut(self, cut: int, at: int) -> None:
-        """Move a cut; the first move keeps the others where they are."""
+        """Move a cut; the first move keeps the others where they are, and the devices unless these may swap."""
         stages, answer = self.controls.stages, self.state.of_one
         if answer is not None and not stages.pin_cuts.value and len(answer.ends) > cut:
-            stages.pin_cuts.value = True
+
+            def pin() -> None:
+                stages.pin_cuts.value, stages.pin_devices.value = True, not self.view.drawing.swap
+                stages.show(answer)
+
+            self.state.change(pin)  # drawn once, with the cut moved
         stages.move_cut(cut, at)
+
+    def _tell_swap(self, on: bool) -> None:
+        self.view.drawing.swap = on
+
+    def _let_swap(self, _: object) -> None:
+        """Pin the devices of stages whose cuts are pinned, or let these go, as the picture's box says."""
+        if self.controls.stages.pinned:
+            self.controls.stages.pin_devices.value = not self.view.drawing.swap
 
     def _step(self, host: int, name: str, by: int) -> None:
         """Add a device to a host of the map, or remove one."""

@@ -2,7 +2,7 @@
 // partition_view.js, as one module.
 
 class Cuts {  // the handles: kept from scene to scene, so that a drag and the focus survive
-  constructor(box, reason, send) {
+  constructor(box, reason, send) {  // `send(cut, layers before it)`
     this.box = box; this.reason = reason; this.send = send; this.handles = []; this.held = -1;
   }
   update(scene, width, old) {
@@ -16,6 +16,8 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
     this.handles.forEach((handle, k) => { if (k !== this.held) this.put(handle, k, at[k]); });
     if (this.held < 0 && !this.kept) this.reason.textContent = "";
     this.kept = false;
+    const own = this.held < 0 ? this.handles.indexOf(document.activeElement) : this.held;
+    if (own >= 0) this.shadow(own);  // where it cannot be depends on the others
   }
   put(handle, k, at) {
     handle.style.left = `${at * this.cell}px`;

@@ -12,6 +12,8 @@ const TOLD = 17, BESIDE = 440;       // pixels of a line below sizes and orders;
 const TOLD_LETTERS = 225;            // at most below it: so much room is left, whatever it says
 const MOST_ROWS = 8;                 // of stages and devices, for which room is left whatever the plan has
 const THIN = new Set(["send"]);
+const KEPT = 64;                     // scenes that a slider or cut that comes back shows at once
+const PATIENCE = 1000;               // milliseconds until a kernel's picture of an earlier move is shown after all
 
 // Three digits and all that stand before the point, as util/text/numbers.py writes what was measured or predicted.
 const measured = (v) => (Math.abs(v) >= 999.5 ? Math.round(v).toLocaleString("en") : v ? v.toPrecision(3) : "0");
@@ -62,7 +64,7 @@ function several(row) {  // the memory of each stage, where a device has several
   return row.parts.length > 1 ? ": " + row.parts.map(([stage, , , , , bytes]) => `stage ${stage} ${size(bytes)}`).join(", ") : "";
 }
 
-function stages(scene, palette, width) {
+function stages(scene, palette, width, came = []) {  // `came`: rows higher up, by place, that a stage's devices come from
   const rows = scene.stages, before = scene.before;
   const [HEAD, TAIL] = WORDS.map((most, k) => Math.min(most, Math.round(width * (k ? 0.36 : 0.28))));
   const most = Math.max(...rows.flatMap((s) => [s.compute + s.averaging, s.transfer]), scene.bound || 0,
@@ -80,7 +82,7 @@ function stages(scene, palette, width) {
     const [first, ...rest] = inLines(name, HEAD - 8), most = (HEAD - 8) / LETTER;
     const lines = rest.length ? [first, rest.join(" ")] : [first];
     out += named(0, y + (rest.length ? 20 : 13), lines.map((part) => shortened(part, most)), name + ": " + s.parts.map(layers).join(", "),
-                 s.slowest ? 'font-weight="700"' : "");
+                 (s.slowest ? 'font-weight="700"' : "") + (came[k] === undefined ? "" : ` class="sp-came" style="--from:${-came[k] * ROW}px"`));
     const apart = s.parts.length > 1 ? APART : 0;
     const averaged = shade(palette, s.parts[0][0], "average");
     let start = 0;
@@ -166,6 +168,33 @@ function lanes(scene, palette, width, [from, to]) {
   out += text(LEFT, low + 13, from ? duration(from) : "0", 'class="sp-faint"') + text(width, low + 13, duration(to), 'class="sp-faint" text-anchor="end"');
   return svg(width, low + 18, out, "simulated timeline");
 }
+const nearest = (spans, [row]) => spans.reduce((best, span) => (Math.abs(span[0] - row) < Math.abs(best[0] - row) ? span : best));
+function steps(scene, palette, minibatch) {  // the spans of each stage's forward and backward, in the order of time
+  const parts = new Map();
+  for (const span of scene.spans) {
+    const kind = palette.kinds[span[3]], name = `${kind} ${span[4]}`;
+    if (span[5] === minibatch && (kind === "forward" || kind === "backward")) parts.set(name, [...(parts.get(name) || []), span]);
+  }
+  return [...parts.values()].sort(([a], [b]) => a[1] - b[1]);
+}
+function arrows(scene, palette, width, [from, to], minibatch) {  // from stage to stage, and back
+  const scale = (width - LEFT - 4) / (to - from), X = (at) => LEFT + (Math.min(to, Math.max(from, at)) - from) * scale, Y = (row) => row * LANE + 8.5;
+  const all = steps(scene, palette, minibatch);
+  let lines = "", heads = "", boxes = "";
+  all.forEach((spans, k) => {
+    for (const [row, start, end] of spans) if (end > from && start < to) boxes += `M${X(start).toFixed(1)} ${row * LANE + 1.5}H${X(end).toFixed(1)}v14H${X(start).toFixed(1)}z`;
+    const next = all[k + 1];
+    if (!next) return;
+    const pairs = spans.length < next.length ? next.map((span) => [nearest(spans, span), span]) : spans.map((span) => [span, nearest(next, span)]);
+    for (const [[row, , end], [to_row, start]] of pairs) {
+      if (row === to_row || start < from || end > to) continue;
+      const x = X(end), far = X(start), middle = (x + far) / 2;
+      lines += `M${x.toFixed(1)} ${Y(row)}C${middle.toFixed(1)} ${Y(row)} ${middle.toFixed(1)} ${Y(to_row)} ${far.toFixed(1)} ${Y(to_row)}`;
+      heads += `M${far.toFixed(1)} ${Y(to_row)}l-6 -3.5v7z`;
+    }
+  });
+  return `<g class="sp-arrows"><path class="sp-halo" d="${lines}${boxes}"/><path d="${lines}${boxes}"/><path class="sp-heads" d="${heads}"/></g>`;
+}
 function underLanes(scene, palette, width, x, y, [from, to]) {
   const at = from + (x - LEFT) / (width - LEFT - 4) * (to - from), row = Math.floor(y / LANE), low = y - row * LANE > 15.5;
   if (x < LEFT || at > to) return ["", -1];
@@ -177,7 +206,7 @@ function underLanes(scene, palette, width, x, y, [from, to]) {
     return idle ? [`${name} ${idle[4]}: idle for ${duration(idle[2] - idle[1])}`, -1] : ["", -1];
   }
   const [, start, end, code, stage, minibatch, peer] = under;
-  return [`Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${duration(end - start)}, ${duration(start)} to ${duration(end)}${name ? `, ${name}` : ""}`, stage];
+  return [`Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${duration(end - start)}, ${duration(start)} to ${duration(end)}${name ? `, ${name}` : ""}`, stage, minibatch];
 }
 
 class Window {  // the part of a timeline that is in sight: by wheel, keys and a bar below it
@@ -281,12 +310,24 @@ function changes(scene) {
     shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul></details>";
 }
 
+const SPANS = "Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches: click one for its path";
+const NOTICE = 6000, COMING = 800;   // milliseconds for which a swap of devices is said, and in which it is shown
+function swaps(before, after) {  // rows whose devices are others since a cut was moved: [row, from, to, rows from where they come]
+  if (!before || !before.cuts.movable || !(after.cuts || {}).kept || before.stages.length !== after.stages.length) return [];
+  const names = before.stages.map((row) => row.devices);
+  return after.stages.flatMap(({ devices }, k) => {
+    if (devices === names[k]) return [];
+    const from = names.findIndex((name, j) => name === devices && after.stages[j].devices !== name);
+    return [[k, names[k], devices, from < 0 ? 0 : k - from]];
+  });
+}
+
 function render({ model, el }) {
   el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-dead" role="alert" hidden><span>The kernel was restarted or has ended: nothing here answers any more.</span><button type="button" class="sp-again">run its cell</button></div><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
-    <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
-    <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
-    <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches</i></div><div class="sp-lanes"></div>
-    <div class="sp-seek" role="slider" tabindex="0" aria-label="part of the timeline in sight" data-tip="Drag to move; Ctrl and the wheel over the timeline, or + and −, zoom"><i></i></div>
+    <div class="sp-part sp-layers"><span>Layers <i class="sp-hint"></i></span><label class="sp-swap" data-tip="Ticked: as a cut moves, each stage gets the devices that suit it best. Cleared: each stage keeps its devices"><input type="checkbox"> devices may swap</label></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
+    <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-swapped" role="status"></div><div class="sp-stages"></div>
+    <div class="sp-part">Timeline <i class="sp-followed" role="status"></i></div><div class="sp-lanes"></div>
+    <div class="sp-seek" role="slider" tabindex="0" aria-label="part of the timeline in sight" data-tip="Drag to move; Ctrl and the wheel over the timeline, or + and −, zoom; ↑ and ↓ follow a minibatch"><i></i></div>
     <div class="sp-why"></div><div class="sp-changes"></div>
     <div class="sp-sizes-part"><div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
@@ -302,12 +343,16 @@ function render({ model, el }) {
     model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
     model.save_changes();
   };
-  const cuts = new Cuts(find("strip"), find("reason"), moveCut);
+  const cuts = new Cuts(find("strip"), find("reason"), (cut, at) => { moveCut(cut, at); foresee(`cut ${cut}`, String(at)); });
   const map = new DeviceMap(find("map"), (content) => model.send(content));
-  const drawMap = () => map.update(JSON.parse(model.get("map")), scene.chips, model.get("palette"));
+  const drawMap = () => map.update(JSON.parse(model.get("map")), scene.chips, model.get("palette"), performance.now() - swapped.at < COMING);
   const candidates = new Candidates(find("candidates"), find("strip"), (content) => model.send(content));
   const drawCandidates = () => candidates.update(JSON.parse(model.get("candidates")), scene, model.get("palette"), Boolean(model.get("stale")));
-  let graph = {}, waiting = false, width = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
+  let graph = {}, waiting = false, width = 0, wide = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [], tables = {};
+  const kept = [];    // [{ told, places, baseline }] of the last scenes
+  let painted = null, swapped = { at: -Infinity, came: [] };  // the last scene in full, the last swap of devices
+  let chosen = null, pointedAt = null;                        // minibatches whose way is shown: by a click, by the pointer
+  let ahead = null;   // { name, key } of the move that is shown before the kernel's answer to it
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
     if (drawn.get(name) === markup) return;
@@ -331,11 +376,28 @@ function render({ model, el }) {
   };
   const pointed = (event) => {
     const own = event.target.closest("[data-tip]"), name = Object.keys(under).find((part) => find(part).contains(event.target));
+    if (name !== "lanes" || own) point(null);
     if (own) return tell(own.dataset.tip, own.dataset.s === undefined ? -1 : Number(own.dataset.s), event.clientX, event.clientY);
     if (!name || !scene.tiles) return tell("", -1);
     const box = find(name).getBoundingClientRect();
-    return tell(...under[name](event.clientX - box.left, event.clientY - box.top, event.target), event.clientX, event.clientY);
+    const [words, stage, minibatch = null] = under[name](event.clientX - box.left, event.clientY - box.top, event.target);
+    if (name === "lanes") point(minibatch);
+    return tell(words, stage, event.clientX, event.clientY);
   };
+  const follow = () => {  // the way of a minibatch from stage to stage and back, over the timeline
+    const number = pointedAt === null ? chosen : pointedAt, drawing = find("lanes").firstElementChild;
+    find("lanes").querySelectorAll(".sp-arrows").forEach((old) => old.remove());
+    const spans = number === null || !drawing ? [] : steps(scene, palette, number).flat();
+    if (spans.length) drawing.insertAdjacentHTML("beforeend", arrows(scene, palette, width, sight.seconds, number));
+    const took = spans.length && Math.max(...spans.map((span) => span[2])) - Math.min(...spans.map((span) => span[1]));
+    put("followed", spans.length ? whole(`Minibatch ${number}: ${duration(took)} from its first forward to its last backward`) : SPANS);
+  };
+  const point = (minibatch) => {
+    if (minibatch === pointedAt) return;
+    pointedAt = minibatch;
+    follow();
+  };
+  const choose = (minibatch) => { chosen = minibatch; follow(); };
   const cell = () => root.closest(".jp-Cell");
   let box = null;  // the box of ipywidgets that this is in, once it is: JupyterLab marks it when the kernel ends
   const living = new MutationObserver(() => {
@@ -350,7 +412,18 @@ function render({ model, el }) {
       for (const kind of ["mousedown", "mouseup", "click"]) target.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, composed: true, button: 0 }));
   });
   root.addEventListener("pointermove", pointed);
-  root.addEventListener("pointerleave", () => tell("", -1));
+  root.addEventListener("pointerleave", () => { tell("", -1); point(null); });
+  find("lanes").addEventListener("click", () => choose(chosen === pointedAt ? null : pointedAt));
+  find("seek").addEventListener("keydown", (event) => {
+    const step = { ArrowUp: 1, ArrowDown: -1, Escape: 0 }[event.key], numbers = (scene.spans || []).map((span) => span[5]);
+    if (step === undefined || !numbers.length) return;
+    event.preventDefault(); event.stopPropagation();
+    const low = Math.min(...numbers.filter((number) => number >= 0)), high = Math.max(...numbers);
+    choose(step ? Math.min(high, Math.max(low, chosen === null ? low : chosen + step)) : null);
+  });
+  const swap = find("swap").firstElementChild;
+  const drawSwap = () => { swap.checked = model.get("swap"); };
+  swap.addEventListener("change", () => { model.set("swap", swap.checked); model.save_changes(); });
   root.addEventListener("focusin", (event) => {
     const own = event.target.closest("[data-tip]"), box = own && own.getBoundingClientRect();
     if (own && own.matches(":focus-visible")) tell(own.dataset.tip, -1, box.left, box.bottom - 8);
@@ -367,20 +440,41 @@ function render({ model, el }) {
     root.dataset.sizes = orders.serial;
     fade();
   };
+  const show = (next, told) => { scene = next; seen = told; scene.idles = scene.spans ? idles(scene, palette) : []; };
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
     palette = model.get("palette");
-    if (told !== seen) { scene = JSON.parse(told); seen = told; scene.idles = scene.spans ? idles(scene, palette) : []; }
+    if (told !== seen) {
+      const next = JSON.parse(told), at = ahead && next.places && next.places[ahead.name];
+      if (next.places && told !== (kept.at(-1) || {}).told) kept.push({ told, places: next.places, baseline: next.baseline });
+      if (kept.length > KEPT) kept.shift();
+      if (at && at[1] !== ahead.key && !old) return;  // of an earlier move than the page shows
+      show(next, told);
+      ahead = null;
+    }
     root.classList.toggle("sp-old", Boolean(old));
     root.classList.toggle("sp-pending", Boolean(model.get("pending")));  // nothing else moves on the page meanwhile
     put("stale", whole(model.get("stale")));
     find("copy").disabled = Boolean(old);
     find("copy").title = old || "Copy the cell that makes this plan";
-    width = Math.floor(picture.clientWidth);
+    paint(old);
+  };
+  const paint = (old) => {
+    width = wide;
     if (!box && (box = root.closest(".jupyter-widgets"))) living.observe(box, { attributes: true, attributeFilter: ["class"] });
     if (!scene.tiles || width < 50) return;
     root.classList.remove("sp-foreseen");
+    const moved = painted === scene ? [] : swaps(painted, scene);
+    painted = scene;
+    if (moved.length) {
+      const notice = swapped = { at: performance.now(), came: [] };
+      for (const [k, , , from] of moved) notice.came[k] = from;
+      put("swapped", whole(`Devices swapped: ${moved.map(([k, from, to]) => `${scene.stages[k].parts.map(([stage]) => `stage ${stage}`).join(", ")}: ${from} → ${to}`).join("; ")}`));
+      setTimeout(() => { if (swapped === notice) put("swapped", ""); }, NOTICE);
+    }
+    find("swap").style.visibility = scene.cuts.movable ? "" : "hidden";
+    swap.disabled = Boolean(old);
     put("tiles", tiles(scene));
     find("tiles").classList.toggle("sp-many", Boolean(scene.pipelines));
     drawMap();
@@ -397,11 +491,12 @@ function render({ model, el }) {
     find("told").style.minHeight = `${TOLD * Math.ceil(TOLD_LETTERS * 6.3 / width)}px`;
     put("changes", changes(scene));
     put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
-    put("stages", stages(scene, palette, width));
+    put("stages", stages(scene, palette, width, performance.now() - swapped.at < COMING ? swapped.came : []));
     LEFT = width < 480 ? 76 : 118;
     find("seek").style.marginLeft = `${LEFT}px`;
     sight.show(scene.end);
     put("lanes", lanes(scene, palette, width, sight.seconds));
+    follow();
     find("of").textContent = scene.pipelines ? "Coloured by the stages of pipeline 0" : "Coloured by stage";
     find("sizes-part").style.display = scene.sized ? "" : "none";
     find("graph-part").style.display = graph.positions ? "" : "none";
@@ -415,21 +510,37 @@ function render({ model, el }) {
     root.dataset.serial = scene.serial;
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
   };
-  const foresee = (event) => {  // of a slider that moves: the present plan's times there, until the kernel has the plan
-    if (!event.target.closest || event.target.closest(".sp-grid") !== root.closest(".sp-grid")) return;
-    const { name, key } = event.detail, table = JSON.parse(model.get("moves"))[name], stop = table && table.stops[key];
-    if (!stop || !scene.bases || table.base !== scene.bases[name] || model.get("stale") || waiting) return;
+  const foresee = (name, key) => {  // of what moves: the picture as it was there, else the present plan's times there
+    const place = scene.places && scene.places[name];
+    ahead = null;
+    if (!place || model.get("stale") || waiting) return;
+    const before = kept.findLast(({ places, baseline }) => baseline === scene.baseline && places[name] && places[name][0] === place[0] && places[name][1] === key);
+    if (before) {
+      show(JSON.parse(before.told), before.told);
+      paint("");
+    } else if (!foreseen(name, key)) return;
+    const mine = ahead = { name, key };
+    setTimeout(() => { if (ahead === mine) { ahead = null; soon(); } }, PATIENCE);
+  };
+  const foreseen = (name, key) => {
+    if (model.get("moves") !== tables.told) tables = { told: model.get("moves"), of: JSON.parse(model.get("moves")) };
+    const table = tables.of[name], stop = table && table.stops[key];
+    if (!stop || ![scene.bases[name], scene.places[name][0]].includes(table.base)) return false;
     const tips = new Map(scene.tiles.map(([tile, , tip]) => [tile, tip]));
     const shown = stop.tiles.map(([tile, value]) => [tile, value, tips.get(tile) || ""]);
     const gap = scene.tiles.findIndex(([tile]) => tile === "optimality gap");
     if (gap >= 0) shown.splice(gap, 0, ["optimality gap", "…", tips.get("optimality gap")]);
-    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => [...scene.stages[k].parts[j].slice(0, 4), ...part]) }));
+    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => (part.length > 2 ? part : [...scene.stages[k].parts[j].slice(0, 4), ...part])) }));
     root.classList.add("sp-foreseen");
     put("tiles", tiles({ tiles: shown }));
     put("stages", stages({ ...scene, stages: rows, bound: null }, palette, width));
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
+    return true;
   };
-  document.addEventListener("sp-moved", foresee);
+  const slid = ({ target, detail }) => {
+    if (target.closest && target.closest(".sp-grid") === root.closest(".sp-grid")) foresee(detail.name, detail.key);
+  };
+  document.addEventListener("sp-moved", slid);
   find("copy").addEventListener("click", (event) => {
     event.preventDefault();
     find("code").querySelector("details").open = true;
@@ -463,20 +574,25 @@ function render({ model, el }) {
   model.on("change:graph", regraph);
   model.on("change:map", drawMap);
   model.on("change:candidates", drawCandidates);
+  model.on("change:swap", drawSwap);
   model.on("change:sizes", drawSizes);
   model.on("msg:custom", copied);
-  const observer = new ResizeObserver(() => { if (Math.floor(picture.clientWidth) !== width) soon(); });
+  const observer = new ResizeObserver(([{ contentRect }]) => {  // to ask for it while drawing lays out the whole page
+    wide = Math.floor(contentRect.width);
+    if (wide !== width) soon();
+  });
   observer.observe(picture);
   regraph();
   drawSizes();
+  drawSwap();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:candidates", drawCandidates], ["change:sizes", drawSizes], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:candidates", drawCandidates], ["change:swap", drawSwap], ["change:sizes", drawSizes], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();
     tip.remove();
     living.disconnect();
-    document.removeEventListener("sp-moved", foresee);
+    document.removeEventListener("sp-moved", slid);
   };
 }
 

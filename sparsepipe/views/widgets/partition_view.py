@@ -41,6 +41,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
+    swap = traitlets.Bool(True).tag(sync=True)  # whether stages may get other devices as a cut moves
     stale = traitlets.Unicode("").tag(sync=True)  # what the picture is of, where it is not of what the controls say
     pending = traitlets.Bool(False).tag(sync=True)  # whether the picture of what they say is on its way
     reason = traitlets.Unicode(NO_PLAN).tag(sync=True)  # why nothing can be done with it then

@@ -31,11 +31,11 @@ def picture(
     *,
     batch_size: int | None,
     note: str,
-    foreseen: Mapping[str, tuple[str, StopSlider]],
+    sliders: Mapping[str, tuple[str, StopSlider]],
 ) -> dict[str, Any]:
     """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with.
 
-    `foreseen`: sliders whose moves the page shows at once, as `Candidates.moves` takes them.
+    `sliders`: name → (the field of the settings, the slider): the page shows what it was sent before at once.
     """
     settings, kept = answer.settings, answer.settings.cuts is not None
     movable = kept or (answer.plan.stages_per_rank == 1 and settings.stage_devices is None)
@@ -43,19 +43,36 @@ def picture(
     drawn = scene(answer.plan, answer.problem, answer.trace, bound=answer.bound, batch_size=batch_size, before=before)
     where = blocked(answer.plan, answer.problem, answer.ends) if kept else {"blocked": [], "reasons": []}
     drawn |= {
-        "cuts": {"at": answer.ends, "movable": movable, "ghost": answer.best_ends if kept else [], **where},
+        "cuts": {
+            "at": answer.ends,
+            "movable": movable,
+            "kept": kept,
+            "ghost": answer.best_ends if kept else [],
+            **where,
+        },
         "hint": "drag a cut, or focus it and press the arrow keys"
         + ("; dashed: the best cuts known" if kept and answer.best_ends else "")
         if movable
         else "layers in network order, height proportional to time",
         "code": answer.as_code(),
-        "bases": {name: answer.base(field) for name, (field, _) in foreseen.items()},
+        "bases": {name: answer.base(field) for name, (field, _) in sliders.items()},
+        "places": _places(answer, sliders),
+        "baseline": "" if pinned is None else format(hash(pinned.settings), "x"),
     }
     if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
         drawn["before"]["name"] += f", with {pinned.told()}"
     if note:
         drawn["notes"] = [*drawn["notes"], note]
     return drawn
+
+
+def _places(answer: Answer, sliders: Mapping[str, tuple[str, StopSlider]]) -> dict[str, list[str]]:
+    """Return by slider, and by pinned cut, [a name of all other settings, its value]: these two know the picture."""
+    places = {
+        name: [answer.place(field, name if field == "devices" else None), slider.key(slider.value)]
+        for name, (field, slider) in sliders.items()
+    }
+    return places | {f"cut {k}": [answer.place("cuts", k), str(at)] for k, at in enumerate(answer.settings.cuts or ())}
 
 
 def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
@@ -65,7 +82,9 @@ def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
     """
     num_layers = len(problem.layers)
     bounds, reasons, found = [0, *ends, num_layers], [], []
-    need = _Need(plan, problem)
+    between = [(k, place) for k in range(len(ends)) for place in range(bounds[k] + 1, bounds[k + 2])]
+    stages = [part for k, place in between for part in ((k, bounds[k], place), (k + 1, place, bounds[k + 2]))]
+    too_large = _Need(plan, problem).too_large(stages)
 
     def reason(text: str) -> int:
         if text not in reasons:
@@ -82,7 +101,7 @@ def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
                 why[place] = reason(f"it must be before cut {k + 1} | {k + 2}, with a layer between them")
             else:
                 for stage, a, b in ((k, low, place), (k + 1, place, high)):
-                    if text := need.too_much(stage, a, b):
+                    if text := too_large.get((stage, a, b)):
                         why[place] = reason(text)
         ranges = []
         for value, run in groupby(range(1, num_layers), key=why.__getitem__):
@@ -145,11 +164,16 @@ class _Need:
         self.stage_bytes = cuts.stage_bytes(table)
         self.incoming = np.asarray(cuts.payloads(table, held=True)[0][:, 1])
 
-    def too_much(self, stage: int, first: int, last: int) -> str:
-        if not self.bounded:
-            return ""
-        saved, working, _ = map(float, self.stage_bytes(first, last))
-        parts = self.weights[last] - self.weights[first], saved, self.incoming[first], working
-        if sum(each * part for each, part in zip(self.each[stage], parts, strict=True)) <= self.limits[stage]:
-            return ""
-        return f"stage {stage} would need more than the {SIZE.shown(self.limits[stage])} of a {self.kinds[stage]}"
+    def too_large(self, stages: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int, int], str]:
+        """Return a reason for each (stage, cut before it, cut after it) that does not fit, all of them in one pass."""
+        if not self.bounded or not stages:
+            return {}
+        stage, first, last = np.array(stages).T
+        saved, working, _ = self.stage_bytes(first, last)
+        parts = np.stack([self.weights[last] - self.weights[first], saved, self.incoming[first], working])
+        over = (np.array(self.each)[stage].T * parts).sum(axis=0) > np.array(self.limits)[stage]
+        reasons = [
+            f"stage {k} would need more than the {SIZE.shown(limit)} of a {kind}"
+            for k, (limit, kind) in enumerate(zip(self.limits, self.kinds, strict=True))
+        ]
+        return {part: reasons[part[0]] for part, is_over in zip(stages, over, strict=True) if is_over}

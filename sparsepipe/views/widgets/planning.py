@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...errors import InputError
 from ...planning import Problem, bound_of, partition, planners_with
@@ -42,6 +43,15 @@ class Answer:
         """A name of this plan and its settings but for one, by which the page knows whether a table is of them."""
         others = tuple(value for name, value in vars(self.settings).items() if name != field)
         return format(hash((self.plan.stages, self.plan.schedule, self.plan.weights, others)) & (2**64 - 1), "x")
+
+    def place(self, field: str, part: object = None) -> str:
+        """A name of all settings but one field, or but a `part` of it: devices of one type, or a cut by its number."""
+        kept: Any = None
+        if field == "devices":
+            kept = tuple(pair for pair in self.settings.devices if pair[0] != part)
+        elif field == "cuts":
+            kept = tuple(-1 if k == part else at for k, at in enumerate(self.settings.cuts or ()))
+        return format(hash(replace(self.settings, **{field: kept})) & (2**64 - 1), "x")
 
     @property
     def ends(self) -> list[int]:

@@ -28,11 +28,12 @@ function render({ model, el }) {
   const stops = () => model.get("stops"), off = () => model.get("disabled");
   const place = (key) => Math.max(0, stops().findIndex(([own]) => own === key));
   const share = (at) => (stops().length > 1 ? at / (stops().length - 1) : 0);
-  let typing = false;
+  let typing = false, refused = "";
+  const put = (element, text) => { if (element.textContent !== text) element.textContent = text; };  // no layout for what stays
 
   const draw = () => {
     const all = stops(), at = place(model.get("value")), text = all.length ? all[at][1] : "";
-    label.textContent = model.get("description");
+    put(label, model.get("description"));
     root.title = model.get("tooltip");
     origin.style.transform = `translate(-${(1 - share(at)) * 1000}%, 0)`;
     given.style.left = `${share(place(model.get("given"))) * 100}%`;
@@ -47,15 +48,15 @@ function render({ model, el }) {
     root.classList.toggle("sp-off", off());
     readout.contentEditable = off() ? "false" : "true";
     readout.setAttribute("aria-label", `${model.get("description")}: type a value`);
-    if (!typing) readout.textContent = text;
-    refusal.innerHTML = whole(model.get("refusal"));
+    if (!typing) put(readout, text);
+    if (refused !== model.get("refusal")) refusal.innerHTML = whole(refused = model.get("refusal"));
   };
   const go = (at) => {
     const all = stops(), [key] = all[Math.max(0, Math.min(all.length - 1, at))];
     if (off() || key === model.get("value")) return;
-    el.dispatchEvent(new CustomEvent("sp-moved", { bubbles: true, detail: { name: model.get("description"), key } }));
     model.set("value", key);
-    model.save_changes();
+    model.save_changes();  // before the page draws: the kernel works meanwhile
+    el.dispatchEvent(new CustomEvent("sp-moved", { bubbles: true, detail: { name: model.get("description"), key } }));
   };
 
   const pointed = (event) => {

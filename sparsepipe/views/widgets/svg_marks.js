@@ -22,8 +22,8 @@ const named = (x, y, lines, whole, more = "") =>  // words in lines, the lowest 
   `<text x="${x}" y="${y}" ${more} data-tip="${escape(whole)}">` + lines.map((part, k) => `<tspan x="${x}" y="${y - LEADING * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") + "</text>";
 const line = (x1, y1, x2, y2, more = "") =>
   `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="var(--jp-ui-font-color1,#222)" ${more}/>`;
-const svg = (width, height, inside, label) =>
-  `<svg xmlns="${SVG}" height="${height}" viewBox="0 0 ${width} ${height}" role="img" aria-label="${escape(label)}">${inside}</svg>`;
+const svg = (width, height, inside, label, role = "img") =>
+  `<svg xmlns="${SVG}" height="${height}" viewBox="0 0 ${width} ${height}" role="${role}" aria-label="${escape(label)}">${inside}</svg>`;
 
 function shade(palette, stage, kind) {
   const own = palette.stages[stage % palette.stages.length];

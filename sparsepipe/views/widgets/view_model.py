@@ -53,12 +53,15 @@ def scene(
     }
 
 
-def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None) -> dict[str, object]:
-    """Return the parts of a scene that change with a slider before another plan is known: numbers and times."""
+def moved_scene(plan: Plan, problem: Problem, *, batch_size: int | None, whole: bool) -> dict[str, object]:
+    """Return the parts of a scene that the page shows of a move before the kernel does: numbers and times.
+
+    `whole`: the stages may hold other layers than those of the scene, and come with theirs.
+    """
     rows = with_words(stages(plan, problem))
     return {
         "tiles": [tile[:2] for tile in tiles(plan, problem.cluster, bound=None, batch_size=batch_size)],
-        "stages": [{**row, "parts": [part[4:] for part in row["parts"]]} for row in rows],
+        "stages": rows if whole else [{**row, "parts": [part[4:] for part in row["parts"]]} for row in rows],
     }
 
 
@@ -140,7 +143,7 @@ def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
 
 
 def why(plan: Plan, problem: Problem) -> str:
-    """Sentences on the stage or boundary that sets the pace, the reason, and the effect of moving one layer."""
+    """Sentences on the slowest stage or link, the reason, and the effect of moving one layer."""
     assert plan.estimate is not None
     if len(plan.stages) == 1:
         return (
@@ -151,12 +154,13 @@ def why(plan: Plan, problem: Problem) -> str:
     where = f"{own.name} ({devices(plan, k)})"
     several = len(own.stages) > 1
     if kind == "transfer":
-        sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
+        are = "links of {} are the slowest: their" if several else "link of {} is the slowest: its"
         whose = "stages'" if several else "stage's"
-        text = f"The {sets.format(where)} transfers take {duration(seconds)} per minibatch, "
+        text = f"The {are.format(where)} transfers take {duration(seconds)} per minibatch, "
         text += f"the {whose} computation takes {duration(own.busy_seconds)}."
     else:
-        text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
+        are = "are the slowest stages" if several else "is the slowest stage"
+        text = f"{where[0].upper()}{where[1:]} {are}: {_spent(own)}."
     waiting = max(0.0, 1 - seconds / period)
     if plan.flushes:
         text += (
