@@ -7,7 +7,7 @@ as a whole: where names are part of it, it is an `Html` that they were filled in
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -18,7 +18,7 @@ from plotly.colors import sample_colorscale
 
 from ...records.provenance import Provenance
 from ..colors import WORK_SHADES, contrast, mixed, work_color
-from ..markup import Html, figure_text, joined
+from ..markup import Html, figure_text
 from ..names import TIE
 
 _TEMPLATES = ("hovertemplate", "texttemplate")
@@ -266,12 +266,11 @@ def _in_lines(notes: Iterable[str], width: float) -> list[str]:
 
 
 def _meta(figure: go.Figure) -> dict[str, Any]:
-    """Return the metadata of a finished figure: `notes` and `doubts` as they were given, `lines` of doubts as drawn."""
+    """Return the metadata of a finished figure: `notes` and `doubts` as they were given."""
     return dict(figure.layout.meta) if isinstance(figure.layout.meta, dict) else {}
 
 
 DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
-_ABOVE = 26  # pixels of a legend or of panels' titles above a plot
 _BUTTONS, _OVER_PLOT = (
     34,
     48,
@@ -284,7 +283,7 @@ def doubts_of(figure: go.Figure) -> tuple[str, ...]:
 
 
 def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
-    """The figure with what its runs were delayed by on purpose in its note, and a line for what is doubtful."""
+    """The figure with what its runs were delayed by on purpose in its note, and a badge if it is doubtful."""
     return doubted(with_held_up(figure, origin.held_up), origin.doubts)
 
 
@@ -293,43 +292,42 @@ def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
 
     It becomes higher by what the line takes, as by any longer note.
     """
-    note, doubts, margin = _heading(figure)
-    said = "".join(note.striptags().split())  # lines are broken anywhere
-    missing = [text for text in notes if "".join(text.split()) not in said]
+    text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
+    said = "".join(text.striptags().split())  # lines are broken anywhere
+    missing = [note for note in notes if "".join(note.split()) not in said]
     if not missing:
         return figure
-    told = f"injected delay: {'; '.join(missing)}"
-    lines = _wrapped(told, figure.layout.width or WIDTH)
-    more, meta = _as_note(lines), _meta(figure)
-    extra = _LINE * (max(1, note.count("<br>") + len(lines)) - max(1, note.count("<br>")))
-    height = (figure.layout.height or HEIGHT) + extra
+    line = f"injected delay: {'; '.join(missing)}"
+    lines = _wrapped(line, figure.layout.width or WIDTH)
+    before = text.count("<br>")
+    extra = _LINE * (max(1, before + len(lines)) - max(1, before))
+    height, meta = (figure.layout.height or HEIGHT) + extra, _meta(figure)
     return go.Figure(figure).update_layout(
-        title={"text": note + more + joined(map(_as_doubt, doubts)), **_title_above(margin, height)},
+        title={"text": text + _as_note(lines), **_title_above(_first_margin(figure), height)},
         margin={"t": _margin(figure) + extra},
         height=height,
-        meta=meta | {"notes": [*meta.get("notes", ()), told]},
+        meta=meta | {"notes": [*meta.get("notes", ()), line]},
     )
 
 
 def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
-    """The figure with a line below its title for what is doubtful, with what it said before; as it is if nothing is.
+    """The figure with a badge beside its title if something is doubtful, and the doubts in its `meta`.
 
-    The figure becomes higher by what the lines take: nothing else moves.
+    Pages, a PDF's metadata and the JSON of an export have the doubts in words. Nothing moves, unless there is no title:
+    then the badge has a line of its own.
     """
-    told = tuple(dict.fromkeys([*doubts_of(figure), *doubts]))
-    line = Provenance(doubts=told).doubt
-    if line is None:
+    reasons = tuple(dict.fromkeys([*doubts_of(figure), *doubts]))
+    if not reasons:
         return figure
-    note, before, margin = _heading(figure)
-    lines = _wrapped(line, figure.layout.width or WIDTH)
-    extra = _doubts_height(figure, lines) - _doubts_height(figure, before)
-    height = (figure.layout.height or HEIGHT) + extra
-    return go.Figure(figure).update_layout(
-        title={"text": note + joined(map(_as_doubt, lines)), **_title_above(margin, height)},
-        margin={"t": _margin(figure) + extra},
-        height=height,
-        meta=_meta(figure) | {"doubts": list(told), "lines": lines},
-    )
+    marked = go.Figure(figure).update_layout(meta=_meta(figure) | {"doubts": list(reasons)})
+    title, line_end, note = Html(figure.layout.title.text or "").partition("<br>")
+    if _BADGE in title:
+        return marked
+    marked.update_layout(title={"text": title + (Html("\N{EN SPACE}") + _BADGE if title else _BADGE) + line_end + note})
+    if title:
+        return marked
+    height = (figure.layout.height or HEIGHT) + _LINE
+    return marked.update_layout(title=_title_above(_LINE, height), margin={"t": _margin(figure) + _LINE}, height=height)
 
 
 @dataclass(frozen=True)
@@ -347,53 +345,38 @@ def heading_of(figure: go.Figure) -> Heading | None:
     """The heading of a finished figure, for a page that shows it in words of its own; None of one without a title."""
     if "notes" not in _meta(figure) or not figure.layout.title.text:
         return None
-    text, _, _ = _heading(figure)
+    title = Html(figure.layout.title.text).partition("<br>")[0].replace(_BADGE, "").rstrip()
     keeps = _OVER_PLOT if legend_is_above(figure) else _BUTTONS
     had = _margin(figure)
     doubt = Provenance(doubts=doubts_of(figure)).doubt or ""
-    title = text.partition("<br>")[0].striptags()
-    return Heading(title, tuple(_meta(figure)["notes"]), doubt, keeps, (figure.layout.height or HEIGHT) - (had - keeps))
+    return Heading(
+        title.striptags(), tuple(_meta(figure)["notes"]), doubt, keeps, (figure.layout.height or HEIGHT) - (had - keeps)
+    )
 
 
 def in_place(figure: go.Figure, width: float) -> go.Figure:
-    """The figure with its note and doubts in lines for a place of so many pixels, as high as that makes it.
+    """The figure with its note in lines for a place of so many pixels, as high as that makes it.
 
     As it is where it is no wider itself, and where it has no note that is known.
     """
     own = figure.layout.width or WIDTH
     if own <= width or "notes" not in _meta(figure) or not figure.layout.title.text:
         return figure
-    text, _, margin = _heading(figure)
     notes = _in_lines(_meta(figure)["notes"], width)
-    doubt = Provenance(doubts=doubts_of(figure)).doubt
-    lines = _wrapped(doubt, width) if doubt else []
-    above = margin + _LINE * max(0, len(notes) - 1) + _doubts_height(figure, lines)
+    margin = _first_margin(figure)
+    above = margin + _LINE * max(0, len(notes) - 1)
     height = (figure.layout.height or HEIGHT) + above - _margin(figure)
-    told = text.partition("<br>")[0] + (_as_note(notes) if notes else "") + joined(map(_as_doubt, lines))
+    title = Html(figure.layout.title.text).partition("<br>")[0]
     return go.Figure(figure).update_layout(
-        title={"text": told, **_title_above(margin, height)},
+        title={"text": title + (_as_note(notes) if notes else ""), **_title_above(margin, height)},
         margin={"t": above},
         height=height,
-        meta=_meta(figure) | ({"lines": lines} if lines else {}),
     )
 
 
-def _heading(figure: go.Figure) -> tuple[Html, tuple[str, ...], float]:
-    """A finished figure's title with its note, the lines of its doubts below, and the margin it has without either's
-    further lines.
-    """
-    text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
-    doubts = tuple(_meta(figure).get("lines", ()))
-    for line in doubts:
-        text = text.replace(_as_doubt(line), "")
-    further = _LINE * max(0, text.count("<br>") - 1)  # lines of a long note
-    return text, doubts, _margin(figure) - _doubts_height(figure, doubts) - further
-
-
-def _doubts_height(figure: go.Figure, lines: Sequence[str]) -> float:
-    """Pixels that lines of doubts take: a note ends before what stands above the plot, a doubt may not."""
-    room = _ABOVE if _is_above(figure) else 0
-    return _LINE * len(lines) + room if lines else 0
+def _first_margin(figure: go.Figure) -> float:
+    """The margin above a finished figure without the further lines of its note."""
+    return _margin(figure) - _LINE * max(0, str(figure.layout.title.text or "").count("<br>") - 1)
 
 
 def _margin(figure: go.Figure) -> float:
@@ -424,9 +407,7 @@ def _as_note(lines: Iterable[str]) -> Html:
     return looks.format(SMALL, Html("<br>").join(map(figure_text, lines)))
 
 
-def _as_doubt(line: str) -> Html:
-    looks = Html("<br><span style='font-size:{}px;color:{}'>{}</span>")
-    return looks.format(SMALL, DOUBT, figure_text(line))
+_BADGE = Html("<span style='font-size:{}px;color:{}'>⚠ doubtful</span>").format(SMALL, DOUBT)
 
 
 def log_ticks(drawn: Iterable[float], *, most: int = 99) -> dict[str, list[Any]]:
