@@ -99,6 +99,10 @@ class Paper:
         Its text is never below 7 points or nearly so: one too wide for that is laid out narrower, its legend below.
         """
         figure, scale = _fitted(figure, self.inches)
+        title = Html(figure.layout.title.text or "").partition("<br>")[0].striptags()
+        room = (figure.layout.width - _BESIDE_TITLE) / (_BOLD * width_of(title)) if title else FONT_SIZE
+        if room < FONT_SIZE + 2:  # it stays in one line
+            figure = go.Figure(figure).update_layout(title_font_size=room)
         if self.height is not None:
             badge = doubted(figure, doubts).layout.height - figure.layout.height  # it comes on top
             figure = go.Figure(figure).update_layout(height=self.height * _CSS_INCH / scale - badge)
@@ -113,10 +117,6 @@ def _fitted(figure: go.Figure, inches: float) -> tuple[go.Figure, float]:
     width = round(inches * _CSS_INCH / _SMALLEST)
     figure = in_place(figure, width)
     narrow = go.Figure(figure).update_layout(width=width, legend=below)
-    title = Html(figure.layout.title.text or "").partition("<br>")[0].striptags()
-    if title:  # it stays in one line
-        room = (width - _BESIDE_TITLE) / (_BOLD * width_of(title))
-        narrow.update_layout(title_font_size=min(FONT_SIZE + 2, room))
     rows = -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
     margin = (figure.layout.margin.b or 56) + (18 * rows if figure.layout.showlegend is not False else 0)
     return narrow.update_layout(margin={"b": margin, "r": 24}, height=figure.layout.height + 18 * rows), _SMALLEST

@@ -26,7 +26,6 @@ from .picture import explorer_export, in_lines, picture
 from .pipelines_planning import PipelinesAnswer
 from .plan_picture import plan_figure, scene_of
 from .planning import Answer
-from .settings import devices_told
 from .several import MINIBATCHES
 from .sizes import (
     AskedSizes,
@@ -285,7 +284,7 @@ class ExplorerView:
             network = self.profile.origin.get("model") or number_of(len(self.profile.graph.layers), "layer")
             view = plan_figure(
                 scene,
-                title=f"{network} on {devices_told(answer.cluster)}",
+                title=f"{network}, as planned",
                 note=in_lines(noted(self.note, self.profile.origin), answer.told()),
                 inches=inches,
             )
