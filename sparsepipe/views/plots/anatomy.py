@@ -27,7 +27,6 @@ _COLORS = {
     "communication": "#44BB99",
     "other": LIGHT_GREY,
 }
-_SIZES = {"size": SMALL, "high": 0.45, "pixel": 100 / 650}  # of numbers: the axis has some 650 pixels
 _SENDING = ("send", "average")
 _ACCOUNTED = ("wait", *_SENDING)
 
@@ -61,7 +60,8 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
     """
     table = anatomy_table(traces)
     names = [
-        name if source in name else f"{name}, {source}" for name, source in zip(table.trace, table.source, strict=True)
+        name if source in name or "predicted" in name else f"{name}, {source}"
+        for name, source in zip(table.trace, table.source, strict=True)
     ]
     figure = go.Figure()
     for part in PARTS:

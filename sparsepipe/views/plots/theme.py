@@ -1,4 +1,4 @@
-"""The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not.
+"""The look of all figures: one template, a fixed colour for each stage, full if measured, a lighter tone if not.
 
 Texts of a figure are escaped in this one place, as plotly interprets tags in any of them.
 `Html` is a figure's own markup and stays; every other string of a finished figure is text. A hover template is markup
@@ -7,7 +7,7 @@ as a whole: where names are part of it, it is an `Html` that they were filled in
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -136,45 +136,30 @@ def whisker_on(color: str) -> str:
     return max(_WHISKERS, key=lambda line: contrast(line, color))
 
 
-# Horizontal and vertical lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
-HATCHES = {"simulated": ("-", "horizontal lines"), "replayed": ("|", "vertical lines")}  # source → shape, in words
-_WHITE, _BLACK = "#FFFFFF", "#000000"
-_OPACITIES = (0.5, 0.4, 0.3)  # of a hatch's lines
-READ = 4.5  # the least contrast of small text with what is behind it (WCAG 2.1)
+_WHITE = "#FFFFFF"
+TONES = {"simulated": 0.6, "replayed": 0.3}  # source → share of white in a bar's colour; "measured" has none
+_OUTLINE = 1.5  # pixels
 
 
-def hatch_shape(source: str) -> str:
-    """The shape of the lines by the source of numbers: `HATCHES`, "" for "measured", which has none."""
-    return HATCHES.get(source, ("", ""))[0]
+def bar_marker(source: str | Sequence[str], color: str | Sequence[str]) -> dict[str, Any]:
+    """The look of bars by the source of their numbers: full if measured, else a lighter tone with an outline.
 
-
-def hatch(source: str, color: str, *, worded: bool = False) -> dict[str, Any]:
-    """The bar pattern that shows where numbers come from: `hatch_shape(source)`.
-
-    Its lines are seen on `color`: light on dark colours, dark on light ones. `worded`: words in `ink_on(color)` stand
-    on the bar, and are read on the lines, too.
+    Either may be one for all bars.
     """
-    line, opacity = hatch_lines(color, worded=worded)
-    lines = {"fillmode": "overlay", "fgcolor": line, "fgopacity": opacity}
-    return {"shape": hatch_shape(source), "size": 5, "solidity": 0.3, **lines}
-
-
-def hatch_lines(color: str, *, worded: bool = False) -> tuple[str, float]:
-    """The colour of a hatch's lines on `color`, white or black, and their opacity: those that stand out most."""
-    ink = INK_ON if ink_on(color) == INK_ON else _WHITE
-    found = [
-        (contrast(color, seen), line, opacity)
-        for line, sign in ((_WHITE, 1), (_BLACK, -1))
-        for opacity in _OPACITIES
-        if contrast(seen := mixed(color, sign * opacity), ink) >= READ or not worded
-    ]
-    _, line, opacity = max(found)
-    return line, opacity
+    given = [value for value in (source, color) if not isinstance(value, str)]
+    count = len(given[0]) if given else 1
+    sources = [source] * count if isinstance(source, str) else list(source)
+    colors = [color] * count if isinstance(color, str) else list(color)
+    fills = [mixed(full, TONES.get(each, 0.0)) for each, full in zip(sources, colors, strict=True)]
+    widths = [_OUTLINE if each in TONES else 0.0 for each in sources]
+    if not given:
+        return {"color": fills[0], "line": {"color": colors[0], "width": widths[0]}}
+    return {"color": fills, "line": {"color": colors, "width": widths}}
 
 
 def source_key(source: str, color: str = GREY) -> dict[str, Any]:
     """The marker of a legend's bar that stands for a source, in a colour that no series has, since all have sources."""
-    return {"color": color, "pattern": hatch(source, color)}
+    return bar_marker(source, color)
 
 
 # On the title's line, at its right: a note below the title may be as long as the figure is wide.

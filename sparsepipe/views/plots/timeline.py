@@ -18,7 +18,8 @@ _WIDE = 900  # pixels of the figure
 _LEAST = SMALL - 3  # the size of a number in pixels below which it is left out
 _AROUND, _KEY = 132, 20  # pixels above and below a legend, and of an entry of it: a longer one would be cut off
 _OUTLINED = 0.005  # share of the width below which a bar has no outline: it would hide the bar's colour
-_THIN = ("wait",)
+_HEIGHTS = {"wait": 0.3, "send": 0.12}  # of a row: transfers run beside the work, below it
+_BELOW = -0.49  # of a row, from its middle
 _KEYS = {"load": "load data"}  # kinds that say too little by themselves
 # What belongs to one minibatch: an update belongs to its whole round, and would stretch a window to that round's end.
 _OF_A_MINIBATCH = ("forward", "backward", "weights")
@@ -64,7 +65,7 @@ def timeline(
 ) -> go.Figure:
     """Draw the timeline of each rank.
 
-    Each stage has a colour: light forwards, full backwards, dark updates. Waits are grey.
+    Each stage has a colour: light forwards, full backwards, dark updates. Waits are grey, transfers thin lines below.
 
     Args:
         traces: One or more traces. The rows of a simulated and a measured trace of the same plan are drawn in pairs.
@@ -108,7 +109,8 @@ def timeline(
             x=seconds * scale,
             base=part.start_seconds * scale,
             orientation="h",
-            width=0.3 if kind in _THIN else 0.78,
+            width=_HEIGHTS.get(kind, 0.78),
+            offset=_BELOW if kind == "send" else None,
             name=label,
             legendgroup=label,
             showlegend=label not in shown,

@@ -3,7 +3,7 @@
 // What stands between two @ is filled in by plot_view.py.
 
 // Ink, and colours too dark for a dark page: what stands for them there.
-const LIT = @LIT@, LIT_LINES = @LIT_LINES@, LIT_TEXT = @LIT_TEXT@;
+const LIT = @LIT@, LIT_TEXT = @LIT_TEXT@;
 const STYLE = `
 .sp-heading{padding:2px 0 0 14px;font-family:@FONT@;color:var(--jp-content-font-color1,@INK@);overflow-wrap:break-word}
 .sp-heading b{font-size:15px;line-height:1.35}
@@ -117,8 +117,6 @@ function themed(figure, heading, room) {
     if (!part) return part;
     const light = (color) => LIT[color] || color, color = Array.isArray(part.color) ? part.color.map(light) : light(part.color);
     const own = color === part.color ? part : { ...part, color };
-    const line = LIT_LINES[color];  // of a hatch
-    if (part.pattern && line && own !== part) own.pattern = { ...part.pattern, fgcolor: line };
     return part.line ? { ...own, line: part.line.color === "white" ? { ...part.line, color: PAGE } : lit(part.line) } : own;
   };
   const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly

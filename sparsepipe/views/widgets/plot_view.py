@@ -20,7 +20,7 @@ import traitlets
 
 from ...util.io.files import write_atomic
 from ..markup import Html
-from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_POINTS, LIT_SHADES, LIT_TEXT
+from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_POINTS, LIT_SHADES, LIT_TEXT, LIT_TONES
 from ..plots.export import kept_picture
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks
@@ -33,8 +33,8 @@ _NO_PICTURE = "a live figure; sparsepipe.plots.keep_pictures() before it keeps i
 
 def _page_code() -> str:
     """names.js and plot_view.js, with the colours and the font of all figures."""
-    lit = LIT | LIT_SHADES | LIT_POINTS
-    told = {"LIT": json.dumps(lit), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
+    lit = LIT | LIT_SHADES | LIT_TONES | LIT_POINTS
+    told = {"LIT": json.dumps(lit), "LIT_TEXT": json.dumps(LIT_TEXT)}
     told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
     code = page_code("names", "plot_view")
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
