@@ -9,7 +9,7 @@ import pytest
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
-from sparsepipe.views.plots.dark import lab_style
+from sparsepipe.views.plots.dark import LIT, LIT_SHADES, LIT_TONES, lab_style
 from sparsepipe.views.plots.theme import bar_marker, doubted, finished
 
 # Of each text that is seen: what it says, its colour, and that of what is drawn below its middle.
@@ -59,6 +59,10 @@ def luminance(color):
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def rgb(color):
+    return f"rgb({', '.join(str(int(color[k : k + 2], 16)) for k in (1, 3, 5))})"
+
+
 def contrast(one, other):
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
@@ -102,4 +106,6 @@ def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(
     whole = [(one[0], other[0]) for one, other in zip(light, dark, strict=True) if one[0].startswith("rgb")]
     full, tone = ("rgb(0, 0, 0)", "rgb(242, 242, 242)"), ("rgb(153, 153, 153)", "rgb(112, 112, 112)")
     assert sorted(whole) == sorted([full, full, tone, tone])
-    assert all(light == dark for light, dark in fills.values()) and any(light for light, _ in fills.values())
+    lit = {rgb(color): rgb(shade) for color, shade in (LIT | LIT_SHADES | LIT_TONES).items()}
+    pairs = [(a[0], b[0]) for light, dark in fills.values() for a, b in zip(light, dark, strict=True)]
+    assert pairs and all(after == lit.get(before, before) for before, after in pairs)

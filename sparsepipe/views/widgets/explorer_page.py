@@ -146,7 +146,7 @@ def _settings_of(
     by_steps = WEIGHT_RULES[weights].updates_by_step
     steps = (settings.num_microbatches if settings.num_microbatches > 1 else _MICROBATCHES) if by_steps else 1
     hosts = settings.hosts if counts == dict(settings.devices) else None
-    moved = {"network_bandwidth": link} if len(cluster.nodes) > 1 else {"bandwidth": link}
+    between = len(cluster.nodes) > 1
     return replace(
         settings,
         devices=tuple(counts.items()),
@@ -156,7 +156,8 @@ def _settings_of(
         cuts=None,
         stage_devices=None,
         hosts=hosts,
-        **moved,
+        bandwidth=settings.bandwidth if between else link,
+        network_bandwidth=link if between else settings.network_bandwidth,
     )
 
 
@@ -165,7 +166,7 @@ def explorer_page(planning: Planning, settings: Settings, grid: PageGrid, *, not
     cluster, batch_size = planning.cluster, settings.batch_size or planning.profile.batch_size
     scenes, maps, reasons = dict[str, int](), dict[str, int](), dict[str, int]()
     cells = []
-    for *numbers, link, schedule in product(*grid.counts.values(), grid.bandwidths, grid.schedules):
+    for numbers, link, schedule in product(product(*grid.counts.values()), grid.bandwidths, grid.schedules):
         counts = dict(zip(grid.counts, numbers, strict=True))
         chosen = _settings_of(settings, cluster, counts, link, schedule)
         cell = [-1, maps.setdefault(json.dumps(map_of(cluster, chosen)), len(maps)), -1]

@@ -15,10 +15,11 @@ import plotly.graph_objects as go
 
 from ...util.io.quantities import SIZE
 from ...util.text.numbers import duration
+from ...values.trace import SPAN_KINDS
+from ..colors import edge_of, work_color
 from ..markup import Html, joined
 from ..plots.marks import width_of
-from ..plots.theme import FONT, GREY, INK, finished, ink_on, tied, work_color
-from .view_model import PALETTE
+from ..plots.theme import FONT, GREY, INK, LIGHT_GREY, finished, ink_on, tied
 
 Scene = Mapping[str, Any]
 
@@ -97,7 +98,7 @@ class _Sheet:
         self.marks: list[Html] = []
 
     def rect(self, x: float, y: float, wide: float, high: float, color: str) -> None:
-        edge = PALETTE["edges"].get(color, color)
+        edge = edge_of(color)
         seen = _EDGE.format(edge) if edge != color and wide > 3 else ""
         self.marks.append(_RECT.format(x, y, max(wide, 0.0), high, color, seen))
 
@@ -239,7 +240,7 @@ def _timeline(sheet: _Sheet, scene: Scene) -> None:
     for k, lane in enumerate(lanes):
         sheet.words(0, sheet.low + k * _LANE + 11, lane, bold=isinstance(scene["ranks"][k], str))
     for row, start, end, code, stage, minibatch, *_ in scene["spans"]:
-        kind, wide = PALETTE["kinds"][code], (end - start) * scale
+        kind, wide = SPAN_KINDS[code], (end - start) * scale
         color, y = _color(kind, stage), sheet.low + row * _LANE
         if kind == "send":
             sheet.rect(left + start * scale, y + 14, wide, 2.5, color)
@@ -262,7 +263,7 @@ def _color(kind: str, stage: int) -> str:
         return work_color(stage, "forward" if kind == "forward" else "update")
     if kind in ("backward", "send"):
         return work_color(stage, "backward")
-    return str(PALETTE["wait"] if kind == "wait" else PALETTE["other"])
+    return LIGHT_GREY if kind == "wait" else GREY
 
 
 def scene_of(text: str) -> Scene | None:
