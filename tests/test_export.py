@@ -21,7 +21,7 @@ from sparsepipe.records import NOTEBOOK, PAPER, Origin
 from sparsepipe.records.provenance import Provenance
 from sparsepipe.views.plots import chromium
 from sparsepipe.views.plots.export import normalised, provenance, with_facts, without_repeats
-from sparsepipe.views.plots.theme import doubted, finished, hatch, with_held_up
+from sparsepipe.views.plots.theme import bar_marker, doubted, finished, with_held_up
 
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
 
@@ -34,7 +34,7 @@ def figure():
         x=["a", "b"],
         y=[1, 2],
         name="α simulated",
-        marker={"color": "#0072B2", "pattern": hatch("simulated", "#0072B2")},
+        marker=bar_marker("simulated", "#0072B2"),
     )
     return finished(go.Figure([bars, go.Scatter(x=["a", "b"], y=[2, 1])]), TITLE, note="synthetic")
 

@@ -9,8 +9,8 @@ import pytest
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
-from sparsepipe.views.plots.dark import lab_style
-from sparsepipe.views.plots.theme import doubted, finished, hatch
+from sparsepipe.views.plots.dark import LIT, LIT_SHADES, LIT_TONES, lab_style
+from sparsepipe.views.plots.theme import bar_marker, doubted, finished
 
 # Of each text that is seen: what it says, its colour, and that of what is drawn below its middle.
 TEXTS = """() => [...document.querySelectorAll("text, tspan")].filter((one) => !one.querySelector("tspan"))
@@ -35,7 +35,7 @@ def figures():
     yield "stages", plots.stages(plan, note="a note")
     trace = simulate(plan, profile, cluster, [1000.0] * 4)
     bars = go.Figure([go.Bar(x=["a", "b"], y=[2, 1], marker_color="#000000", name="pipedream")])
-    bars.add_bar(x=["a", "b"], y=[1, 2], marker={"color": "#000000", "pattern": hatch("simulated", "#000000")})
+    bars.add_bar(x=["a", "b"], y=[1, 2], marker=bar_marker("simulated", "#000000"))
     bars.add_annotation(x=0.5, y=6, text=LABEL, font_color="#004488", showarrow=False)
     yield "runs", finished(bars, "Runs", note="in colours that are too dark for a dark page")
     yield "timeline", doubted(plots.timeline(trace), ["a noisy profile"])
@@ -57,6 +57,10 @@ def luminance(color):
     parts = [int(part) / 255 for part in color[4:-1].split(",")]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def rgb(color):
+    return f"rgb({', '.join(str(int(color[k : k + 2], 16)) for k in (1, 3, 5))})"
 
 
 def contrast(one, other):
@@ -92,7 +96,7 @@ def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(
                 beside = [row for row in told if row[2] in (None, ground)]
                 assert len(beside) > 5, path.name
                 weak = [row for row in beside if contrast(row[1], ground) < 4.5]
-                on_colours = [row for row in told if row not in beside and row[2].startswith("rgb(")]  # no hatched ones
+                on_colours = [row for row in told if row not in beside and row[2].startswith("rgb(")]
                 weak += [row for row in on_colours if contrast(row[1], row[2]) < 3]
                 assert not weak, f"{path.name}, {scheme}: {json.dumps(weak, ensure_ascii=False)}"
                 fills.setdefault(path.name, []).append(page.evaluate(FILLS))
@@ -100,5 +104,8 @@ def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(
             context.close()
     light, dark = fills.pop("runs.svg")
     whole = [(one[0], other[0]) for one, other in zip(light, dark, strict=True) if one[0].startswith("rgb")]
-    assert whole == 2 * [("rgb(0, 0, 0)", "rgb(242, 242, 242)")]
-    assert all(light == dark for light, dark in fills.values()) and any(light for light, _ in fills.values())
+    full, tone = ("rgb(0, 0, 0)", "rgb(242, 242, 242)"), ("rgb(153, 153, 153)", "rgb(112, 112, 112)")
+    assert sorted(whole) == sorted([full, full, tone, tone])
+    lit = {rgb(color): rgb(shade) for color, shade in (LIT | LIT_SHADES | LIT_TONES).items()}
+    pairs = [(a[0], b[0]) for light, dark in fills.values() for a, b in zip(light, dark, strict=True)]
+    assert pairs and all(after == lit.get(before, before) for before, after in pairs)

@@ -1,4 +1,4 @@
-"""Titles, colours and hatches of figures: they fit, can be read and are told apart, on light and dark pages."""
+"""Titles, colours and tones of figures: they fit, can be read and are told apart, on light and dark pages."""
 
 import numpy as np
 import plotly.io
@@ -42,10 +42,17 @@ def test_text_on_a_stages_colour_can_be_read(stage):
     for kind in ("forward", "backward", "weights", "update", "average"):
         color = theme.stage_color(stage, kind)
         ink = theme.INK_ON if theme.ink_on(color) == theme.INK_ON else "#FFFFFF"
-        line, opacity = theme.hatch_lines(color, worded=True)
-        hatched = theme.mixed(color, opacity if line == "#FFFFFF" else -opacity)
-        assert min(_contrast(color, ink), _contrast(hatched, ink)) >= 4.5
-        assert _contrast(hatched, color) >= 1.6, "and the lines are seen"
+        assert _contrast(color, ink) >= 4.5
+
+
+def test_what_is_predicted_has_a_lighter_tone_and_the_outline_of_its_colour():
+    for color in (*theme.RUN_COLORS, theme.GREY):
+        light, between, full = (theme.bar_marker(source, color) for source in ("simulated", "replayed", "measured"))
+        assert _luminance(light["color"]) > _luminance(between["color"]) > _luminance(full["color"])
+        assert full["color"] == light["line"]["color"] == color and full["line"]["width"] == 0
+        assert _contrast(light["color"], color) > 1.5
+    many = theme.bar_marker(["simulated", "measured"], "#000000")
+    assert many == {"color": ["#999999", "#000000"], "line": {"color": ["#000000"] * 2, "width": [1.5, 0.0]}}
 
 
 def _contrast(one, other):

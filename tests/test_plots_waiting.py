@@ -95,7 +95,7 @@ def test_groups_are_shares_and_large_values_are_put_together():
     axes = (figure.layout.yaxis, figure.layout.yaxis2)
     assert [axis.title.text for axis in axes] == ["share of averages (%)", "share of contributions (%)"]
     measured = plots.Outcome("ad-psgd", "", "measured", (1.0,), (1.0,), {2: 3})
-    for found, told in (([one], "simulated (horizontal lines) · "), ([measured], "measured · "), ([one, measured], "")):
+    for found, told in (([one], "simulated · "), ([measured], "measured · "), ([one, measured], "")):
         assert list(plots.groups(found).layout.meta["notes"]) == [told + NOBODY]
     with raises("plot.nothing"):
         plots.groups([plots.Outcome("diloco", "", "simulated", (1.0,), (1.0,))])

@@ -107,8 +107,10 @@ def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
     text = path.read_text()
     tags = Tags(text)
     assert path == job.out / "index.html" and len(tags.all("section")) == len(tags.all("li")) - 2 == 1
-    assert [picture["src"] for picture in tags.all("img")] == ["timeline.png"]
-    assert [source["srcset"] for source in tags.all("source")] == ["timeline.svg"]  # on a dark page
+    assert [picture["src"] for picture in tags.all("img")] == ["timeline.png"] * 3  # it opens, is small, and is shown
+    assert [source["srcset"] for source in tags.all("source")] == ["timeline.svg"] * 3  # on a dark page
+    opening = text[text.index("opening") : text.index('thumbnails"')]
+    assert "414." in opening and "And more" not in opening and tags.all("figure")[1]["id"] == "figure-timeline"
     links = {link["href"] for link in tags.all("a")}
     assert links >= {f"timeline.{suffix}" for suffix in ("pdf", "svg", "png", "csv", "json")}
     assert links >= {"notebooks/06_launch.html", "../runs/notebooks/06_launch.ipynb"}
@@ -230,6 +232,16 @@ def test_a_batch_says_what_runs_n_of_n_its_step_and_the_time(tmp_path, monkeypat
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("[1/2] a: begins, about 2 min; 0:0") and said[1] == "[1/2] a: 12.3 s"
     assert said[2].startswith("[2/2] b: begins, about 20 s; ") and mentions(said[2], "20 s")
+
+
+def test_a_notebook_that_takes_longer_than_usual_is_not_about_to_end(tmp_path):
+    """ "about 0 s to go" stood for five minutes."""
+    progress = Progress(["a", "b"], {"a": 0.0, "b": 20.0}, terminal=True)
+    progress.begin("a", tmp_path / "none")
+    assert mentions(progress.state(), "over 20 s") and "about 0 s to go" not in progress.state()
+    progress.end("b", "left out")
+    assert progress.state().endswith("longer than usual")
+    progress.close()
 
 
 def test_what_a_user_came_for_is_made_first():

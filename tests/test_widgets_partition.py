@@ -304,7 +304,7 @@ def test_export_writes_what_is_on_screen(explorer, tmp_path, monkeypatch):
     explorer.exporter.folder = tmp_path
     explorer.exporter.button.click()
     assert "Chromium not found" in explorer.messages.value and "Traceback" not in explorer.messages.value
-    assert (tmp_path / "explorer_stages.csv").exists()
+    assert (tmp_path / "explorer_stages.csv").exists() and "explorer_view" in explorer.exporter.make().figures
     (tmp_path / "file").write_text("")
     explorer.exporter.folder = tmp_path / "file"
     explorer.exporter.button.click()

@@ -28,6 +28,7 @@ from .page import write_page
 from .report import not_drawn, run_rows, warnings_of
 
 _BUILD_LOCK = Path(sys.prefix, "minkowski-build.lock")  # which scripts/setup.sh holds; its log has the same name
+_MINUTES = 90  # seconds from which on minutes are said
 _TERMINAL, _LOG = 1.0, 30.0  # seconds between two looks at what is at work
 
 
@@ -101,7 +102,9 @@ class Progress:
 
     def _state(self, name: str, at: _AtWork) -> str:
         passed = time.monotonic() - at.began
-        parts = [f"{self._heading(name)}  {clock(passed)} of {_about(self._expected[name])}", at.cell, _step(at.report)]
+        usual = self._expected[name]
+        of_all = f"of {_about(usual)}" if passed < usual else f"(usually {_about(usual)})"
+        parts = [f"{self._heading(name)}  {clock(passed)} {of_all}", at.cell, _step(at.report)]
         return " · ".join(part for part in parts if part)
 
     def _heading(self, name: str) -> str:
@@ -110,9 +113,15 @@ class Progress:
     def _whole(self) -> str:
         now = time.monotonic()
         ahead = {name: self._expected[name] for name in self._left}
+        late = False
         for name, at in self._at_work.items():
-            ahead[name] = max(0.0, ahead.get(name, 0.0) - (now - at.began))
-        return f"{clock(self.seconds)} so far, {_about(sum(ahead.values()))} to go"
+            rest = ahead.get(name, 0.0) - (now - at.began)
+            ahead[name], late = max(0.0, rest), late or rest < 0
+        seconds = sum(ahead.values())
+        if late:  # nobody knows how much longer it takes
+            more = f"over {seconds:.0f} s to go" if seconds < _MINUTES else f"over {seconds / 60:.0f} min to go"
+            return f"{clock(self.seconds)} so far, {more if seconds >= 1 else 'longer than usual'}"
+        return f"{clock(self.seconds)} so far, {_about(seconds)} to go"
 
     def _tick(self) -> None:
         while not self._closed.wait(_TERMINAL if self._terminal else _LOG):
@@ -153,7 +162,7 @@ def clock(seconds: float) -> str:
 
 
 def _about(seconds: float) -> str:
-    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
+    return f"about {seconds:.0f} s" if seconds < _MINUTES else f"about {seconds / 60:.0f} min"
 
 
 def _step(report: Path) -> str:

@@ -183,6 +183,7 @@ def show_exported(copy: Path, figures: Path) -> None:
     write_atomic(copy, _GALLERY.sub(exported, text))
 
 
+_SECONDS_A_THUMBNAIL = 0.4  # that 00_start takes for each figure, on two cores
 _GALLERY = re.compile(r"!\[([^\]]*)\]\((?:\.\./)+figures/gallery/(\w+)\.webp\)")
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Where data and published profiles are looked for: other folders there are other inputs.
@@ -314,9 +315,18 @@ class NotebookJob:
         return self.copies / f"{name}.log"
 
     def expected_seconds(self, names: Sequence[str]) -> dict[str, float]:
-        """Seconds of each in its last complete run here; if it never did, how long it usually takes."""
+        """Seconds of each in its last complete run here; if it never did, how long it usually takes.
+
+        The last notebook shrinks every figure, of which there may have been few when it last ran.
+        """
         last = self._last_seconds()
-        return {name: last.get(name, catalogue.USUAL_SECONDS.get(name, 60.0)) for name in names}
+        expected = {name: last.get(name, catalogue.USUAL_SECONDS.get(name, 60.0)) for name in names}
+        if catalogue.LAST in expected and self.pictures:
+            drawn = {figure for name in names for figure in self.exports[name]}
+            drawn |= {path.stem for path in self.out.glob("*.png")}
+            least = catalogue.USUAL_SECONDS[catalogue.LAST] + _SECONDS_A_THUMBNAIL * len(drawn)
+            expected[catalogue.LAST] = max(expected[catalogue.LAST], least)
+        return expected
 
     def look_for_a_browser(self, say: Callable[[str], None]) -> None:
         """Find out once, for all notebooks, whether a browser draws: one that hangs would cost each its patience."""

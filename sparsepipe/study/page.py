@@ -1,6 +1,7 @@
 """figures/index.html: every figure with its caption, table, provenance, warnings and executed notebook.
 
-It is made of what lies on disk, so that it can be written again at any time: after each notebook, too.
+It opens with four figures and what each says, then all of them, small. It is made of what lies on disk, so that it can
+be written again at any time: after each notebook, too.
 
 A page that opens from disk: its style is in it, it runs no scripts, and it asks no network.
 """
@@ -95,7 +96,8 @@ _CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in errors
 
 PAGE = "index.html"
 _ROWS = 40  # of a table that are shown; the file has all
-_OPEN = 4  # warnings of a notebook that are seen at once
+_OPENING = ("throughput_by_devices", "mixed_devices", "waiting", "held_against")  # if they are there; else others
+_MOST_OPENING = 4
 _FILES = ("pdf", "svg", "png", "csv", "json")
 
 _LINKED = Html('<a href="{}.{}">{}</a>')
@@ -107,13 +109,14 @@ def write_page(job: NotebookJob) -> Path:
 
     Raises InputError if the folder cannot be written to.
     """
-    sections, links = [], []
+    sections, links, every = [], [], list[Executed]()
     for name in catalogue.by_number():
         executed = Executed.read(name, job.copy(name))
         if executed is None:
             continue
         _write_notebook(job, executed)
         sections.append(_section(job, executed))
+        every.append(executed)
         links.append(Html('<li><a href="#{}">{}</a></li>').format(_anchor(name), executed.title))
     text = f"{len(sections)} of {len(catalogue.NOTEBOOKS)} notebooks have run here."
     head = Html(
@@ -121,10 +124,47 @@ def write_page(job: NotebookJob) -> Path:
     )
     site = Html(' <a href="site/index.html">Guides and reference</a>.') if (job.out / "site" / PAGE).exists() else ""
     menu = Html('<nav aria-label="Notebooks"><ol>{}</ol></nav>').format(joined(links))
-    body = Html('<div class="page">{}<main>{}{}</main></div>').format(menu, head.format(text, site), joined(sections))
+    parts = [head.format(text, site), _opening(job, every), _thumbnails(job, every), *sections]
+    body = Html('<div class="page">{}<main>{}</main></div>').format(menu, joined(parts))
     path = job.out / PAGE
     _write(path, page("sparsepipe: figures", body))
     return path
+
+
+def _opening(job: NotebookJob, every: Sequence[Executed]) -> Html:
+    """Four figures, each of another notebook and with what it says in a sentence: the answer of that run."""
+    answers = {figure: each for each in every for figure in job.exports[each.name] if each.sentence}
+    figures, notebooks = list[Html](), set[str]()
+    for figure in dict.fromkeys([*_OPENING, *answers]):
+        if figure not in answers or answers[figure].name in notebooks or not (job.out / f"{figure}.png").exists():
+            continue
+        executed = answers[figure]
+        notebooks.add(executed.name)
+        drawn = with_dark(_PICTURE.format(figure, executed.title), vector=_vector(job.out, figure))
+        link = Html('<a href="#figure-{}">{}</a>').format(figure, drawn)
+        caption = Html("<figcaption><p>{}</p></figcaption>").format(unbroken(executed.sentence))
+        figures.append(Html("<figure>{}{}</figure>").format(link, caption))
+        if len(figures) == _MOST_OPENING:
+            break
+    return Html('<div class="figures opening">{}</div>').format(joined(figures)) if figures else Html("")
+
+
+def _thumbnails(job: NotebookJob, every: Sequence[Executed]) -> Html:
+    """All figures, small, each with a link to itself below."""
+    cells = [
+        Html('<a href="#figure-{0}">{1}<span>{0}</span></a>').format(
+            figure, with_dark(_PICTURE.format(figure, ""), vector=_vector(job.out, figure))
+        )
+        for executed in every
+        for figure in job.exports[executed.name]
+        if (job.out / f"{figure}.png").exists()
+    ]
+    return Html('<div class="thumbnails">{}</div>').format(joined(cells)) if cells else Html("")
+
+
+def _vector(folder: Path, figure: str) -> str:
+    """The address of a figure's SVG; empty if there is none."""
+    return f"{figure}.svg" if (folder / f"{figure}.svg").exists() else ""
 
 
 def _section(job: NotebookJob, executed: Executed) -> Html:
@@ -156,26 +196,25 @@ def _answer(executed: Executed) -> Html:
 def _warnings(texts: Iterable[str], anchor: str) -> Html:
     """All warnings of a notebook and its figures, each once; figures refer to them by number.
 
-    Many are folded: a link to what is in them opens them.
+    They are folded: a link to what is in them opens them.
     """
     items = [Html("<li>{}</li>").format(unbroken(text)) for text in texts]
     if not items:
         return Html("")
     listed = Html('<ol id="{}">{}</ol>').format(anchor, joined(items))
-    if len(items) <= _OPEN:
-        return Html('<div class="warnings">Warnings{}</div>').format(listed)
     return Html('<details class="warnings"><summary>{}</summary>{}</details>').format(
         number_of(len(items), "warning"), listed
     )
 
 
 def _doubtful(doubts: Iterable[str], warnings: Sequence[str], anchor: str) -> Html:
-    """Warnings of the notebook that make the numbers of a figure doubtful."""
+    """A badge for a figure whose numbers are doubtful; it unfolds to a link to the notebook's warnings."""
     numbers = sorted({warnings.index(text) + 1 for text in doubts})
     if not numbers:
         return Html("")
     told = f"warning{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}"
-    return Html('<p class="warnings">Doubtful: <a href="#{}">{} of this notebook</a></p>').format(anchor, told)
+    badge = Html('<details class="badge"><summary>⚠ doubtful</summary><a href="#{}">{} of this notebook</a></details>')
+    return badge.format(anchor, told)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -197,10 +236,11 @@ def _figure(folder: Path, name: str, facts: Mapping[str, Any], doubtful: Html) -
     target = next((suffix for suffix in ("svg", "png") if suffix in there), "")
     picture = Html('<p class="soft">No picture was drawn; the table is there.</p>')
     if "png" in there:
-        drawn = with_dark(_PICTURE.format(name, title), vector=f"{name}.svg" if "svg" in there else "")
+        drawn = with_dark(_PICTURE.format(name, title), vector=_vector(folder, name))
         picture = _LINKED.format(name, target, drawn)
     links = DOT.join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
-    return Html('<figure>{}<figcaption>{}<p class="soft">{}</p>{}{}{}</figcaption></figure>').format(
+    return Html('<figure id="figure-{}">{}<figcaption>{}<p class="soft">{}</p>{}{}{}</figcaption></figure>').format(
+        name,
         picture,
         _caption(title),
         DOT.join([name, links]),

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...values.trace import Trace
 from ..markup import Html
 from .bar_numbers import numbered
-from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, with_held_up
+from .theme import GREY, LIGHT_GREY, SMALL, finished, with_held_up
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")
 # Parts of the time are no stages: Tol's "light" colours ("Colour schemes", 2021), of which no stage has one.
@@ -27,7 +27,6 @@ _COLORS = {
     "communication": "#44BB99",
     "other": LIGHT_GREY,
 }
-_SIZES = {"size": SMALL, "high": 0.45, "pixel": 100 / 650}  # of numbers: the axis has some 650 pixels
 _SENDING = ("send", "average")
 _ACCOUNTED = ("wait", *_SENDING)
 
@@ -55,29 +54,30 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
 
 
 def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
-    """Draw one bar for each trace, split into work and what is lost; simulated and replayed hatched, measured solid.
+    """Draw one bar for each trace, split into work and what is lost, with the source of its numbers.
 
     The note says what held ranks up on purpose.
     """
     table = anatomy_table(traces)
-    shapes = [hatch_shape(source) for source in table.source]
+    names = [
+        name if source in name or "predicted" in name else f"{name}, {source}"
+        for name, source in zip(table.trace, table.source, strict=True)
+    ]
     figure = go.Figure()
     for part in PARTS:
         bar = go.Bar(
-            y=table.trace,
+            y=names,
             x=table[part] * 100,
             name=part,
             orientation="h",
             marker={
                 "color": _COLORS[part],
-                "pattern": {**hatch("simulated", _COLORS[part], worded=True), "shape": shapes},
                 "line": {"color": GREY, "width": 0.5},
             },
             hovertemplate=Html("%{{y}}<br>{}: %{{x:.1f}}%<extra></extra>").format(part),
         )
         numbers = [f"{share:.0%}" if share > 0.04 else "" for share in table[part]]
-        begins, hatched = (table[[*PARTS]].cumsum(axis=1)[part] - table[part]) * 100, [bool(shape) for shape in shapes]
-        figure.add_traces(numbered(bar, numbers, hatched=hatched, begins=list(begins), **_SIZES))
+        figure.add_trace(numbered(bar, numbers, size=SMALL))
     figure.update_layout(
         barmode="stack",
         legend={

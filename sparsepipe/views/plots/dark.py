@@ -7,7 +7,7 @@ in a JupyterLab that scripts/lab.sh opened.
 """
 
 from ..colors import SEEN, STAGE_COLORS, contrast, mixed, work_color
-from .theme import DARK_GREY, INK, POINT_SHADES, hatch_lines, scale_shades
+from .theme import DARK_GREY, GREY, INK, POINT_SHADES, RUN_COLORS, TONES, scale_shades
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 _ZERO = "#5c5c5c"  # the line at an axis' zero: between the grid and the axis, as on white
@@ -29,8 +29,17 @@ def _lit_update(stage: int) -> str:
 LIT_SHADES = {work_color(k, "update"): _lit_update(k) for k in range(len(STAGE_COLORS))}
 LIT_SHADES |= {work_color(k, "average"): mixed(color, _AVERAGE) for k, color in enumerate(STAGE_COLORS)}
 LIT_POINTS = dict(zip(POINT_SHADES, scale_shades(0.42, 1.0, len(POINT_SHADES)), strict=True))  # far ones are seen, too
-LIT_LINES = {  # of a hatch, which were chosen for the darker colour
-    lit: hatch_lines(lit)[0] for lit in (*LIT.values(), *LIT_SHADES.values())
+_TONED = (*RUN_COLORS, *STAGE_COLORS, GREY, DARK_GREY, INK)  # colours of bars that may be predicted
+
+
+def _on_ground(color: str, share: float) -> str:
+    """`color` mixed with `share` of the dark ground."""
+    parts = ((int(one[k : k + 2], 16) for one in (color, GROUND)) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(value + (ground - value) * share):02X}" for value, ground in parts)
+
+
+LIT_TONES = {  # of what is not measured: towards the page, as on white
+    mixed(color, share): _on_ground(LIT.get(color, color), share) for color in _TONED for share in TONES.values()
 }
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
@@ -56,14 +65,12 @@ def dark_style(within: str = "", *, drawn: str | None = None) -> str:
     for color, lit in LIT.items():
         rules.append(([_painted("path", "stroke", color)], f"stroke: {lit}"))
         filled = [f"{part} {_painted('path', 'fill', color)}" for part in _POINTS]
-        rules.append(([*filled, f'pattern rect[fill="{_named(color)}"]'], f"fill: {lit}"))
-        rules.append(([f'pattern rect[fill="{_named(color)}"] + path'], f"stroke: {LIT_LINES[lit]}"))
+        rules.append((filled, f"fill: {lit}"))
         rules.append(([f".annotation {_painted('text', 'fill', color)}"], f"fill: {lit}"))
-    for color, lit in LIT_SHADES.items():
+    for color, lit in (LIT_SHADES | LIT_TONES).items():
         if drawn is None or _named(color) in drawn:
             filled = [f"{part} {_painted('path', 'fill', color)}" for part in (".barlayer .points", ".legendpoints")]
-            rules.append(([*filled, f'pattern rect[fill="{_named(color)}"]'], f"fill: {lit}"))
-            rules.append(([f'pattern rect[fill="{_named(color)}"] + path'], f"stroke: {LIT_LINES[lit]}"))
+            rules.append((filled, f"fill: {lit}"))
     for color, lit in LIT_POINTS.items():
         if drawn is None or _named(color) in drawn:
             rules.append(([f".scatterlayer .points {_painted('path', 'fill', color)}"], f"fill: {lit}"))

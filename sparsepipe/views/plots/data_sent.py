@@ -16,7 +16,7 @@ from ..markup import Html
 from .bar_numbers import fitted
 from .points import Point, looks, points_table
 from .table import noted_of, of_readable, readable
-from .theme import FONT_SIZE, GREY, INK, LIGHT_GREY, RUN_COLORS, finished, hatch, with_held_up
+from .theme import FONT_SIZE, GREY, INK, LIGHT_GREY, RUN_COLORS, bar_marker, finished, with_held_up
 
 _SPREAD = 0.5  # of the distance between two ways to compress is taken by the seeds of one
 DEFAULT = "default"  # none, or lossless through sockets
@@ -130,7 +130,7 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
             x=table.strategy,
             y=table[column] / sent_size,
             name=label,
-            marker={"color": color, "pattern": hatch("simulated", color), "line": {"color": GREY, "width": 1}},
+            marker={"color": color, "line": {"color": GREY, "width": 1}},
             hovertemplate=Html("%{{x}}<br>{}: %{{y:,.3r}} {}<extra></extra>").format(label, sent_unit),
         )
         figure.add_trace(bar, row=1, col=1)
@@ -141,7 +141,7 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
     memory = go.Bar(
         x=table.strategy,
         y=table.memory_bytes / kept_size,
-        marker={"color": colors, "pattern": hatch("simulated", colors[0])},  # the lines of each plotly chooses itself
+        marker=bar_marker("simulated", colors),
         **numbers.of_bars(table.memory_bytes),
         showlegend=False,
         hovertemplate="%{x}: %{text}<extra></extra>",

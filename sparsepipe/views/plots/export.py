@@ -151,6 +151,13 @@ def keep_pictures() -> None:
         pio.renderers.default = f"plotly_mimetype+{_KEPT}"
 
 
+def kept_picture(figure: go.Figure) -> dict[str, str]:
+    """Return a figure's picture by media type if `keep_pictures` was called; empty if not, or if none can be drawn."""
+    if _KEPT not in (pio.renderers.default or ""):
+        return {}
+    return _KeptPicture().to_mimebundle(figure.to_dict())
+
+
 def as_exported(figure: go.Figure) -> go.Figure:
     """The figure, marked as one whose vectors lie on disk: what keeps its picture keeps no vectors of it."""
     meta = figure.layout.meta if isinstance(figure.layout.meta, dict) else {}

@@ -28,8 +28,8 @@ from .theme import (
     RUN_DASHES,
     RUN_MARKERS,
     SMALL,
+    bar_marker,
     finished,
-    hatch,
     resting_on,
     source_key,
     whisker_on,
@@ -389,7 +389,7 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
                 offsetgroup=source,
                 showlegend=False,
                 error_y=spread,
-                marker={"color": color, "pattern": hatch(source, color)},
+                marker=bar_marker(source, color),
                 hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
             )
             figure.add_trace(bar, row=1, col=col)

@@ -13,7 +13,7 @@ from ...values.replication import RULES, rule_from_json, rule_text
 from ...values.stragglers import Stragglers
 from ..markup import Html, figure_text
 from ..names import TIE
-from .theme import GREY, HATCHES, tied
+from .theme import GREY, tied
 
 NOBODY = "no straggler"
 # A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.
@@ -143,8 +143,7 @@ def held_up(outcomes: Sequence[Outcome], note: str) -> str:
 def sourced(outcomes: Sequence[Outcome], note: str) -> str:
     """`held_up`, with where the numbers come from if all have one source: legends and names then do not say it."""
     sources = {one.source for one in outcomes}
-    told = [f"{source} ({HATCHES[source][1]})" if source in HATCHES else source for source in sources]
-    return held_up(outcomes, " · ".join(filter(None, [note, *(told if len(told) == 1 else ())])))
+    return held_up(outcomes, " · ".join(filter(None, [note, *(sources if len(sources) == 1 else ())])))
 
 
 def in_lines(text: str, width: int) -> Html:

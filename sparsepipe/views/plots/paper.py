@@ -12,13 +12,16 @@ import plotly.graph_objects as go
 from ...errors import InputError
 from ...records import PAPER
 from ...util.io.fields import shown
-from .theme import FONT, TEMPLATE, doubted, doubts_of, legend_is_above
+from ..markup import Html
+from .marks import width_of
+from .theme import FONT, FONT_SIZE, TEMPLATE, doubted, doubts_of, in_place, legend_is_above
 
 # Inches of a column and of the text of common venues: what a PDF's width is chosen from.
 COLUMN_WIDTHS = {"IEEE": (3.5, 7.16), "ACM": (3.33, 7.0), "ICML": (3.25, 6.75), "NeurIPS": (5.5,), "LNCS": (4.8,)}
 INCHES = 7.0  # the text of a page with two columns, where nothing else is asked for
 _CSS_INCH = 96  # pixels
 _SMALLEST = 0.7  # a figure is drawn no smaller: its 13 pixels are then 6.8 points
+_BESIDE_TITLE, _BOLD = 28, 1.12  # pixels left and right of a title; width of bold letters
 _BARE, _BARE_ABOVE = 16, 44  # pixels over a plot without a title: alone, and with a legend or panels' titles there
 
 
@@ -91,14 +94,18 @@ class Paper:
         return figure if self.title else _untitled(figure)
 
     def printed(self, figure: go.Figure, doubts: Sequence[str] = ()) -> tuple[go.Figure, float]:
-        """Return (the figure, the scale to draw it at) for this page, with a line for what is doubtful.
+        """Return (the figure, the scale to draw it at) for this page, with a badge if it is doubtful.
 
         Its text is never below 7 points or nearly so: one too wide for that is laid out narrower, its legend below.
         """
         figure, scale = _fitted(figure, self.inches)
+        title = Html(figure.layout.title.text or "").partition("<br>")[0].striptags()
+        room = (figure.layout.width - _BESIDE_TITLE) / (_BOLD * width_of(title)) if title else FONT_SIZE
+        if room < FONT_SIZE + 2:  # it stays in one line
+            figure = go.Figure(figure).update_layout(title_font_size=room)
         if self.height is not None:
-            lines = doubted(figure, doubts).layout.height - figure.layout.height  # they come on top
-            figure = go.Figure(figure).update_layout(height=self.height * _CSS_INCH / scale - lines)
+            badge = doubted(figure, doubts).layout.height - figure.layout.height  # it comes on top
+            figure = go.Figure(figure).update_layout(height=self.height * _CSS_INCH / scale - badge)
         return doubted(figure, doubts), scale
 
 
@@ -107,7 +114,9 @@ def _fitted(figure: go.Figure, inches: float) -> tuple[go.Figure, float]:
     if scale >= _SMALLEST:
         return figure, scale
     below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-    narrow = go.Figure(figure).update_layout(width=round(inches * _CSS_INCH / _SMALLEST), legend=below)
+    width = round(inches * _CSS_INCH / _SMALLEST)
+    figure = in_place(figure, width)
+    narrow = go.Figure(figure).update_layout(width=width, legend=below)
     rows = -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
     margin = (figure.layout.margin.b or 56) + (18 * rows if figure.layout.showlegend is not False else 0)
     return narrow.update_layout(margin={"b": margin, "r": 24}, height=figure.layout.height + 18 * rows), _SMALLEST

@@ -28,8 +28,8 @@ from .theme import (
     RUN_COLORS,
     RUN_MARKERS,
     SMALL,
+    bar_marker,
     finished,
-    hatch,
     log_ticks,
     stage_color,
 )
@@ -108,7 +108,7 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
         width=0.8,
         name=f"stage {stage}",
         legendgroup=f"stage {stage}",
-        marker={"color": stage_color(stage), "pattern": hatch("simulated", stage_color(stage))},
+        marker=bar_marker("simulated", stage_color(stage)),
         showlegend=legend,
         customdata=part[["plan", "devices", "first_layer", "last_layer"]],
         hovertemplate=template.format(stage, what, unit),
@@ -124,11 +124,7 @@ def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatte
             y=averaging.averaging_seconds * 1e3,
             width=0.8,
             name="gradient all-reduce over replicas",
-            marker={
-                "color": LIGHT_GREY,
-                "line": {"color": GREY, "width": 1},
-                "pattern": hatch("simulated", LIGHT_GREY),
-            },
+            marker={"color": LIGHT_GREY, "line": {"color": GREY, "width": 1}},
             hovertemplate="averaging %{y:.3f} ms<extra></extra>",
         )
     if len(sending):
@@ -292,7 +288,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
             y=part.samples_per_second,
             width=0.92 * step,
             name=name,
-            marker={"color": color, "pattern": hatch("simulated", color)},
+            marker=bar_marker("simulated", color),
             customdata=part.cluster,
             hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.0f}} samples/s<extra></extra>").format(name),
         )
@@ -376,7 +372,7 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
                 legendgroup=str(k),
                 offsetgroup=str(k),
                 showlegend=col == 1,
-                marker={"color": rule_color(one.rule), "pattern": hatch(one.source, rule_color(one.rule))},
+                marker=bar_marker(one.source, rule_color(one.rule)),
                 hovertemplate=Html("{}<br>%{{x}} {}: %{{y:.1f}}% (mean {})<extra>{}</extra>").format(
                     one.rule, unit, f"{mean_of(counts):.2f}", one.source
                 ),

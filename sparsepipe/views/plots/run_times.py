@@ -21,9 +21,8 @@ from .theme import (
     RUN_COLORS,
     SMALL,
     WIDTH,
+    bar_marker,
     finished,
-    hatch,
-    hatch_shape,
     source_key,
     stage_color,
     whisker_on,
@@ -251,7 +250,7 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             y=names,
             orientation="h",
             name=told,
-            marker={"color": color, "pattern": {**hatch("simulated", color), "shape": _shapes(outcomes)}},
+            marker=bar_marker([one.source for one in outcomes], color),
             hovertemplate=Html("%{{y}}<br>{}: %{{x:.2f}} s<extra></extra>").format(told),
         )
         figure.add_trace(bar)
@@ -261,10 +260,6 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 100})
     height = 230 + 30 * max(3, len(outcomes))
     return finished(figure, "Lost time by cause", note=sourced(outcomes, note), height=height)
-
-
-def _shapes(outcomes: Sequence[Outcome]) -> list[str]:
-    return [hatch_shape(one.source) for one in outcomes]
 
 
 _GROUP = 0.86  # of the distance between two stragglers is taken by the bars of one
@@ -297,7 +292,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
         shift = (rules.index(rule) - (len(rules) - 1) / 2) * step
         if source == "simulated":
             color = rule_color(rule)
-            bar = {"color": color, "pattern": hatch(source, color)}
+            bar = bar_marker(source, color)
             trace = go.Bar(width=0.92 * step, legendgroup=rule, showlegend=False, marker=bar)
         else:
             alone = rule not in set(table.rule[table.source == "simulated"])  # no bar shows its colour

@@ -21,7 +21,7 @@ from .losses import straggler_of
 from .marks import nothing_to_draw
 from .outcomes import rule_color
 from .table import noted_of, of_readable, readable
-from .theme import GREY, INK, POINT_SHADES, RUN_COLORS, RUN_DASHES, SMALL, finished, hatch, resting_on, source_key
+from .theme import GREY, INK, POINT_SHADES, RUN_COLORS, RUN_DASHES, SMALL, bar_marker, finished, resting_on, source_key
 
 _AZIMUTH, _ELEVATION = radians(35), radians(25)
 _PANEL = 210  # pixels
@@ -176,7 +176,7 @@ def orders(epochs: Sequence[OrderedEpoch], *, note: str = "") -> go.Figure:
         k = names.index(order)
         color = RUN_COLORS[k % len(RUN_COLORS)]
         if source == "simulated":
-            trace = go.Bar(width=0.9 * step, marker={"color": color, "pattern": hatch(source, color)})
+            trace = go.Bar(width=0.9 * step, marker=bar_marker(source, color))
             trace.update(text=[f"{value:.2f}" for value in part.over_balanced], textposition="outside")
         else:
             trace = go.Scatter(mode="markers", marker=_marker(source))

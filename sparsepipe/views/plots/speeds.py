@@ -16,7 +16,7 @@ from .levels import level_line
 from .marks import outlined, width_of
 from .points import Point, looks, points_table
 from .table import plan_names
-from .theme import FONT_SIZE, INK, SMALL, finished, hatch, ink_on, stage_color
+from .theme import FONT_SIZE, INK, SMALL, bar_marker, finished, ink_on, stage_color
 
 _WIDTH, _RIGHT = 900, 90  # pixels: of the figure, and beside its axis, where periods are told
 _WIDE, _NARROW = 8, 3  # pixels of a stage that a line of 2 pixels around it, or of a half, does not hide
@@ -193,7 +193,7 @@ def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
             hover = Html("{}<br>%{{customdata}}: %{{y:.2f}} ×<extra>{}</extra>").format(name, source)
             color = looks(name)["color"]
             if source == "simulated":
-                bar = {"color": color, "pattern": hatch("simulated", color)}
+                bar = bar_marker("simulated", color)
                 trace = go.Bar(width=0.9 * step, name=name, marker=bar)
             else:
                 circle = outlined("circle", INK, size=13)
@@ -298,7 +298,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
                 x=part.strategy,
                 y=part.samples_per_second,
                 name=f"{'predicted' if source == 'simulated' else source} here",
-                marker={"color": colors, "pattern": hatch(source, colors[0])},  # lines of each: plotly's choice
+                marker=bar_marker(source, colors),
                 **numbers.of_bars(part.samples_per_second),
                 showlegend=False,
             )
@@ -325,4 +325,4 @@ def _of_here(points: Sequence[Point]) -> Html:
         for count, names in sorted(by_count.items())
         if count > 1
     ]
-    return Html("<br>").join(["this machine: predicted (hatched), measured (solid)", *filter(None, ["; ".join(told)])])
+    return Html("<br>").join(["this machine: predicted (light), measured (full)", *filter(None, ["; ".join(told)])])

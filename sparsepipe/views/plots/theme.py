@@ -1,4 +1,4 @@
-"""The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not.
+"""The look of all figures: one template, a fixed colour for each stage, full if measured, a lighter tone if not.
 
 Texts of a figure are escaped in this one place, as plotly interprets tags in any of them.
 `Html` is a figure's own markup and stays; every other string of a finished figure is text. A hover template is markup
@@ -18,7 +18,7 @@ from plotly.colors import sample_colorscale
 
 from ...records.provenance import Provenance
 from ..colors import WORK_SHADES, contrast, mixed, work_color
-from ..markup import Html, figure_text, joined
+from ..markup import Html, figure_text
 from ..names import TIE
 
 _TEMPLATES = ("hovertemplate", "texttemplate")
@@ -136,45 +136,30 @@ def whisker_on(color: str) -> str:
     return max(_WHISKERS, key=lambda line: contrast(line, color))
 
 
-# Horizontal and vertical lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
-HATCHES = {"simulated": ("-", "horizontal lines"), "replayed": ("|", "vertical lines")}  # source → shape, in words
-_WHITE, _BLACK = "#FFFFFF", "#000000"
-_OPACITIES = (0.5, 0.4, 0.3)  # of a hatch's lines
-READ = 4.5  # the least contrast of small text with what is behind it (WCAG 2.1)
+_WHITE = "#FFFFFF"
+TONES = {"simulated": 0.6, "replayed": 0.3}  # source → share of white in a bar's colour; "measured" has none
+_OUTLINE = 1.5  # pixels
 
 
-def hatch_shape(source: str) -> str:
-    """The shape of the lines by the source of numbers: `HATCHES`, "" for "measured", which has none."""
-    return HATCHES.get(source, ("", ""))[0]
+def bar_marker(source: str | Sequence[str], color: str | Sequence[str]) -> dict[str, Any]:
+    """The look of bars by the source of their numbers: full if measured, else a lighter tone with an outline.
 
-
-def hatch(source: str, color: str, *, worded: bool = False) -> dict[str, Any]:
-    """The bar pattern that shows where numbers come from: `hatch_shape(source)`.
-
-    Its lines are seen on `color`: light on dark colours, dark on light ones. `worded`: words in `ink_on(color)` stand
-    on the bar, and are read on the lines, too.
+    Either may be one for all bars.
     """
-    line, opacity = hatch_lines(color, worded=worded)
-    lines = {"fillmode": "overlay", "fgcolor": line, "fgopacity": opacity}
-    return {"shape": hatch_shape(source), "size": 5, "solidity": 0.3, **lines}
-
-
-def hatch_lines(color: str, *, worded: bool = False) -> tuple[str, float]:
-    """The colour of a hatch's lines on `color`, white or black, and their opacity: those that stand out most."""
-    ink = INK_ON if ink_on(color) == INK_ON else _WHITE
-    found = [
-        (contrast(color, seen), line, opacity)
-        for line, sign in ((_WHITE, 1), (_BLACK, -1))
-        for opacity in _OPACITIES
-        if contrast(seen := mixed(color, sign * opacity), ink) >= READ or not worded
-    ]
-    _, line, opacity = max(found)
-    return line, opacity
+    given = [value for value in (source, color) if not isinstance(value, str)]
+    count = len(given[0]) if given else 1
+    sources = [source] * count if isinstance(source, str) else list(source)
+    colors = [color] * count if isinstance(color, str) else list(color)
+    fills = [mixed(full, TONES.get(each, 0.0)) for each, full in zip(sources, colors, strict=True)]
+    widths = [_OUTLINE if each in TONES else 0.0 for each in sources]
+    if not given:
+        return {"color": fills[0], "line": {"color": colors[0], "width": widths[0]}}
+    return {"color": fills, "line": {"color": colors, "width": widths}}
 
 
 def source_key(source: str, color: str = GREY) -> dict[str, Any]:
     """The marker of a legend's bar that stands for a source, in a colour that no series has, since all have sources."""
-    return {"color": color, "pattern": hatch(source, color)}
+    return bar_marker(source, color)
 
 
 # On the title's line, at its right: a note below the title may be as long as the figure is wide.
@@ -266,12 +251,11 @@ def _in_lines(notes: Iterable[str], width: float) -> list[str]:
 
 
 def _meta(figure: go.Figure) -> dict[str, Any]:
-    """Return the metadata of a finished figure: `notes` and `doubts` as they were given, `lines` of doubts as drawn."""
+    """Return the metadata of a finished figure: `notes` and `doubts` as they were given."""
     return dict(figure.layout.meta) if isinstance(figure.layout.meta, dict) else {}
 
 
 DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
-_ABOVE = 26  # pixels of a legend or of panels' titles above a plot
 _BUTTONS, _OVER_PLOT = (
     34,
     48,
@@ -284,7 +268,7 @@ def doubts_of(figure: go.Figure) -> tuple[str, ...]:
 
 
 def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
-    """The figure with what its runs were delayed by on purpose in its note, and a line for what is doubtful."""
+    """The figure with what its runs were delayed by on purpose in its note, and a badge if it is doubtful."""
     return doubted(with_held_up(figure, origin.held_up), origin.doubts)
 
 
@@ -293,43 +277,42 @@ def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
 
     It becomes higher by what the line takes, as by any longer note.
     """
-    note, doubts, margin = _heading(figure)
-    said = "".join(note.striptags().split())  # lines are broken anywhere
-    missing = [text for text in notes if "".join(text.split()) not in said]
+    text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
+    said = "".join(text.striptags().split())  # lines are broken anywhere
+    missing = [note for note in notes if "".join(note.split()) not in said]
     if not missing:
         return figure
-    told = f"injected delay: {'; '.join(missing)}"
-    lines = _wrapped(told, figure.layout.width or WIDTH)
-    more, meta = _as_note(lines), _meta(figure)
-    extra = _LINE * (max(1, note.count("<br>") + len(lines)) - max(1, note.count("<br>")))
-    height = (figure.layout.height or HEIGHT) + extra
+    line = f"injected delay: {'; '.join(missing)}"
+    lines = _wrapped(line, figure.layout.width or WIDTH)
+    before = text.count("<br>")
+    extra = _LINE * (max(1, before + len(lines)) - max(1, before))
+    height, meta = (figure.layout.height or HEIGHT) + extra, _meta(figure)
     return go.Figure(figure).update_layout(
-        title={"text": note + more + joined(map(_as_doubt, doubts)), **_title_above(margin, height)},
+        title={"text": text + _as_note(lines), **_title_above(_first_margin(figure), height)},
         margin={"t": _margin(figure) + extra},
         height=height,
-        meta=meta | {"notes": [*meta.get("notes", ()), told]},
+        meta=meta | {"notes": [*meta.get("notes", ()), line]},
     )
 
 
 def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
-    """The figure with a line below its title for what is doubtful, with what it said before; as it is if nothing is.
+    """The figure with a badge beside its title if something is doubtful, and the doubts in its `meta`.
 
-    The figure becomes higher by what the lines take: nothing else moves.
+    Pages, a PDF's metadata and the JSON of an export have the doubts in words. Nothing moves, unless there is no title:
+    then the badge has a line of its own.
     """
-    told = tuple(dict.fromkeys([*doubts_of(figure), *doubts]))
-    line = Provenance(doubts=told).doubt
-    if line is None:
+    reasons = tuple(dict.fromkeys([*doubts_of(figure), *doubts]))
+    if not reasons:
         return figure
-    note, before, margin = _heading(figure)
-    lines = _wrapped(line, figure.layout.width or WIDTH)
-    extra = _doubts_height(figure, lines) - _doubts_height(figure, before)
-    height = (figure.layout.height or HEIGHT) + extra
-    return go.Figure(figure).update_layout(
-        title={"text": note + joined(map(_as_doubt, lines)), **_title_above(margin, height)},
-        margin={"t": _margin(figure) + extra},
-        height=height,
-        meta=_meta(figure) | {"doubts": list(told), "lines": lines},
-    )
+    marked = go.Figure(figure).update_layout(meta=_meta(figure) | {"doubts": list(reasons)})
+    title, line_end, note = Html(figure.layout.title.text or "").partition("<br>")
+    if _BADGE in title:
+        return marked
+    marked.update_layout(title={"text": title + (Html("\N{EN SPACE}") + _BADGE if title else _BADGE) + line_end + note})
+    if title:
+        return marked
+    height = (figure.layout.height or HEIGHT) + _LINE
+    return marked.update_layout(title=_title_above(_LINE, height), margin={"t": _margin(figure) + _LINE}, height=height)
 
 
 @dataclass(frozen=True)
@@ -347,53 +330,38 @@ def heading_of(figure: go.Figure) -> Heading | None:
     """The heading of a finished figure, for a page that shows it in words of its own; None of one without a title."""
     if "notes" not in _meta(figure) or not figure.layout.title.text:
         return None
-    text, _, _ = _heading(figure)
+    title = Html(figure.layout.title.text).partition("<br>")[0].replace(_BADGE, "").rstrip()
     keeps = _OVER_PLOT if legend_is_above(figure) else _BUTTONS
     had = _margin(figure)
     doubt = Provenance(doubts=doubts_of(figure)).doubt or ""
-    title = text.partition("<br>")[0].striptags()
-    return Heading(title, tuple(_meta(figure)["notes"]), doubt, keeps, (figure.layout.height or HEIGHT) - (had - keeps))
+    return Heading(
+        title.striptags(), tuple(_meta(figure)["notes"]), doubt, keeps, (figure.layout.height or HEIGHT) - (had - keeps)
+    )
 
 
 def in_place(figure: go.Figure, width: float) -> go.Figure:
-    """The figure with its note and doubts in lines for a place of so many pixels, as high as that makes it.
+    """The figure with its note in lines for a place of so many pixels, as high as that makes it.
 
     As it is where it is no wider itself, and where it has no note that is known.
     """
     own = figure.layout.width or WIDTH
     if own <= width or "notes" not in _meta(figure) or not figure.layout.title.text:
         return figure
-    text, _, margin = _heading(figure)
     notes = _in_lines(_meta(figure)["notes"], width)
-    doubt = Provenance(doubts=doubts_of(figure)).doubt
-    lines = _wrapped(doubt, width) if doubt else []
-    above = margin + _LINE * max(0, len(notes) - 1) + _doubts_height(figure, lines)
+    margin = _first_margin(figure)
+    above = margin + _LINE * max(0, len(notes) - 1)
     height = (figure.layout.height or HEIGHT) + above - _margin(figure)
-    told = text.partition("<br>")[0] + (_as_note(notes) if notes else "") + joined(map(_as_doubt, lines))
+    title = Html(figure.layout.title.text).partition("<br>")[0]
     return go.Figure(figure).update_layout(
-        title={"text": told, **_title_above(margin, height)},
+        title={"text": title + (_as_note(notes) if notes else ""), **_title_above(margin, height)},
         margin={"t": above},
         height=height,
-        meta=_meta(figure) | ({"lines": lines} if lines else {}),
     )
 
 
-def _heading(figure: go.Figure) -> tuple[Html, tuple[str, ...], float]:
-    """A finished figure's title with its note, the lines of its doubts below, and the margin it has without either's
-    further lines.
-    """
-    text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
-    doubts = tuple(_meta(figure).get("lines", ()))
-    for line in doubts:
-        text = text.replace(_as_doubt(line), "")
-    further = _LINE * max(0, text.count("<br>") - 1)  # lines of a long note
-    return text, doubts, _margin(figure) - _doubts_height(figure, doubts) - further
-
-
-def _doubts_height(figure: go.Figure, lines: Sequence[str]) -> float:
-    """Pixels that lines of doubts take: a note ends before what stands above the plot, a doubt may not."""
-    room = _ABOVE if _is_above(figure) else 0
-    return _LINE * len(lines) + room if lines else 0
+def _first_margin(figure: go.Figure) -> float:
+    """The margin above a finished figure without the further lines of its note."""
+    return _margin(figure) - _LINE * max(0, str(figure.layout.title.text or "").count("<br>") - 1)
 
 
 def _margin(figure: go.Figure) -> float:
@@ -424,9 +392,7 @@ def _as_note(lines: Iterable[str]) -> Html:
     return looks.format(SMALL, Html("<br>").join(map(figure_text, lines)))
 
 
-def _as_doubt(line: str) -> Html:
-    looks = Html("<br><span style='font-size:{}px;color:{}'>{}</span>")
-    return looks.format(SMALL, DOUBT, figure_text(line))
+_BADGE = Html("<span style='font-size:{}px;color:{}'>⚠ doubtful</span>").format(SMALL, DOUBT)
 
 
 def log_ticks(drawn: Iterable[float], *, most: int = 99) -> dict[str, list[Any]]:

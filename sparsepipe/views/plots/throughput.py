@@ -1,4 +1,4 @@
-"""How fast each strategy trains: samples per second, predicted (hatched) next to measured (solid), or emulated."""
+"""How fast each strategy trains: samples per second, predicted (light) next to measured (full), or emulated."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from .bar_numbers import SHORTER, fitted
 from .marks import in_room
 from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
-from .theme import FONT_SIZE, RUN_COLORS, WIDTH, finished, hatch, resting_on, source_key
+from .theme import FONT_SIZE, RUN_COLORS, WIDTH, bar_marker, finished, resting_on, source_key
 
 _AROUND, _LEAST = 110, 90  # pixels beside the axis, about, and of it for each strategy at least
 _APART = 6  # pixels between two names side by side
@@ -138,14 +138,14 @@ def throughput(
                 y=[row[column]],
                 offsetgroup=place,
                 showlegend=False,
-                marker={"color": color, "pattern": hatch(source, color)},
+                marker=bar_marker(source, color),
                 **numbers.of_bars([row[column]]),
                 hovertemplate=Html("%{{x}}<br>{} {} {}<extra></extra>").format(
                     label, as_measured(row[column] or 0.0), unit
                 ),
             )
             figure.add_trace(bar)
-    for label, (source, place) in keys.items():  # in grey: colours stand for strategies, the hatch for the source
+    for label, (source, place) in keys.items():  # in grey: colours stand for strategies, the tone for the source
         figure.add_trace(go.Bar(x=[None], y=[None], name=label, offsetgroup=place, marker=source_key(source)))
     figure.update_layout(
         barmode="group",

@@ -1,6 +1,6 @@
-"""Timelines: what each rank does over time, simulated and replayed (hatched) above measured (solid)."""
+"""Timelines: what each rank does over time, simulated and replayed above measured. Rows name their source."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -10,18 +10,16 @@ from ...values.trace import Span, Trace
 from ..markup import Html
 from .bar_numbers import numbered
 from .epochs import pace_told
-from .marks import width_of
-from .theme import FONT_SIZE, HATCHES, SMALL, finished, hatch, stage_color, with_held_up
+from .theme import SMALL, finished, stage_color, with_held_up
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
-_WIDE, _PATCH = 900, 0.42  # pixels of the figure; how high a patch is, of a row
+_WIDE = 900  # pixels of the figure
 _LEAST = SMALL - 3  # the size of a number in pixels below which it is left out
 _AROUND, _KEY = 132, 20  # pixels above and below a legend, and of an entry of it: a longer one would be cut off
-_BESIDE_NAMES, _BESIDE_WORDS = 10, 64  # pixels beside the names of rows, and the words of the legend: keys, margins
-_TO_LAST = 1.053  # of the time up to the last end: the axis
 _OUTLINED = 0.005  # share of the width below which a bar has no outline: it would hide the bar's colour
-_THIN = ("wait",)
+_HEIGHTS = {"wait": 0.3, "send": 0.12}  # of a row: transfers run beside the work, below it
+_BELOW = -0.49  # of a row, from its middle
 _KEYS = {"load": "load data"}  # kinds that say too little by themselves
 # What belongs to one minibatch: an update belongs to its whole round, and would stretch a window to that round's end.
 _OF_A_MINIBATCH = ("forward", "backward", "weights")
@@ -67,7 +65,7 @@ def timeline(
 ) -> go.Figure:
     """Draw the timeline of each rank.
 
-    Each stage has a colour: light forwards, full backwards, dark updates. Waits are grey.
+    Each stage has a colour: light forwards, full backwards, dark updates. Waits are grey, transfers thin lines below.
 
     Args:
         traces: One or more traces. The rows of a simulated and a measured trace of the same plan are drawn in pairs.
@@ -100,7 +98,6 @@ def timeline(
     figure, shown = go.Figure(), set()
     groups = table[table.end_seconds > table.start_seconds].groupby(["source", "stage", "kind"])
     # Measured first, by stage, kinds in the order of their work: the legend reads so.
-    pixel = table.end_seconds.max() * scale / _pixels(order, [_label(stage, kind) for _, stage, kind in groups.groups])
     for source, stage, kind in sorted(groups.groups, key=lambda key: (key[0], key[1], _DRAWN.index(key[2]))):
         part = groups.get_group((source, stage, kind))
         label = _label(stage, kind)
@@ -112,13 +109,13 @@ def timeline(
             x=seconds * scale,
             base=part.start_seconds * scale,
             orientation="h",
-            width=0.3 if kind in _THIN else 0.78,
+            width=_HEIGHTS.get(kind, 0.78),
+            offset=_BELOW if kind == "send" else None,
             name=label,
             legendgroup=label,
             showlegend=label not in shown,
             marker={
                 "color": stage_color(stage, kind),
-                "pattern": hatch(source, stage_color(stage, kind), worded=True),  # a page may be enlarged, not numbers
                 "line": {"width": [0.5 if share > _OUTLINED else 0 for share in shares], "color": "white"},
             },
             customdata=part[["name", "kind", "trace"]],
@@ -129,12 +126,7 @@ def timeline(
         )
         shown.add(label)
         numbers = [str(m) if w and kind in _OF_A_MINIBATCH else "" for m, w in zip(part.minibatch, wide, strict=True)]
-        hatched = [source in HATCHES] * len(part)
-        figure.add_traces(
-            numbered(
-                bar, numbers, hatched=hatched, begins=bar.base, size=SMALL - 1, least=_LEAST, high=_PATCH, pixel=pixel
-            )
-        )
+        figure.add_trace(numbered(bar, numbers, size=SMALL - 1))
     smallest = {"minsize": _LEAST, "mode": "hide"}  # a number that fits only if it is smaller is left out
     figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"}, uniformtext=smallest)
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
@@ -142,7 +134,7 @@ def timeline(
     sources = list(dict.fromkeys(trace.source for trace in traces))
     paces = dict.fromkeys(map(pace_told, traces))
     note = " · ".join(filter(None, [note, *paces, _window_told(table, minibatches)]))
-    title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
+    title = f"Timeline, {' above '.join(sources)}"
     height = max(150 + 44 * max(len(order), 3), _AROUND + _KEY * len(shown))
     whole = finished(figure, title, note=note, width=_WIDE, height=height)
     return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces))))
@@ -185,12 +177,6 @@ def _numbered(*runs: Sequence[int]) -> str:
 def _label(stage: int, kind: str) -> str:
     """The legend's words for what a stage does."""
     return f"stage {stage} {kind}" if kind in _DRAWN[:5] else _KEYS.get(kind, kind)
-
-
-def _pixels(rows: Iterable[str], labels: Iterable[str]) -> float:
-    """Pixels of the axis up to the last end, about, between the names of rows and the legend; a little too few."""
-    names, words = (max(map(width_of, texts), default=0.0) for texts in (rows, labels))
-    return (_WIDE - names * FONT_SIZE - _BESIDE_NAMES - words * SMALL - _BESIDE_WORDS) / _TO_LAST
 
 
 def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:

@@ -24,6 +24,7 @@ from .messages import Messages
 from .partition_view import PartitionView, SettledButton, graph_text
 from .picture import explorer_export, in_lines, picture
 from .pipelines_planning import PipelinesAnswer
+from .plan_picture import plan_figure, scene_of
 from .planning import Answer
 from .several import MINIBATCHES
 from .sizes import (
@@ -269,13 +270,26 @@ class ExplorerView:
         """Mark what is shown of sizes as old."""
         self.drawing.show_sizes({**json.loads(self.drawing.sizes), "serial": -1})
 
-    def figures(self, asked: AskedSizes) -> Export:
-        """Return what the export button writes of a plan, and of the orders of its minibatches if these are few."""
+    def figures(self, asked: AskedSizes, *, inches: float) -> Export:
+        """Return what the export button writes of a plan, and of the orders of its minibatches if these are few.
+
+        `explorer_view` is the view on screen, laid out for its width on paper.
+        """
         answer = asked.answer
         if isinstance(answer, PipelinesAnswer):
             made = pipelines_export(answer, profile=self.profile, note=self.note)
         else:
             made = explorer_export(answer, self.pinned, profile=self.profile, note=self.note)
+        if scene := scene_of(self.drawing.scene):
+            network = self.profile.origin.get("model") or number_of(len(self.profile.graph.layers), "layer")
+            view = plan_figure(
+                scene,
+                title=f"{network}, as planned",
+                note=in_lines(noted(self.note, self.profile.origin), answer.told()),
+                inches=inches,
+            )
+            table = plots.stages_table(*answer.plan.pipelines)
+            made = Export({**made.figures, "explorer_view": (view, table)}, made.origin)
         try:
             forecast = self.sizes.forecast(asked)
         except InputError:  # which the picture says in place of the orders

@@ -60,3 +60,7 @@ class HtmlView(looks.Control, ipywidgets.HTML):
     @traitlets.validate("value")
     def _as_markup(self, proposal: dict[str, Any]) -> Html:
         return Html.escape(proposal["value"])
+
+    def static_picture(self) -> dict[str, str]:
+        """The markup itself, if there is any."""
+        return {"text/html": str(self.value)} if self.value else {}

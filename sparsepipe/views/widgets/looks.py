@@ -116,7 +116,16 @@ class Control(_Late):
 
     def _repr_mimebundle_(self, **given: Any) -> Any:
         self._model_id = self.model_id  # ipywidgets shows what the page knows already
-        return super()._repr_mimebundle_(**given)
+        bundle = super()._repr_mimebundle_(**given)
+        data, *metadata = bundle if isinstance(bundle, tuple) else (bundle,)
+        if not data:
+            return bundle
+        data = {**self.static_picture(), **data}
+        return (data, *metadata) if metadata else data
+
+    def static_picture(self) -> dict[str, str]:
+        """Return what an output shows of this without a kernel, by media type; empty if there is nothing to see."""
+        return {}
 
     @traitlets.validate("tooltip")
     def _sentence(self, proposal: dict[str, Any]) -> str | None:
@@ -136,6 +145,16 @@ class _Box(Control, ipywidgets.Box):
     """Leaves out what is hidden until it is shown for the first time, with whatever it holds."""
 
     children = TypedTuple(traitlets.Instance(ipywidgets.Widget)).tag(sync=True, to_json=_shown)
+
+    def static_picture(self) -> dict[str, str]:
+        """The first picture among what is not hidden; without one the text and the tables, one below the other."""
+        visible = [child for child in self.children if getattr(child.layout, "display", "") != "none"]
+        views = [view for child in visible if isinstance(child, Control) and (view := child.static_picture())]
+        picture = next((view for view in views if any(kind.startswith("image/") for kind in view)), None)
+        if picture is not None:
+            return picture
+        texts = [view["text/html"] for view in views if "text/html" in view]
+        return {"text/html": "".join(f"<div>{text}</div>" for text in texts)} if texts else {}
 
     @traitlets.observe("children")
     def _await(self, change: dict[str, Any]) -> None:

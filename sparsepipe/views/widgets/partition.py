@@ -1,13 +1,14 @@
 """The partition explorer: sliders for devices, links, workload, planner, schedule, cuts and pipelines, and the plan."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ipywidgets
 
+from ...errors import InputError
 from ...planning import Problem
 from ...planning.scale import Scale
 from ...util.io.files import expanded
@@ -21,6 +22,7 @@ from . import looks
 from .candidates import Candidates, CandidatesPanel
 from .controls import folded
 from .explorer_controls import ExplorerControls
+from .explorer_page import PageGrid, explorer_page, write_page
 from .explorer_view import OF_ONE, ExplorerView
 from .exporter import Exporter
 from .html_view import HtmlView
@@ -130,7 +132,7 @@ class PartitionExplorer(Shown):
         self.exporter = Exporter(
             self.messages,
             options.figures,
-            lambda: self.view.figures(self._asked_sizes(self.current())),
+            lambda: self.view.figures(self._asked_sizes(self.current()), inches=self.exporter.width.value),
             button=SettledButton(drawing),
         )
         self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=options.plans, board=options.board)
@@ -285,6 +287,48 @@ class PartitionExplorer(Shown):
     def as_code(self) -> str:
         """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""
         return self.current().as_code()
+
+    def export_html(
+        self,
+        path: Path | str,
+        *,
+        counts: Mapping[str, Sequence[int]] | None = None,
+        bandwidths: Sequence[float] | None = None,
+        schedules: Sequence[str] | None = None,
+    ) -> Path:
+        """Write a page on which device counts, a link's bandwidth and the schedule move, without a kernel or network.
+
+        The plans are computed beforehand, some tens of milliseconds each.
+
+        Args:
+            path: File to write, such as "page.html".
+            counts: Numbers of devices by device type. Default: none to a few more than there are.
+            bandwidths: Bytes/s between nodes, or within the only one. Default: 1/8, 1 and 8 × the present.
+            schedules: Names of schedules. Default: all.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: The page is above 5 MB, a name is unknown, several pipelines are shown, or the file cannot be
+                written.
+
+        Example:
+            >>> explorer = sp.widgets.PartitionExplorer()
+            >>> path = explorer.export_html("page.html", counts={"RTX": [1, 2]}, bandwidths=[1e9], schedules=["1f1b"])
+            >>> path.stat().st_size < 5e6
+            True
+
+        See also:
+            guides/figures_for_a_paper
+        """
+        answer = self.current()
+        if not isinstance(answer, Answer):
+            raise InputError("explorer.of_one_pipeline", OF_ONE)
+        planning, settings = self.planning, answer.settings
+        grid = PageGrid.around(settings, planning.cluster, counts=counts, bandwidths=bandwidths, schedules=schedules)
+        another = Planning(planning.profile, planning.cluster, planning.scale, minibatches=planning.minibatches)
+        return write_page(explorer_page(another, settings, grid, note=self.view.note), path)
 
     def _ask(self, asked: Asked) -> None:
         """Have pipelines planned in a moment, and mark the picture until then."""

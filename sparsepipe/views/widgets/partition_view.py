@@ -18,6 +18,7 @@ from ..plots.layer_graph import layer_name, lines_of
 from ..plots.layout import layout
 from . import looks
 from .page_code import page_code
+from .plan_picture import plan_picture, scene_of
 from .sentences import sentence
 from .view_model import PALETTE
 
@@ -55,13 +56,8 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self.on_msg(self._answer)
 
     def show(self, scene: Mapping[str, Any]) -> None:
-        """Replace what is drawn. What explains its numbers begins with capitals."""
-        told = {
-            "tiles": [[name, value, sentence(what)] for name, value, what in scene["tiles"]],
-            "notes": [*map(sentence, scene["notes"])],
-            "hint": sentence(scene["hint"]),
-        }
-        self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
+        """Replace what is drawn."""
+        self.scene = drawn_text(scene)
 
     def show_map(self, drawn: Mapping[str, object]) -> None:
         """Replace the map of hosts, devices and links."""
@@ -84,6 +80,11 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         with self.hold_sync():
             self.reason = sentence(reason) or self.reason
             self.stale, self.pending = sentence(stale), pending
+
+    def static_picture(self) -> dict[str, str]:
+        """The scene that is shown now, as SVG."""
+        scene = scene_of(self.scene)
+        return {} if scene is None else {"image/svg+xml": plan_picture(scene, stale=self.stale)}
 
     def on_cut(self, act: Callable[[int, int], None]) -> None:
         """Call `act(cut, layers before it)` with each cut that is moved."""
@@ -134,6 +135,16 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
             self.send({"code": self._acts["copy"]()})
         except InputError as error:
             self.send({"refused": str(error)})
+
+
+def drawn_text(scene: Mapping[str, Any]) -> str:
+    """Return a scene as the page reads it. What explains its numbers begins with capitals."""
+    texts = {
+        "tiles": [[name, value, sentence(what)] for name, value, what in scene["tiles"]],
+        "notes": [*map(sentence, scene["notes"])],
+        "hint": sentence(scene["hint"]),
+    }
+    return json.dumps({**scene, **texts}, separators=(",", ":"))
 
 
 def graph_text(profile: Profile) -> str:

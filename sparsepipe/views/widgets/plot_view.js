@@ -1,13 +1,15 @@
 // Draws a plotly figure as wide as its place, however wide that was given: the height stays. Its title, its note and
-// what is doubtful stand above it as words of the page, which go on in further lines where a line ends.
+// a badge with what is doubtful stand above it as words of the page, which go on in further lines where a line ends.
 // What stands between two @ is filled in by plot_view.py.
 
 // Ink, and colours too dark for a dark page: what stands for them there.
-const LIT = @LIT@, LIT_LINES = @LIT_LINES@, LIT_TEXT = @LIT_TEXT@;
+const LIT = @LIT@, LIT_TEXT = @LIT_TEXT@;
 const STYLE = `
 .sp-heading{padding:2px 0 0 14px;font-family:@FONT@;color:var(--jp-content-font-color1,@INK@);overflow-wrap:break-word}
 .sp-heading b{font-size:15px;line-height:1.35}
 .sp-heading div{font-size:12px;line-height:1.4}
+.sp-doubt{display:inline-block;vertical-align:top;margin-left:8px;max-width:100%;font-size:12px;line-height:20px}
+.sp-doubt summary{cursor:pointer}
 .sp-heading .sp-note{color:var(--jp-ui-font-color2,#555)}
 `;
 
@@ -58,9 +60,15 @@ function words(heading) {  // the heading as elements of the page: what a figure
   const make = (tag, text, more = {}) => Object.assign(document.createElement(tag), { textContent: text }, more);
   if (!heading) return [];
   const told = heading.notes.map((note) => make("div", note, { className: "sp-note" }));
-  if (heading.doubt) told.push(make("div", heading.doubt, { style: `color:${is_dark() ? LIT_TEXT["@DOUBT@"] : "@DOUBT@"}` }));
   for (const line of told) line.innerHTML = whole(line.textContent);  // escaped
-  return [make("b", heading.title), ...told];
+  const badge = [];
+  if (heading.doubt) {  // closed until it is asked for
+    const color = is_dark() ? LIT_TEXT["@DOUBT@"] : "@DOUBT@", details = make("details", "", { className: "sp-doubt", style: `color:${color}` });
+    details.append(make("summary", "⚠ doubtful"), make("div", ""));
+    details.lastChild.innerHTML = whole(heading.doubt.replace(/^doubtful: /, ""));
+    badge.push(details);
+  }
+  return [make("b", heading.title), ...badge, ...told];
 }
 
 const PAGE = "#111111";  // a dark page's own colour, of lines that part what stands side by side
@@ -109,8 +117,6 @@ function themed(figure, heading, room) {
     if (!part) return part;
     const light = (color) => LIT[color] || color, color = Array.isArray(part.color) ? part.color.map(light) : light(part.color);
     const own = color === part.color ? part : { ...part, color };
-    const line = LIT_LINES[color];  // of a hatch
-    if (part.pattern && line && own !== part) own.pattern = { ...part.pattern, fgcolor: line };
     return part.line ? { ...own, line: part.line.color === "white" ? { ...part.line, color: PAGE } : lit(part.line) } : own;
   };
   const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly

@@ -19,19 +19,22 @@ import plotly.graph_objects as go
 import traitlets
 
 from ...util.io.files import write_atomic
-from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_POINTS, LIT_SHADES, LIT_TEXT
+from ..markup import Html
+from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_POINTS, LIT_SHADES, LIT_TEXT, LIT_TONES
+from ..plots.export import kept_picture
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks
 from .page_code import page_code
 
 _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"
+_NO_PICTURE = "a live figure; sparsepipe.plots.keep_pictures() before it keeps its picture as well"
 
 
 def _page_code() -> str:
     """names.js and plot_view.js, with the colours and the font of all figures."""
-    lit = LIT | LIT_SHADES | LIT_POINTS
-    told = {"LIT": json.dumps(lit), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
+    lit = LIT | LIT_SHADES | LIT_TONES | LIT_POINTS
+    told = {"LIT": json.dumps(lit), "LIT_TEXT": json.dumps(LIT_TEXT)}
     told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
     code = page_code("names", "plot_view")
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
@@ -59,6 +62,18 @@ class PlotView(looks.Control, anywidget.AnyWidget):
         heading = heading_of(figure)
         told = json.dumps(heading and asdict(heading))
         self.figure = f'{figure.to_json()[:-1]},"heading":{told}}}'  # one message: neither is drawn without the other
+
+    def static_picture(self) -> dict[str, str]:
+        """The figure's picture after `plots.keep_pictures()`; else its title and note, and how to keep the picture."""
+        document = json.loads(self.figure)
+        heading = document.pop("heading", None)
+        if not document:
+            return {}
+        if picture := kept_picture(go.Figure(document, skip_invalid=True)):
+            return picture
+        lines = [heading["title"], *heading["notes"], heading["doubt"]] if heading else []
+        text = Html("<br>").join(filter(None, [*lines, _NO_PICTURE]))
+        return {"text/html": text}
 
     def on_click(self, act: Callable[[dict[str, Any]], None]) -> None:
         """Call `act` with each point that is clicked."""
