@@ -80,7 +80,7 @@ class RankMemory:
         self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
         self.weight_bytes = 0.0
         for k in plan.stages_of(rank):
-            layers = tuple(sorted(map(self._index, plan.stages[k].layers)))
+            layers = tuple(sorted(profile.graph.index[layer] for layer in plan.stages[k].layers))
             kinds = self._device_types(k, rank)
             measured = min(profile.range_of_laws(kind)[1] for kind in kinds)
             self._stages[k] = _LimitedStage(layers, kinds, program.in_flight(k, rank), measured)
