@@ -176,7 +176,11 @@ def explorer_page(planning: Planning, settings: Settings, grid: PageGrid, *, not
             cell[2] = reasons.setdefault(str(error), len(reasons))
         else:
             scene = picture(answer, None, batch_size=batch_size, note=note, sliders={})
-            scene |= {"cuts": {"at": [], "movable": False, "kept": False, "blocked": [], "reasons": []}, "hint": _HINT, "try": None}
+            scene |= {
+                "cuts": {"at": [], "movable": False, "kept": False, "blocked": [], "reasons": []},
+                "hint": _HINT,
+                "try": None,
+            }
             text = drawn_text(scene | {"sized": False, "serial": 0})
             cell[0] = scenes.setdefault(text, len(scenes))
         cells.append(cell)
