@@ -1,18 +1,21 @@
 """What a stage keeps of a minibatch between its forward and its backward."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 import torch
-from runtime_jobs import NORMED, plan_of, settings, shapes
+from runtime_jobs import NORMED, UNET, plan_of, settings, shapes
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.networks import network
 from sparsepipe.profiling import measure
+from sparsepipe.runtime.stages.base import Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
+from sparsepipe.runtime.transport.channel import JoinedSource, LocalQueue
 from sparsepipe.runtime.transport.packet import encode
 from sparsepipe.values.costs import LayerTable
 
@@ -79,3 +82,53 @@ def test_packets_through_sockets_have_the_bytes_that_a_profile_tells(tmp_path) -
         assert back.num_bytes == pytest.approx(told[1][0], rel=0.03)
         shares.append(float(told[1][0] / plain[1][0]))
     assert shares[0] > 0.8 and max(shares[1:3]) < 0.4 < shares[3], shares
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_a_device_keeps_for_a_later_stage_is_not_sent_and_gets_its_gradients(recompute: bool, tmp_path) -> None:
+    """A U-Net in a V of two devices, stage after stage in one process, compared with one stage."""
+    clouds, cpu, native = shapes(tmp_path), torch.device("cpu"), engine("native")
+    net, config = network(UNET, num_classes=3), settings(clouds, model=UNET, voxel_size=0.04, num_points=384)
+    batch = data.load(clouds, split="train", voxel_size=0.04, num_points=384).batch([0, 6, 12])
+    found = []
+    for ranks in ([[0]], [[0], [1], [1], [0]]):
+        plan = plan_of(UNET, ranks, schedule="1f1b-v" if len(ranks) > 1 else "1f1b", recompute=recompute)
+        stages = [NetworkStage(net, native, plan, k, config=config, device=cpu) for k in range(len(ranks))]
+        queues, sent, gradients = defaultdict(lambda: LocalQueue(0)), [], {}
+
+        def taken(k: int, neighbour: int, others, queues=queues):
+            kept = [(other, queues[other, k]) for other in others]
+            return JoinedSource(queues[neighbour, k], kept).take(0, timeout=1, action="")
+
+        def put(packet, k: int, neighbour: int, queues=queues, sent=sent):
+            sent.append(packet.num_bytes)
+            for other, kept in [*packet.kept, (neighbour, packet)]:
+                queues[k, other].put(kept)
+
+        flights = []
+        for k, stage in enumerate(stages):
+            received = taken(k, k - 1, stage.kept_from) if k else batch
+            flight, outputs = stage.forward(received, Version(0, stage.parameters()), 0)
+            flights.append(flight)
+            if not stage.is_last:
+                packet, flight.outputs, flight.outputs_present = stage.pack_outputs(outputs, 0, batch.size)
+                put(packet, k, k + 1)
+        for k, stage in reversed([*enumerate(stages)]):
+            if recompute:
+                outputs = stage.run_again(flights[k])
+            back = [None]
+            if stage.is_last:
+                flights[k].outputs = Output.of(stage.loss(outputs, batch.target, samples=len(batch))[0])
+            else:
+                back = stage.unpack_output_gradients(flights[k], taken(k, k + 1, stage.kept_for))
+            weights, leaves = stage.backward(flights[k], back)
+            gradients |= dict(zip(stage.parameters(), weights, strict=True))
+            if k:
+                put(stage.pack_input_gradients(flights[k], leaves), k, k - 1)
+        found.append(gradients)
+    assert [stage.kept_for for stage in stages] == [(3,), (), (), ()]
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    profile = measure.profile(net, [batch], native, warmup=0, repeats=1, seed=config.seed)
+    payloads = LayerTable.of(profile, [batch.size]).payloads(plan)[1:4]
+    assert sent == [*(own[0] for own, _ in payloads), *(back[0] for _, back in reversed(payloads))]
