@@ -83,6 +83,8 @@ def assemble(source: Path, figures: Path) -> list[str]:
         write_page(source, name)
     executed = figures.parent / "runs" / "notebooks"
     shutil.copytree(REPOSITORY / "figures" / "gallery", source / "figures" / "gallery", dirs_exist_ok=True)
+    for picture in (REPOSITORY / "figures").glob("readme_*.png"):  # which pages show
+        shutil.copy(picture, source / "figures")
     for name in NOTEBOOKS:
         write_notebook(source, name, executed / f"{name}.ipynb")
     write(source / "reference" / "command_line.md", command_line())

@@ -347,7 +347,8 @@ class VoxelDataset:
         file, voxel_size = self.files[index], self.recipe.voxel_size
         content = self.read(file)
         upright = self._cloud(index, content, turned=False)
-        cloud = self._cloud(index, content)
+        is_turned = self._views is not None and bool(self._views[index].degrees)
+        cloud = self._cloud(index, content) if is_turned else upright
         rows, voxels = self._cells(self._placed(cloud, file), file)
         if self.folder.metric:
             cells, moved = metric_cells(upright.points, voxel_size)
@@ -356,9 +357,7 @@ class VoxelDataset:
             origin, extent = cube_of(upright.points)
             edge = extent * voxel_size
             cells = np.floor((upright.points - origin) / edge).astype(np.int64)
-        if (
-            self._views is not None and self._views[index].degrees
-        ):  # where the first point of each voxel was before the turn
+        if is_turned:  # where the first point of each voxel was before the turn
             rows = cells[np.unique(voxels, return_index=True)[1]]
         voxel_of = np.full(number_of_points(content), NOT_USED)
         if isinstance(content, Cloud):
