@@ -89,5 +89,6 @@ SHORTER: tuple[Form, ...] = (as_measured, short)
 def numbered(bars: go.Bar, numbers: Sequence[str], *, size: float) -> go.Bar:
     """Return bars of one colour with a number in each ("": none), `size` pixels high, in ink that is read on them."""
     font = {"size": size, "color": ink_on(bars.marker.color)}
-    inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "textfont": font}
-    return go.Bar(bars).update(text=list(numbers), **inside)
+    return go.Bar(bars).update(
+        text=list(numbers), textposition="inside", insidetextanchor="middle", textangle=0, textfont=font
+    )

@@ -141,7 +141,7 @@ TONES = {"simulated": 0.6, "replayed": 0.3}  # source → share of white in a ba
 _OUTLINE = 1.5  # pixels
 
 
-def bar_marker(source: str | Sequence[str], color: str | Sequence[str]) -> dict[str, Any]:
+def bar_marker(source: str | Sequence[str], color: str | Sequence[str]) -> dict[str, object]:
     """The look of bars by the source of their numbers: full if measured, else a lighter tone with an outline.
 
     Either may be one for all bars.
@@ -157,7 +157,7 @@ def bar_marker(source: str | Sequence[str], color: str | Sequence[str]) -> dict[
     return {"color": fills, "line": {"color": colors, "width": widths}}
 
 
-def source_key(source: str, color: str = GREY) -> dict[str, Any]:
+def source_key(source: str, color: str = GREY) -> dict[str, object]:
     """The marker of a legend's bar that stands for a source, in a colour that no series has, since all have sources."""
     return bar_marker(source, color)
 

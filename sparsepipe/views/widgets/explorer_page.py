@@ -194,7 +194,7 @@ def explorer_page(planning: Planning, settings: Settings, grid: PageGrid, *, not
         "cells": cells,
     }
     packed = gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
-    names = ("names", "svg_marks", "partition_cuts", "device_map", "candidates", "partition_view", "explorer_page")
+    drawing = page_code("names", "svg_marks", "partition_cuts", "device_map", "candidates", "partition_view")
     style = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8") + _STYLE
     page = _PAGE.format(
         policy=_POLICY,
@@ -202,7 +202,7 @@ def explorer_page(planning: Planning, settings: Settings, grid: PageGrid, *, not
         style=Html(style),
         about=" · ".join(filter(None, [note, f"{number_of(len(scenes), 'plan')} computed beforehand"])),
         plans=base64.b64encode(packed).decode(),
-        code=Html(page_code(*names)),
+        code=Html(drawing + page_code("explorer_page")),
     )
     if len(page) > MOST_BYTES:
         raise InputError(
