@@ -48,7 +48,8 @@ _MOST_LAYERS = 400  # with more, no layer is large enough that packing them wast
 _ROUNDS = 60
 
 CLOSE = 0.002  # a gap that is not worth a second
-_SPREAD = 0.002  # of the period: where sums that are taken together are further apart, they bound next to nothing
+# Of the period: if sums that are taken together are further apart, they prove little. Like devices have few sums.
+_SPREAD, _SPREAD_ALIKE = 0.002, 0.01
 
 
 def is_close(low: float, period: float) -> bool:
@@ -134,7 +135,8 @@ def _profile(problem: Problem, space: Space, listed: ListedCuts | None, period: 
     half = int(space.moves.used[-1]) // 2  # one side of a boundary has no more devices, which its bytes are spread over
     most_bytes = inf if problem.synchronous else half * period * merged(problem).cluster.network.bandwidth
     sums = seconds_and_weights(problem)
-    frontier = FrontierCuts.of(problem, most_bytes=most_bytes, sums=sums, most_spread=_SPREAD * period)
+    most_spread = (_SPREAD if several(problem) else _SPREAD_ALIKE) * period  # other bounds prove less of like devices
+    frontier = FrontierCuts.of(problem, most_bytes=most_bytes, sums=sums, most_spread=most_spread)
     return CutProfile.of_frontier(frontier) if frontier else None
 
 
