@@ -163,9 +163,9 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
     sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
 
     def take(row: dict[str, Any]) -> None:
-        row = described(job.record.rated(row), job.record)
+        sent = described(job.record.rated(row), job.record)
         for sink in sinks:
-            sink(row)
+            sink(sent)
 
     try:
         summary: dict[str, Any] = job.record.rated(job.wait(on_row=take))

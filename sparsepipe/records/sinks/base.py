@@ -9,6 +9,8 @@ from ..record_files import CLOCK, read_fields
 if TYPE_CHECKING:
     from ..run_record import RunRecord
 
+Row = Mapping[str, Any]  # of a run's metrics
+
 
 class Sink(Protocol):
     """Forward the rows of a run's metrics to a tracker. `Job.wait(on_row=sink)` passes the rows.
@@ -35,7 +37,7 @@ class Sink(Protocol):
         guides/trackers, `records.sinks.scalars`
     """
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Take one row."""
         ...
 
@@ -44,7 +46,7 @@ class Sink(Protocol):
         ...
 
 
-def described(row: Mapping[str, Any], record: "RunRecord") -> dict[str, Any]:
+def described(row: Row, record: "RunRecord") -> Row:
     """Return a row of a run's metrics as trackers need it.
 
     The row "start" also gets the run's name ("run"), its directory ("run_dir"), its settings ("settings": numbers,
@@ -68,7 +70,7 @@ def described(row: Mapping[str, Any], record: "RunRecord") -> dict[str, Any]:
         guides/trackers, `RunRecord`
     """
     if row.get("event") != "start":
-        return dict(row)
+        return row
     plan = record.plan
     settings = record.config | {"planner": plan.planner, "schedule": plan.schedule, "devices": len(plan.ranks)}
     simple = {
@@ -81,7 +83,7 @@ def described(row: Mapping[str, Any], record: "RunRecord") -> dict[str, Any]:
     return {**row, "run": record.name, "run_dir": str(record.folder), "settings": simple, "began": began}
 
 
-def scalars(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
+def scalars(row: Row) -> tuple[int, dict[str, float]] | None:
     """Extract the numbers of a row of metrics.
 
     Names begin with the event, and levels are separated by slashes: "step/loss", "epoch/validation/accuracy", "stage
@@ -119,7 +121,7 @@ def scalars(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
 _COUNTS = ("event", "seconds", "epoch", "minibatch", "minibatches", "pipeline", "stages")
 
 
-def _numbers(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, float]]:
+def _numbers(value: Row, before: str) -> Iterator[tuple[str, float]]:
     for key, each in value.items():
         if isinstance(each, Mapping):
             yield from _numbers(each, f"{before}/{key}")

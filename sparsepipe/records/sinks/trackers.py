@@ -3,18 +3,19 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, missing_extra
-from .base import scalars
+from .base import Row, scalars
 
 PROJECT = "sparsepipe"  # of trackers that sort runs by project or experiment
 _ROWS_SECONDS = 2.0  # between two writes to MLflow's database, whose transactions take some 20 ms each
 _MOST_METRICS = 1000  # in one request to MLflow
 _COLLECTOR_SECONDS = 5.0  # for one request to a collector
+_Foreign = Any  # of a library that is not everywhere, and so are its types
 _COLLECTOR = "http://127.0.0.1:4318"  # OTLP's own port for HTTP
 
 
@@ -39,7 +40,7 @@ def _made(folder: Path | str) -> Path:
     return Path(folder).absolute()
 
 
-def _start_time(row: Mapping[str, Any]) -> float:
+def _start_time(row: Row) -> float:
     """Return when the run of a row began, in seconds since 1970: as the row says, else by its arrival."""
     return row.get("began") or time.time() - float(row.get("seconds", 0.0))
 
@@ -55,7 +56,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         self._writer = SummaryWriter(str(folder if "://" in str(folder) else _made(folder)))
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Write the numbers of a row at the minibatch that it is of."""
         if values := scalars(row):
             minibatch, numbers = values
@@ -89,7 +90,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="minibatch")
         self._ended = False
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Log the numbers of a row over "minibatch"; the row "start" sets the run's name and settings."""
         self._ended |= row.get("event") == "summary"
         if "run" in row and row.get("event") == "start":
@@ -128,11 +129,11 @@ class MLflow:
                 artifacts = None if folder is None else (folder / "artifacts").as_uri()
                 experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
         self._id = self._client.create_run(experiment_id).info.run_id
-        self._waiting: list[Any] = []
+        self._waiting: list[_Foreign] = []
         self._written, self._began = time.monotonic(), 0.0
         self._named = self._ended = False
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Log the numbers of a row at its minibatch; the row "start" sets the run's name and parameters."""
         self._ended |= row.get("event") == "summary"
         self._began = self._began or _start_time(row)
@@ -175,9 +176,9 @@ class Trackio:
                 f"{path}: trackio already writes to {trackio.utils.TRACKIO_DIR} in this process; name that, or restart",
             )
         self._trackio = trackio
-        self._run: Any = None
+        self._run: _Foreign = None
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Log the numbers of a row at its minibatch; the first row begins the run, by its name and settings."""
         if self._run is None:
             with redirect_stdout(sys.stderr):  # stdout has the answer of --json
@@ -227,17 +228,17 @@ class OpenTelemetry:
         self._provider = TracerProvider(resource=Resource.create({"service.name": PROJECT}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer, self._trace = self._provider.get_tracer(PROJECT), trace
-        self._run: Any = None
-        self._epochs: dict[Any, Any] = {}  # number → span that is open
-        self._steps: dict[Any, int] = {}  # pipeline → end of its last minibatch, in nanoseconds since 1970
+        self._run: _Foreign = None
+        self._epochs: dict[int, _Foreign] = {}  # number → span that is open
+        self._steps: dict[object, int] = {}  # pipeline → end of its last minibatch, in nanoseconds since 1970
         self._began, self._last = 0.0, 0
         self._ended = False
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Send the span that ends with a row: that of a minibatch or of an epoch."""
         if not isinstance(row.get("seconds"), int | float):
             return
-        event, epoch = row.get("event"), row.get("epoch")
+        event, epoch = row.get("event"), row.get("epoch", 0)
         self._began = self._began or _start_time(row)
         now = int(1e9 * (self._began + row["seconds"]))
         if self._run is None:
@@ -247,7 +248,7 @@ class OpenTelemetry:
         if event in ("step", "epoch") and (values := scalars(row)):
             minibatch, numbers = values
             if epoch not in self._epochs:
-                self._epochs[epoch] = self._span(f"epoch {epoch}", self._run, self._last, {})
+                self._epochs[epoch] = self._span(f"epoch {epoch + 1}", self._run, self._last, {})
             if event == "step":
                 pipeline = row.get("pipeline")
                 begun = min(max(self._steps.get(pipeline, 0), self._epochs[epoch].start_time), now)
@@ -268,6 +269,6 @@ class OpenTelemetry:
             self._run.end(self._last)
         self._provider.shutdown()
 
-    def _span(self, name: str, parent: Any, start: int, attributes: Mapping[str, Any]) -> Any:
+    def _span(self, name: str, parent: _Foreign, start: int, attributes: Row) -> _Foreign:
         context = self._trace.set_span_in_context(parent or self._trace.INVALID_SPAN)
         return self._tracer.start_span(name, context, attributes=dict(attributes), start_time=start)
