@@ -7,13 +7,12 @@ is the lower bound that the planner's quick search proves for the draw, and the 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
 import numpy as np
 
-from ..errors import InputError
 from ..util.derived.remembered import remembered
 from ..util.text.counting import number_of
 from ..util.text.numbers import Printed, at_most, duration, duration_or_none, gap_text
@@ -24,14 +23,11 @@ from ..values.profile import Profile
 from . import PlanSettings, partition
 from .base import Problem
 from .cost_draws import CostDraws, DrawSettings
-from .cuts import Index
 from .estimate import estimate
-from .exact.drawn_search import DrawnSearch
-from .exact.optimal import Optimal
+from .exact.drawn_search import DrawnSearch, best_plans_in_parts
 
 HIGH = 0.95  # quantile that regrets and robust plans are judged by
 _LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # whose best plans are candidates
-_PATHS = 48  # draws whose best plans are candidates
 _PLANS = 16  # candidates that what a measurement is worth is judged by
 _MEASURED = 24  # layers that may be measured again, those whose seconds are least certain
 _NAMED = 3  # of these, as many are named
@@ -292,11 +288,7 @@ def partition_robust(
         profile: Costs of the layers, with their spread.
         cluster: Devices and links.
         schedule, num_microbatches, recompute: Settings of `partition`; the planner is "optimal".
-        draws: Number of draws.
-        draw_seed: Random seed of the draws.
-        least_uncertainty: Least relative standard deviation of a layer's time, for profiles without spread.
-        draw_seconds: Time limit of the draws in seconds. The report then uses the draws made so far.
-        progress: Function that gets a line such as "40 of 200 draws" after each part of the draws.
+        draws, draw_seed, least_uncertainty, draw_seconds, progress: As in `regret`.
 
     Returns:
         The robust plan, its price by the profile's costs, and a bound that no plan of these draws beats.
@@ -361,23 +353,16 @@ def _draws_text(made: int, requested: int) -> str:
 def _best_of_draws(
     draws: CostDraws, settings: DrawSettings, progress: Progress | None
 ) -> tuple[CostDraws, Array, bool, list[Plan]]:
-    """(the draws that were made, least period of any plan in each, whether these are exact, best plans by frequency).
-
-    Not all draws are made if time is up or the user interrupts. Raises KeyboardInterrupt if none is made.
-    """
+    """(the draws that were made, least period of any plan in each, whether all are exact, plans by frequency)."""
     problem = draws.problem
-    key = (
-        *(problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute),
-        replace(settings, draw_seconds=None),
-    )
+    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, settings.without_limit()
     least, exact, plans = remembered(
         problem.profile.kept, _KIND, key, lambda: _searched(draws, settings.draw_seconds, progress)
     )
-    if np.isnan(least).any():
+    made = np.flatnonzero(~np.isnan(least))
+    if len(made) < draws.count:
         problem.profile.kept[_KIND].pop(key, None)  # another call makes them all
-        made = np.flatnonzero(~np.isnan(least))
-        return draws.take(made), least[made], exact, plans
-    return draws, least, exact, plans
+    return draws.take(made), least[made], exact, plans
 
 
 def _searched(draws: CostDraws, seconds: float | None, progress: Progress | None) -> tuple[Array, bool, list[Plan]]:
@@ -385,9 +370,8 @@ def _searched(draws: CostDraws, seconds: float | None, progress: Progress | None
     least, exact, plans = np.full(draws.count, np.nan), True, list[Plan]()
     until = inf if seconds is None else time.monotonic() + seconds
     try:
-        for some, periods, part_is_exact, more in _in_parts(draws):
-            exact = exact and part_is_exact
-            plans += more
+        for some, periods, part_is_exact, more in best_plans_in_parts(draws):
+            exact, plans = exact and part_is_exact, plans + more
             least[some] = periods
             if progress:
                 progress(f"{np.count_nonzero(~np.isnan(least))} of {number_of(draws.count, 'draw')}")
@@ -397,32 +381,6 @@ def _searched(draws: CostDraws, seconds: float | None, progress: Progress | None
         if np.isnan(least).all():
             raise
     return least, exact, _distinct(plans)
-
-
-def _in_parts(draws: CostDraws) -> Iterator[tuple[Index, Array, bool, list[Plan]]]:
-    """Yield some draws at a time: (which, least period of any plan in each, whether these are exact, best plans)."""
-    if search := DrawnSearch.of(draws):
-        at_most = draws.periods(Optimal(quick=True).plan(draws.problem))
-        for some, least, paths in search.best_in_parts(at_most, paths=_PATHS):
-            plans = {tuple(path): search.plan(path) for path in paths}
-            yield some, least, True, [plans[tuple(path)] for path in paths]
-        return
-    for k in range(draws.count):
-        problem, plans_of_draw, fits = replace(draws.problem, profile=draws.profile(k)), list[Plan](), True
-        try:
-            plan = Optimal(quick=True).plan(problem)
-            plans_of_draw += [plan] if k < _PATHS else []
-        except InputError:  # large minibatches of this draw do not fit into memory: a bound without limits
-            plan, fits = Optimal(quick=True).plan(replace(problem, cluster=_unlimited(problem.cluster))), False
-        assert plan.estimate is not None
-        bound = plan.estimate.lower_bound_seconds or 0.0
-        yield np.array([k]), np.array([bound]), fits and bound == plan.estimate.period_seconds, plans_of_draw
-
-
-def _unlimited(cluster: Cluster) -> Cluster:
-    """The cluster without memory limits."""
-    nodes = [(node, (replace(kind, memory_bytes=inf) for kind in node.device_types)) for node in cluster.nodes]
-    return replace(cluster, nodes=tuple(replace(node, device_types=tuple(kinds)) for node, kinds in nodes))
 
 
 def _measurements(plan: Plan, draws: CostDraws, plans: Sequence[Plan]) -> tuple[RepeatedMeasurement, ...]:

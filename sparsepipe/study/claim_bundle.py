@@ -129,9 +129,9 @@ def _copy(study: Study, source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         return
     content = source.read_bytes()
-    places = {study.out: "STUDY", catalogue.notebooks_folder().parent: "REPOSITORY", Path.home(): "HOME"}
-    for place, name in places.items():
-        for written in {str(place), json.dumps(str(place))[1:-1]} if place.parent != place else ():
+    names = {study.out: "STUDY", catalogue.notebooks_folder().parent: "REPOSITORY", Path.home(): "HOME"}
+    for path, name in names.items():
+        for written in {str(path), json.dumps(str(path))[1:-1]} if path.parent != path else ():
             content = content.replace(written.encode(errors="surrogateescape"), name.encode())
     target.write_bytes(content)
 

@@ -556,14 +556,13 @@ def _diff(before: Plan, after: Plan) -> PlanDiff:
 def _changed_settings(before: Plan, after: Plan) -> tuple[tuple[str, str, str], ...]:
     """Return the settings of the plans, and of stages with the same number, that differ: (name, before, after)."""
     plans = (before, after)
-    pairs: list[tuple[str, list[Any]]] = [("schedule", [f"{plan.schedule} ({plan.weights})" for plan in plans])]
+    pairs: list[tuple[str, list[object]]] = [("schedule", [f"{plan.schedule} ({plan.weights})" for plan in plans])]
     pairs += [(name.replace("_", " "), [getattr(plan, name) for plan in plans]) for name in _SETTINGS]
     pairs.append(("synchronization scheme", [plan.replication and plan.replication.name for plan in plans]))
     for k, stages in enumerate(zip(before.stages, after.stages, strict=False)):
         for name in _STAGE_SETTINGS:
-            values = [getattr(stage, name) for stage in stages]
-            if name != "shares" or len(values[0]) == len(values[1]):  # else the ranks say it
-                pairs.append((f"stage {k}, {name}", values))
+            if name != "shares" or len({len(stage.shares) for stage in stages}) == 1:  # else the ranks say it
+                pairs.append((f"stage {k}, {name}", [getattr(stage, name) for stage in stages]))
     return tuple((name, _setting(old), _setting(new)) for name, (old, new) in pairs if old != new)
 
 
