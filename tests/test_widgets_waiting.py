@@ -36,7 +36,7 @@ def test_what_is_picked_is_simulated_at_once(explorer):
     assert explorer.messages.value == ""
     *rules, source = keys(explorer.waiting.paces)
     assert [key["name"] for key in rules] == list(RULES) and source["name"] == "simulated"
-    assert source["marker"]["pattern"]["shape"] and not any("pattern" in key["marker"] for key in rules)
+    assert source["marker"]["line"]["width"] and not any("line" in key["marker"] for key in rules)
     assert source["marker"]["color"] not in {key["marker"]["color"] for key in rules}
     told = explorer.waiting.told
     assert "<b>partial-reduce:wait=0.1</b>: " in told.value

@@ -183,7 +183,7 @@ def show_exported(copy: Path, figures: Path) -> None:
     write_atomic(copy, _GALLERY.sub(exported, text))
 
 
-_SECONDS_A_THUMBNAIL = 0.4  # that 00_start takes for each figure, on two cores
+_SECONDS_A_THUMBNAIL = 0.8  # that 00_start takes for each figure, on two cores
 _GALLERY = re.compile(r"!\[([^\]]*)\]\((?:\.\./)+figures/gallery/(\w+)\.webp\)")
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Where data and published profiles are looked for: other folders there are other inputs.
