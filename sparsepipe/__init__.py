@@ -59,7 +59,7 @@ _HOME = {
 }
 _MODULES = (
     *("data", "engines", "functions", "monitoring", "networks", "planning", "plots", "profiling", "records"),
-    *("runtime", "study", "values", "widgets"),
+    *("runtime", "study", "values", "views", "widgets"),
 )
 _UNLISTED = (  # by their older names, too
     *("dynamics", "forecast", "formats", "losses", "measured_plans", "models"),

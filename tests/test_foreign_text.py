@@ -367,10 +367,12 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
     ("views/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
-    ("views/plots/theme.py", "_heading"),  # a finished figure's title
+    ("views/plots/theme.py", "title_of"),  # a finished figure's title
     ("views/plots/export.py", "_title"),  # the same of another figure, to take its tags off
     ("views/plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
     ("views/plots/accuracy.py", "accuracy"),  # a hover template's own unit
+    ("views/widgets/looks.py", "static_picture"),  # what views have made of theirs
+    ("views/widgets/explorer_page.py", "explorer_page"),  # the package's style sheet and JavaScript
     ("study/page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
     ("study/page.py", "of_markdown"),  # mistune has escaped it
     ("study/page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change

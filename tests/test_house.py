@@ -7,8 +7,8 @@ import pytest
 from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
-    "files": 748,
-    "lines": 125_600,
+    "files": 753,
+    "lines": 129_400,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 102,

@@ -113,7 +113,7 @@ def test_dir_lists_public_names_and_the_folders_that_guides_name():
     assert folders >= {name.partition(".")[0] for name in named_by_guides() if "." in name} - set(sp.__all__)
     assert folders == {
         *("data", "engines", "functions", "monitoring", "networks", "planning", "plots", "profiling", "records"),
-        *("runtime", "study", "values", "widgets"),
+        *("runtime", "study", "values", "views", "widgets"),
     }
 
 

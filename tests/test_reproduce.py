@@ -216,6 +216,7 @@ def test_what_shows_the_others_is_made_again_after_any_of_them(few, tmp_path, mo
     """00_start was "unchanged" after a batch that had made other runs and figures."""
     monkeypatch.setattr(catalogue, "NOTEBOOKS", {"a": (), "b": (), "c": ()})
     monkeypatch.setattr(catalogue, "LAST", "c")
+    monkeypatch.setattr(catalogue, "USUAL_SECONDS", {"c": 1.0})
     ran: list[str] = []
     monkeypatch.setattr(NotebookJob, "run", lambda self, name, **_: ran.append(name) or Outcome(0.0))
     for changed, expected in (("b", ["b", "c"]), ("", [])):

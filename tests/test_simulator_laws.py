@@ -16,7 +16,11 @@ from sparsepipe import simulate
 from sparsepipe.values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 SECONDS = st.floats(0.01, 10.0)
-ASYNCHRONOUS = sorted(name for name, rules in SCHEDULE_RULES.items() if not WEIGHT_RULES[rules.weights[0]].flushes)
+ASYNCHRONOUS = sorted(
+    name
+    for name, rules in SCHEDULE_RULES.items()
+    if not WEIGHT_RULES[rules.weights[0]].flushes and rules.stages_per_rank[0] == 1
+)
 
 
 @st.composite

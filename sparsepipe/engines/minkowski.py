@@ -70,12 +70,12 @@ class MinkowskiEngine:
         return self.join(Parts((coordinate_set,), {"input": Feature(batch.features.to(device), 0)}))["input"]
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
-        sets: dict[Any, CoordinateSet] = {}
+        sets: dict[tuple[tuple[int, ...], int], CoordinateSet] = {}
         features: dict[str, Feature] = {}
         families = {"": 0}  # the library's name of what is at a stride → its number
         fields = FieldWriter()
 
-        def number_of(map_key: Any, manager: Any) -> int:
+        def number_of(map_key: ME.CoordinateMapKey, manager: ME.CoordinateManager) -> int:
             stride, origin = map_key.get_key()
             key = tuple(stride), families.setdefault(origin, len(families))
             if key not in sets:
@@ -184,7 +184,9 @@ class FieldWriter:
         return [start, self._num_integers]
 
 
-def read_fields(parts: Parts, keys: Sequence[Any], manager: Any) -> dict[str, ME.TensorField]:
+def read_fields(
+    parts: Parts, keys: Sequence[ME.CoordinateMapKey], manager: ME.CoordinateManager | None
+) -> dict[str, ME.TensorField]:
     """Put TensorFields together again, with the rows of their points in the coordinate sets that came with them."""
     fields: dict[str, ME.TensorField] = {}
     if not parts.tables:
@@ -204,7 +206,7 @@ def read_fields(parts: Parts, keys: Sequence[Any], manager: Any) -> dict[str, ME
     return fields
 
 
-def _manager(coordinates: Tensor) -> Any:
+def _manager(coordinates: Tensor) -> ME.CoordinateManager:
     return ME.CoordinateManager(
         D=coordinates.shape[1] - 1,
         num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
@@ -212,7 +214,7 @@ def _manager(coordinates: Tensor) -> Any:
     )
 
 
-def _insert_samples(manager: Any, sets: Sequence[CoordinateSet]) -> None:
+def _insert_samples(manager: ME.CoordinateManager, sets: Sequence[CoordinateSet]) -> None:
     """Put the samples in their order as the rows of global pooling, which else come in the order of a hash map.
 
     So `pool(x).F` has the rows of its samples, whatever a network does with them, and wherever it is cut.
@@ -227,7 +229,9 @@ def _insert_samples(manager: Any, sets: Sequence[CoordinateSet]) -> None:
     manager.insert_and_map(samples, [0] * (samples.shape[1] - 1), "")
 
 
-def _join(name: str, feature: Feature, keys: list[Any], manager: Any, parts: Parts) -> AnyTensor:
+def _join(
+    name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: ME.CoordinateManager, parts: Parts
+) -> AnyTensor:
     if feature.coordinate_set is None:
         return feature.rows
     coordinates = parts.coordinate_sets[feature.coordinate_set].coordinates

@@ -8,10 +8,10 @@ replica's share of a round:
   L = max over replicas of t: how long one minibatch stays
   C = the transfers at a boundary; they run alongside computation, forwards and backwards at once
 
-asynchronous     period = max(T of each stage, busiest port of each boundary); interleaved, what a timed run of the
-                 stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more:
-                 all that enters, or leaves, in one direction
-flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
+asynchronous     period = max(T of each stage, busiest port of each boundary). Interleaved, what a timed run of the
+                 stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more.
+                 Ports: all that enters, or leaves, in one direction.
+flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M. W is the busiest
                  replica's ⌈M·s/n⌉ minibatches, one averaging and one step; without replication this is
                  Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
                  (M − 1) × its busiest port. Interleaved, Σ goes over the first lap and i over ranks with all their

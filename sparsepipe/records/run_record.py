@@ -5,8 +5,8 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
             labels.json                         tags and a note that a user gave it: see labels.py
             beside.json                            runs that shared the machine with it, if there were any
             status.json                         its state: running, finished, stopped, failed, refused (and why)
-            metrics.jsonl                       rows of the run, in the order in which they were written
-            metrics-before-1.jsonl …            those of a run that ended before its first checkpoint and started over
+            metrics.jsonl                       rows of the run, in the order in which they were written.
+            metrics-before-1.jsonl …            those of a run that ended before its first checkpoint and started over.
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
             pipelines/0 …               of several pipelines, each as a run of one; minibatches.jsonl (who took which)
                                         and merges.jsonl (who averaged with whom) are theirs together

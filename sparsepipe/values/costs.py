@@ -525,8 +525,8 @@ class MemoryNeed:
 
     def part(self, share: float) -> "MemoryNeed":
         """Return what a device needs that computes a share of each scene: weights are whole on each."""
-        of_minibatch = (share * self.saved_bytes, share * self.incoming_bytes, share * self.working_bytes)
-        return MemoryNeed(self.parameter_bytes, *of_minibatch)
+        saved, incoming, working = self.saved_bytes, self.incoming_bytes, self.working_bytes
+        return MemoryNeed(self.parameter_bytes, share * saved, share * incoming, share * working)
 
     def total(self, *, versions: int, minibatches: int, recompute: bool = False, runs: bool = True) -> float:
         """Bytes on one replica: weights × versions, optimizer state, minibatches in flight, one of them at work.

@@ -74,10 +74,25 @@ def text(value: object, *, all_in: str = "") -> str:
 
 
 def html(value: object) -> str:
-    """Return what a notebook shows of a value. Raises TypeError for one that has no view.
+    """Return what a notebook shows of a value.
 
-    It is a string of Python's own: whoever adds to it would have theirs escaped by an `Html`.
+    Args:
+        value: A plan, profile, cluster, trace or another value with a view.
+
+    Returns:
+        HTML as a string.
+
+    Raises:
+        TypeError: A value without a view.
+
+    Example:
+        >>> "stage" in sp.views.html(plan)
+        True
+
+    See also:
+        guides/explorer_and_board
     """
+    # A string of Python's own: whoever adds to it would have theirs escaped by an `Html`.
     page, parts = page_of(value), list[Html]()
     for section in page.sections:
         parts += [_division(section.headline)] if section.headline else []

@@ -8,7 +8,7 @@ The first device has the first and the last interval, the next one those inside,
                         a       a'              b'       b
 
 A skip connection of a U-Net whose ends are on one device is kept there and crosses no boundary (values/skip_routes.py).
-What crosses the two boundaries around an interval then depends on its ends (a, b) alone, so a dynamic program over
+What crosses the two boundaries around an interval then depends on its ends (a, b) alone. So a dynamic program over
 intervals, from the inside outwards, has the least time of the busiest device, or of its busiest port, over all cuts:
 
     least[k](a, b) = min over a', b' of max(work(a, a') + work(b', b), ports(a, b, a', b'), least[k + 1](a', b'))
@@ -27,6 +27,7 @@ from math import inf
 import numpy as np
 
 from ...errors import InputError
+from ...util.text.counting import number_of
 from ...values.costs import Array, Flags, boundary_link
 from ...values.plan import Plan
 from ..base import Problem
@@ -75,7 +76,7 @@ def returning_stages(problem: Problem, planner: str, *, all_devices: bool = Fals
     bound = max(bound, least) if complete and least < inf else bound
     fitting = [plan for plan in candidates if fits_memory(plan, problem)]
     if not fitting:
-        layers = f"{len(problem.layers)} layers" if not candidates else ""
+        layers = number_of(len(problem.layers), "layer") if not candidates else ""
         raise InputError(
             "planner.no_plan",
             f"no plan with two stages per device was found: {layers or 'none of those searched fits into memory'}; "
@@ -252,9 +253,9 @@ class IntervalSearch:
 
 
 def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> tuple[Array, Array, Array, Array]:
-    """Bytes at the two boundaries of each interval, [S, S] each: where it begins forwards and backwards, where it ends.
+    """Bytes at the two boundaries of each interval, [S, S] each: at its beginning forwards and backwards, at its end.
 
-    A tensor enters where it begins if it comes from before and is read inside; it leaves where it ends if it comes from
+    A tensor enters at the beginning if it comes from before and is read inside. It leaves at the end if it comes from
     inside and is read behind. What comes from before and is read behind stays outside.
     """
     table, graph = problem.table, problem.graph

@@ -33,10 +33,28 @@ __all__ = [
 
 
 def open_sink(kind: str, folder: Path | str) -> Sink:
-    """Return a sink that writes to `folder`, or to an address such as "http://127.0.0.1:4318".
+    """Return a sink, which writes a run's rows to a tracker.
 
-    `kind` is one of SINKS, or one's own: "package.module:function" or "path/file.py:function", which is called with the
-    folder and returns a `Sink`. Raises InputError for another kind, and if it cannot be opened.
+    Args:
+        kind: One of SINKS, or a function "package.module:function" or "path/file.py:function", which is called with
+            the folder and returns a `Sink`.
+        folder: Its folder, or an address such as "http://127.0.0.1:4318".
+
+    Returns:
+        The sink: call it with a row, and close it at the end.
+
+    Raises:
+        InputError: Another kind, or it cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sink = sp.records.sinks.open_sink("tensorboard", folder)
+        ...     sink({"event": "start"})
+        ...     sink.close()
+
+    See also:
+        guides/trackers
     """
     where = folder if "://" in str(folder) else expanded(folder)
     if kind in SINKS or is_function(kind):

@@ -63,8 +63,8 @@ def described(row: Row, record: "RunRecord") -> Row:
         >>> from sparsepipe.records.sinks import described
         >>> record = sp.RunRecord.load(run_dir)
         >>> start = described({"event": "start"}, record)
-        >>> start["run"], start["settings"]["schedule"]
-        ('one', '1f1b')
+        >>> start["run"], start["settings"]["devices"]
+        ('one', 2)
 
     See also:
         guides/trackers, `RunRecord`

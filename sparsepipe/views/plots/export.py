@@ -145,6 +145,12 @@ def keep_pictures() -> None:
     Of a figure that is shown and not exported also an SVG is kept, which is dark on a dark page.
 
     Without a Chromium that can draw it, notebooks keep the live figure alone, and one line says so.
+
+    Example:
+        >>> sp.plots.keep_pictures()
+
+    See also:
+        guides/figures_for_a_paper
     """
     if browser() is not None:
         pio.renderers[_KEPT] = _KeptPicture()

@@ -12,9 +12,8 @@ import plotly.graph_objects as go
 from ...errors import InputError
 from ...records import PAPER
 from ...util.io.fields import shown
-from ..markup import Html
 from .marks import width_of
-from .theme import FONT, FONT_SIZE, TEMPLATE, doubted, doubts_of, in_place, legend_is_above
+from .theme import FONT, FONT_SIZE, TEMPLATE, doubted, doubts_of, in_place, legend_is_above, title_of
 
 # Inches of a column and of the text of common venues: what a PDF's width is chosen from.
 COLUMN_WIDTHS = {"IEEE": (3.5, 7.16), "ACM": (3.33, 7.0), "ICML": (3.25, 6.75), "NeurIPS": (5.5,), "LNCS": (4.8,)}
@@ -99,7 +98,7 @@ class Paper:
         Its text is never below 7 points or nearly so: one too wide for that is laid out narrower, its legend below.
         """
         figure, scale = _fitted(figure, self.inches)
-        title = Html(figure.layout.title.text or "").partition("<br>")[0].striptags()
+        title = title_of(figure).partition("<br>")[0].striptags()
         room = (figure.layout.width - _BESIDE_TITLE) / (_BOLD * width_of(title)) if title else FONT_SIZE
         if room < FONT_SIZE + 2:  # it stays in one line
             figure = go.Figure(figure).update_layout(title_font_size=room)

@@ -272,12 +272,17 @@ def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
     return doubted(with_held_up(figure, origin.held_up), origin.doubts)
 
 
+def title_of(figure: go.Figure) -> Html:
+    """Return a finished figure's title with its notes: markup, whatever type a copy gave it."""
+    return Html(figure.layout.title.text or "")
+
+
 def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
     """The figure with its injected delays in the note; unchanged if the note has them already.
 
     It becomes higher by what the line takes, as by any longer note.
     """
-    text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
+    text = title_of(figure)
     said = "".join(text.striptags().split())  # lines are broken anywhere
     missing = [note for note in notes if "".join(note.split()) not in said]
     if not missing:
@@ -305,7 +310,7 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     if not reasons:
         return figure
     marked = go.Figure(figure).update_layout(meta=_meta(figure) | {"doubts": list(reasons)})
-    title, line_end, note = Html(figure.layout.title.text or "").partition("<br>")
+    title, line_end, note = title_of(figure).partition("<br>")
     if _BADGE in title:
         return marked
     marked.update_layout(title={"text": title + (Html("\N{EN SPACE}") + _BADGE if title else _BADGE) + line_end + note})
@@ -330,7 +335,7 @@ def heading_of(figure: go.Figure) -> Heading | None:
     """The heading of a finished figure, for a page that shows it in words of its own; None of one without a title."""
     if "notes" not in _meta(figure) or not figure.layout.title.text:
         return None
-    title = Html(figure.layout.title.text).partition("<br>")[0].replace(_BADGE, "").rstrip()
+    title = title_of(figure).partition("<br>")[0].replace(_BADGE, "").rstrip()
     keeps = _OVER_PLOT if legend_is_above(figure) else _BUTTONS
     had = _margin(figure)
     doubt = Provenance(doubts=doubts_of(figure)).doubt or ""
@@ -351,7 +356,7 @@ def in_place(figure: go.Figure, width: float) -> go.Figure:
     margin = _first_margin(figure)
     above = margin + _LINE * max(0, len(notes) - 1)
     height = (figure.layout.height or HEIGHT) + above - _margin(figure)
-    title = Html(figure.layout.title.text).partition("<br>")[0]
+    title = title_of(figure).partition("<br>")[0]
     return go.Figure(figure).update_layout(
         title={"text": title + (_as_note(notes) if notes else ""), **_title_above(margin, height)},
         margin={"t": above},

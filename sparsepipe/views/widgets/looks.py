@@ -19,6 +19,7 @@ import ipywidgets
 import traitlets
 from ipywidgets.widgets.trait_types import TypedTuple
 
+from ..markup import Html, joined
 from .sentences import sentence
 
 OWN_WIDTH = {"description_width": "initial"}  # a style: the name beside a control is as wide as its text
@@ -153,8 +154,8 @@ class _Box(Control, ipywidgets.Box):
         picture = next((view for view in views if any(kind.startswith("image/") for kind in view)), None)
         if picture is not None:
             return picture
-        texts = [view["text/html"] for view in views if "text/html" in view]
-        return {"text/html": "".join(f"<div>{text}</div>" for text in texts)} if texts else {}
+        texts = [Html("<div>{}</div>").format(Html(view["text/html"])) for view in views if "text/html" in view]
+        return {"text/html": str(joined(texts))} if texts else {}
 
     @traitlets.observe("children")
     def _await(self, change: dict[str, Any]) -> None:
