@@ -814,6 +814,34 @@ def minkowski_points():
     return module, {"places": places, "features": torch.rand(70, 3), "counts": torch.tensor([40, 30])}
 
 
+def minkowski_fields():
+    """Fields of the same points with gradients, combined and sliced to; another of other points, with its voxels."""
+    from sparsepipe.engines.minkowski import ME
+
+    class Fields(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = ME.MinkowskiLinear(3, 4), ME.MinkowskiLinear(4, 4)
+            self.enter, self.beside = (ME.MinkowskiConvolution(n, 4, kernel_size=3, dimension=3) for n in (4, 3))
+            self.head, self.tail = ME.MinkowskiLinear(8, 5), ME.MinkowskiLinear(4, 2)
+
+        def forward(self, points):
+            mode = ME.SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
+            field = self.first(ME.TensorField(points["features"], points["places"], quantization_mode=mode))
+            voxels = self.enter(field.sparse())
+            derived = self.second(field)
+            other = ME.TensorField(points["features"], points["others"], quantization_mode=mode)
+            beside = self.beside(other.sparse())
+            sliced = self.head(ME.cat(voxels.slice(derived), derived))
+            return sliced.F, self.tail(beside.slice(other)).F
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates how its layers are made
+        module = Fields()
+    places = torch.cat([torch.zeros(70, 1), torch.rand(70, 3) * 5], dim=1)
+    return module, {"places": places, "others": 2 * places, "features": torch.rand(70, 3)}
+
+
 def transformers_bert():
     """A tied decoder, masks of masks, optional arguments, the loss inside, a ModelOutput out."""
     from transformers import BertConfig, BertForPreTraining
@@ -874,13 +902,14 @@ ZOO = {
     "norms": lambda: (ConvNorms(), torch.randn(2, 3, 8, 8)),
     "minkowski unet": minkowski_unet,
     "minkowski points": minkowski_points,
+    "minkowski fields": minkowski_fields,
     "transformers bert": transformers_bert,
     "transformers gpt2": transformers_gpt2,
     "pointnet": lambda: (PointNet(), (torch.randn(2, 6, 3), torch.randint(0, 6, (2, 2)))),
 }
 
 
-_OF_MINKOWSKI = {"minkowski unet", "minkowski points"}
+_OF_MINKOWSKI = {"minkowski unet", "minkowski points", "minkowski fields"}
 NEEDS = dict.fromkeys(_OF_MINKOWSKI, "MinkowskiEngine") | {
     "transformers bert": "transformers",
     "transformers gpt2": "transformers",

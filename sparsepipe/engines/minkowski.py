@@ -72,12 +72,14 @@ class MinkowskiEngine:
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
         sets: dict[tuple[tuple[int, ...], int], CoordinateSet] = {}
         features: dict[str, Feature] = {}
-        families = {"": 0}  # the library's name of what is at a stride → its number
+        families: dict[tuple[int, str], int] = {}  # manager, its name of what is at a stride → the number of that
         fields = FieldWriter()
 
         def number_of(map_key: ME.CoordinateMapKey, manager: ME.CoordinateManager) -> int:
             stride, origin = map_key.get_key()
-            key = tuple(stride), families.setdefault(origin, len(families))
+            if not families:
+                families[id(manager), ""] = 0
+            key = tuple(stride), families.setdefault((id(manager), origin), len(families))
             if key not in sets:
                 sets[key] = CoordinateSet(key[0], manager.get_coordinates(map_key), key[1])
             return list(sets).index(key)
@@ -88,7 +90,7 @@ class MinkowskiEngine:
                 number = number_of(tensor.coordinate_map_key, tensor.coordinate_manager)
                 features[name] = Feature(tensor.F, number)
             elif isinstance(tensor, ME.TensorField):
-                voxels = tensor._inverse_mapping.items()
+                voxels = _voxels_of(tensor).items()
                 numbered = {number_of(key, tensor.coordinate_manager): rows for key, rows in voxels}
                 fields.add(name, tensor, numbered)
         return Parts(tuple(sets.values()), features, fields.tables())
@@ -97,7 +99,7 @@ class MinkowskiEngine:
         """Raises InputError for coordinates that are not distinct."""
         manager, keys = None, []
         for stride, coordinates, family in parts.coordinate_sets:
-            manager = manager or _manager(coordinates)
+            manager = manager or Manager(coordinates)
             origin = f"family{family}" if family else ""  # where a layer looks for the voxels of a stride by itself
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), origin)
             if len(kept) != len(coordinates):
@@ -154,20 +156,53 @@ class MinkowskiEngine:
         return changed
 
 
+class Manager(ME.CoordinateManager):
+    """A coordinate manager that also knows the voxels of points which were made on an earlier stage.
+
+    A layer's field has nothing of its input's but the points, and the library asks the manager for their voxels.
+    """
+
+    def __init__(self, coordinates: Tensor) -> None:
+        super().__init__(
+            D=coordinates.shape[1] - 1,
+            num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
+            coordinate_map_type=ME.CoordinateMapType.CUDA if coordinates.is_cuda else ME.CoordinateMapType.CPU,
+        )
+        self.rows: dict[tuple[ME.CoordinateMapKey, ME.CoordinateMapKey], Tensor] = {}  # points, voxels → row of each
+
+    def exists_field_to_sparse(self, points: ME.CoordinateMapKey, voxels: ME.CoordinateMapKey) -> bool:
+        return (points, voxels) in self.rows or bool(super().exists_field_to_sparse(points, voxels))
+
+    def field_to_sparse_keys(self, points: ME.CoordinateMapKey) -> list[ME.CoordinateMapKey]:
+        return [*super().field_to_sparse_keys(points), *(key for field, key in self.rows if field == points)]
+
+    def get_field_to_sparse_map(
+        self, points: ME.CoordinateMapKey, voxels: ME.CoordinateMapKey
+    ) -> tuple[Tensor | None, Tensor]:
+        if (points, voxels) in self.rows:
+            return None, self.rows[points, voxels]  # the library reads the second alone
+        point_of, rows = super().get_field_to_sparse_map(points, voxels)
+        return point_of, rows
+
+
 class FieldWriter:
     """Takes TensorFields apart into a table of facts (JSON) and one of integers: points, and the voxel of each."""
 
     def __init__(self) -> None:
         self._facts: dict[str, dict[str, object]] = {}
+        self._points: dict[tuple[int, ME.CoordinateMapKey], list[int]] = {}  # where those of several fields are
         self._integers: list[Tensor] = []
         self._num_integers = 0
 
     def add(self, name: str, field: ME.TensorField, voxels: Mapping[int, Tensor]) -> None:
         """Note a field. `voxels`: the row of each point in coordinate sets, by the set's number."""
+        points = id(field.coordinate_manager), field.coordinate_field_map_key
+        if points not in self._points:
+            self._points[points] = self._table(field.C.float().contiguous().view(torch.int32))
         self._facts[name] = {
             "stride": field.coordinate_field_map_key.get_tensor_stride(),
             "mode": field.quantization_mode.name,
-            "points": self._table(field.C.float().contiguous().view(torch.int32)),
+            "points": self._points[points],
             "voxels": [[number, self._table(rows.int())] for number, rows in voxels.items()],
         }
 
@@ -185,36 +220,43 @@ class FieldWriter:
 
 
 def read_fields(
-    parts: Parts, keys: Sequence[ME.CoordinateMapKey], manager: ME.CoordinateManager | None
+    parts: Parts, keys: Sequence[ME.CoordinateMapKey], manager: Manager | None
 ) -> dict[str, ME.TensorField]:
-    """Put TensorFields together again, with the rows of their points in the coordinate sets that came with them."""
+    """Put TensorFields together again, with the rows of their points in the coordinate sets that came with them.
+
+    Fields of the same points have them in common again, as the library combines no others.
+    """
     fields: dict[str, ME.TensorField] = {}
+    inserted: dict[tuple[int, ...], ME.CoordinateMapKey] = {}
     if not parts.tables:
         return fields
     facts, integers = parts.tables
     for name, known in json.loads(facts.cpu().numpy().tobytes()).items():
         points = integers[slice(*known["points"])].view(torch.float32).view(-1, len(known["stride"]) + 1)
-        manager = manager or _manager(points)
+        manager = manager or Manager(points)
+        same = tuple(known["points"])
+        if same not in inserted:
+            inserted[same] = manager.insert_field(points, known["stride"], "")
         fields[name] = ME.TensorField(
             parts.features[name].rows,
-            points,
-            known["stride"],
+            coordinate_field_map_key=inserted[same],
             coordinate_manager=manager,
             quantization_mode=ME.SparseTensorQuantizationMode[known["mode"]],
         )
-        fields[name]._inverse_mapping = {keys[k]: integers[slice(*place)] for k, place in known["voxels"]}
+        voxels = {keys[k]: integers[slice(*place)] for k, place in known["voxels"]}
+        fields[name]._inverse_mapping = voxels
+        manager.rows |= {(inserted[same], key): rows for key, rows in voxels.items()}
     return fields
 
 
-def _manager(coordinates: Tensor) -> ME.CoordinateManager:
-    return ME.CoordinateManager(
-        D=coordinates.shape[1] - 1,
-        num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
-        coordinate_map_type=ME.CoordinateMapType.CUDA if coordinates.is_cuda else ME.CoordinateMapType.CPU,
-    )
+def _voxels_of(field: ME.TensorField) -> dict[ME.CoordinateMapKey, Tensor]:
+    """Return the row of each point in each set of voxels, also those that were made of another field of its points."""
+    key, manager = field.coordinate_field_map_key, field.coordinate_manager
+    known = {voxels: manager.get_field_to_sparse_map(key, voxels)[1] for voxels in manager.field_to_sparse_keys(key)}
+    return known | field._inverse_mapping
 
 
-def _insert_samples(manager: ME.CoordinateManager, sets: Sequence[CoordinateSet]) -> None:
+def _insert_samples(manager: Manager, sets: Sequence[CoordinateSet]) -> None:
     """Put the samples in their order as the rows of global pooling, which else come in the order of a hash map.
 
     So `pool(x).F` has the rows of its samples, whatever a network does with them, and wherever it is cut.
@@ -229,9 +271,7 @@ def _insert_samples(manager: ME.CoordinateManager, sets: Sequence[CoordinateSet]
     manager.insert_and_map(samples, [0] * (samples.shape[1] - 1), "")
 
 
-def _join(
-    name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: ME.CoordinateManager, parts: Parts
-) -> AnyTensor:
+def _join(name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: Manager, parts: Parts) -> AnyTensor:
     if feature.coordinate_set is None:
         return feature.rows
     coordinates = parts.coordinate_sets[feature.coordinate_set].coordinates
