@@ -133,8 +133,8 @@ def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed", *, skips: bo
         way_out = "raise it, crop scenes ({crop})" if alone else "raise it, lower {batch_size}"
         raise InputError(
             "memory.too_large",
-            f"{plan.prefix(least.pipeline)}{what} {size:,.0f} {run.size_unit}, which need {least.limit / 1e6:,.0f} MB "
-            f"in stage {least.stage} with all layers recomputed; {{memory_limit}} is {need.limit / 1e6:,.0f} MB: "
+            f"{plan.prefix(least.pipeline)}{what} {size:,.0f} {run.size_unit}, which need {least.limit / 1e6:,.1f} MB "
+            f"in stage {least.stage} with all layers recomputed; {{memory_limit}} is {need.limit / 1e6:,.1f} MB: "
             f"{way_out}, or plan more stages",
             setting=dict.fromkeys(("memory_limit", "crop" if alone else "batch_size")),
             sample=sample,
@@ -215,9 +215,9 @@ def check_limit_of_job(folder: Path, plan: Plan, config: RunConfig) -> None:
     if least.limit > need.limit:
         raise InputError(
             "memory.too_large_for_plan",
-            f"minibatches of up to {largest:,.0f} {profile.size_unit} need {least.limit / 1e6:,.0f} MB in stage "
+            f"minibatches of up to {largest:,.0f} {profile.size_unit} need {least.limit / 1e6:,.1f} MB in stage "
             f"{least.stage} of the plan with all layers recomputed; the job's memory limit is "
-            f"{need.limit / 1e6:,.0f} MB",
+            f"{need.limit / 1e6:,.1f} MB",
         )
 
 
