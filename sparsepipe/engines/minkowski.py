@@ -271,7 +271,9 @@ def _insert_samples(manager: Manager, sets: Sequence[CoordinateSet]) -> None:
     manager.insert_and_map(samples, [0] * (samples.shape[1] - 1), "")
 
 
-def _join(name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: Manager, parts: Parts) -> AnyTensor:
+def _join(
+    name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: Manager | None, parts: Parts
+) -> AnyTensor:
     if feature.coordinate_set is None:
         return feature.rows
     coordinates = parts.coordinate_sets[feature.coordinate_set].coordinates
