@@ -99,7 +99,7 @@ class MinkowskiEngine:
         """Raises InputError for coordinates that are not distinct."""
         manager, keys = None, []
         for stride, coordinates, family in parts.coordinate_sets:
-            manager = manager or Manager(coordinates)
+            manager = manager or FieldManager(coordinates)
             origin = f"family{family}" if family else ""  # where a layer looks for the voxels of a stride by itself
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), origin)
             if len(kept) != len(coordinates):
@@ -156,7 +156,7 @@ class MinkowskiEngine:
         return changed
 
 
-class Manager(ME.CoordinateManager):
+class FieldManager(ME.CoordinateManager):
     """A coordinate manager that also knows the voxels of points which were made on an earlier stage.
 
     A layer's field has nothing of its input's but the points, and the library asks the manager for their voxels.
@@ -220,7 +220,7 @@ class FieldWriter:
 
 
 def read_fields(
-    parts: Parts, keys: Sequence[ME.CoordinateMapKey], manager: Manager | None
+    parts: Parts, keys: Sequence[ME.CoordinateMapKey], manager: FieldManager | None
 ) -> dict[str, ME.TensorField]:
     """Put TensorFields together again, with the rows of their points in the coordinate sets that came with them.
 
@@ -233,7 +233,7 @@ def read_fields(
     facts, integers = parts.tables
     for name, known in json.loads(facts.cpu().numpy().tobytes()).items():
         points = integers[slice(*known["points"])].view(torch.float32).view(-1, len(known["stride"]) + 1)
-        manager = manager or Manager(points)
+        manager = manager or FieldManager(points)
         same = tuple(known["points"])
         if same not in inserted:
             inserted[same] = manager.insert_field(points, known["stride"], "")
@@ -256,7 +256,7 @@ def _voxels_of(field: ME.TensorField) -> dict[ME.CoordinateMapKey, Tensor]:
     return known | field._inverse_mapping
 
 
-def _insert_samples(manager: Manager, sets: Sequence[CoordinateSet]) -> None:
+def _insert_samples(manager: FieldManager, sets: Sequence[CoordinateSet]) -> None:
     """Put the samples in their order as the rows of global pooling, which else come in the order of a hash map.
 
     So `pool(x).F` has the rows of its samples, whatever a network does with them, and wherever it is cut.
@@ -272,7 +272,7 @@ def _insert_samples(manager: Manager, sets: Sequence[CoordinateSet]) -> None:
 
 
 def _join(
-    name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: Manager | None, parts: Parts
+    name: str, feature: Feature, keys: list[ME.CoordinateMapKey], manager: FieldManager | None, parts: Parts
 ) -> AnyTensor:
     if feature.coordinate_set is None:
         return feature.rows
