@@ -164,7 +164,7 @@ def _devices_of(scene: Scene) -> dict[int, str]:
 
 def _strip(sheet: _Sheet, name: str, layers: Sequence[tuple[str, float, int]], devices: Mapping[int, str]) -> None:
     """Layers as bars as high as their time, and below them their stages with the devices, if there is room."""
-    sheet.heading(f"Layers of {name}" if name else "Layers", "in network order, as high as their time")
+    sheet.heading(f"Layers of {name}" if name else "Layers", "in network order, height proportional to time")
     cell, most = sheet.width / len(layers), max([seconds for _, seconds, _ in layers] + [1e-12])
     floor = sheet.low + _STRIP
     for k, (_, seconds, stage) in enumerate(layers):
