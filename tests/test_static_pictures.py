@@ -130,6 +130,10 @@ def test_a_grid_of_usual_labs_is_of_some_hundred_plans(explorer):
         assert 100 < PageGrid.around(settings, shown.planning.cluster).size <= 40 * 3 * len(SCHEDULE_RULES)
 
 
+BELOW_MAP = """() => {
+  const box = (name) => document.querySelector(name).getBoundingClientRect();
+  return box("#sp-controls").top - box(".sp-map").bottom;
+}"""
 BARS = "() => document.querySelectorAll('.sp-stages .sp-bar').length"
 
 
@@ -159,5 +163,7 @@ def test_a_page_moves_from_disk_without_network(chromium, tmp_path):
     page.wait_for_selector(".sp-old", state="detached")
     page.locator(".sp-copy").click()
     assert "partition(" in page.locator(".sp-code pre").text_content()
+    page.set_viewport_size({"width": 800, "height": 1000})
+    assert 0 <= page.evaluate(BELOW_MAP) < 20, "controls stand right below the map"
     assert not page.problems and all(url.startswith(("file:", "blob:", "data:")) for url in page.requests)
     page.context.close()

@@ -85,6 +85,9 @@ def test_runs_are_listed_newest_first_and_filtered_by_words(table, tmp_path):
     assert mentions(table.listing.listed.value, "2 runs") and table.listing.marks.options == ()
     empty = RunsTable(tmp_path / "empty")
     assert "No runs in" in empty.listing.listed.value and empty.messages.value == ""
+    assert not empty.listing.marks.static_picture()
+    table.listing.filter.value = ""
+    assert table.listing.marks.static_picture()["text/html"].count("<tr>") == 3, "a table where no kernel is"
 
 
 def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):
@@ -103,6 +106,9 @@ def test_marked_runs_are_compared(table):
     assert table.messages.value == "" and table.figures.widget.layout.display == ""
     text = table.figures.throughput.figure
     assert "pipe-001, one-001" in text, "every figure names its records"
+    views = (table.figures.accuracy, table.figures.curves)
+    accuracy, curves = ([line["line"]["color"] for line in json.loads(view.figure)["data"]] for view in views)
+    assert accuracy[::2] == curves[::3] and len({*curves}) == 2, "a run has one colour in all figures"
     table.listing.marks.value = ("one-001",)
     assert table.figures.widget.layout.display == "none", "figures of other runs than those marked are hidden"
     table.listing.marks.value = ("pipe-001", "one-001")

@@ -7,7 +7,7 @@ in a JupyterLab that scripts/lab.sh opened.
 """
 
 from ..colors import SEEN, STAGE_COLORS, contrast, mixed, work_color
-from .theme import DARK_GREY, GREY, INK, POINT_SHADES, RUN_COLORS, TONES, scale_shades
+from .theme import DARK_GREY, GREY, INK, LIGHT_GREY, POINT_SHADES, RUN_COLORS, TONES, scale_shades
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 _ZERO = "#5c5c5c"  # the line at an axis' zero: between the grid and the axis, as on white
@@ -59,6 +59,7 @@ def dark_style(within: str = "", *, drawn: str | None = None) -> str:
         (["svg.main-svg > rect:first-of-type", ".bg"], f"fill: {GROUND}"),
         ([_painted("path", "stroke", color) for color in _LINES], f"stroke: {GRID}"),
         ([".zl"], f"stroke: {_ZERO}"),
+        ([f".shapelayer {_painted('path', 'fill', LIGHT_GREY)}"], f"fill: {GRID}"),  # a range behind lines
         # What is parted by lines of the ground's colour: spans of a timeline, stages of a plan.
         ([f"{part} {_painted('path', 'stroke', '#FFFFFF')}" for part in _POINTS], f"stroke: {GROUND}"),
     ]

@@ -138,13 +138,15 @@ def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFr
     return pd.DataFrame(found, columns=_COLUMNS_PROGRESS).astype({"loss": float, "validation_accuracy": float})
 
 
-def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "") -> go.Figure:
-    """Draw how runs go: their names → their rows of metrics."""
+def progress(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "", colors: Mapping[str, int] | None = None
+) -> go.Figure:
+    """Draw how runs go: their names → their rows of metrics. `colors`: their numbers, in order by default."""
     table = progress_table(rows)
     pace = next((name for name in _PACES if table[name].notna().any()), _PACES[0])
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09)
     for k, name in enumerate(rows):
-        color = RUN_COLORS[k % len(RUN_COLORS)]
+        color = RUN_COLORS[(colors[name] if colors else k) % len(RUN_COLORS)]
         steps, epochs = (table[(table.run == name) & (table.event == event)] for event in ("step", "epoch"))
         steps = steps.sort_values("minibatch")  # replicas tell theirs in turn
         for col, x, y, mode in (

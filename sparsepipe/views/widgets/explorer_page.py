@@ -42,7 +42,7 @@ body{margin:16px;font:13px/1.45 system-ui,sans-serif;background:var(--jp-layout-
 @media (prefers-color-scheme:dark){:root{--jp-layout-color0:#111;--jp-layout-color1:#1c1c1c;--jp-layout-color2:#2c2c2c;
   --jp-ui-font-color1:#e6e6e6;--jp-ui-font-color2:#aaa;--jp-border-color1:#666;--jp-border-color2:#444;--jp-brand-color1:#64b5f6}}
 .sp-explorer>.sp-grid{grid-template-columns:minmax(250px,300px) minmax(0,1fr);
-  grid-template-areas:"head head" "tiles tiles" "map picture" "controls picture"}
+  grid-template-areas:"head head" "tiles tiles" "map picture" "controls picture";grid-template-rows:auto auto auto 1fr}
 .sp-header{display:flex;gap:12px;flex-wrap:wrap}
 .sp-candidates,.sp-view .sp-step{display:none}
 #sp-controls{display:flex;flex-direction:column;gap:6px}
@@ -50,7 +50,7 @@ body{margin:16px;font:13px/1.45 system-ui,sans-serif;background:var(--jp-layout-
 #sp-controls select{grid-column:2/4}
 #sp-refusal:not(:empty){border-left:4px solid #D55E00;padding-left:6px;font-weight:600}
 @container (max-width:640px){.sp-explorer>.sp-grid{grid-template-columns:minmax(0,1fr);
-  grid-template-areas:"head" "tiles" "controls" "map" "picture"}}
+  grid-template-areas:"head" "tiles" "controls" "map" "picture";grid-template-rows:none}}
 """
 _PAGE = Html(
     "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"

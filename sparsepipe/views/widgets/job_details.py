@@ -252,7 +252,8 @@ def _settings_table(record: RunRecord) -> Html:
 def _held_up_by(measured: Trace) -> Html:
     newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
     recent = tuple(span for span in measured.spans if span.minibatch > newest)
-    return Html("Delayed by: {}").format(what_if(Trace(recent, measured.source, measured.facts)).culprit)
+    result = what_if(Trace(recent, measured.source, measured.facts))
+    return Html("{}: {}").format("Delayed by" if result.cause else "Delays", result.culprit)
 
 
 class TrainingCurves:

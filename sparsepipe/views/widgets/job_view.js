@@ -12,7 +12,7 @@ const JOB_STYLE = `
 .sp-lane svg{height:14px;background:var(--jp-layout-color2,#eee)}
 .sp-lane span{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .sp-lanes-head{font-size:12px;color:var(--jp-ui-font-color2,#666)}
-@container (max-width:640px){.sp-job-view{grid-template-columns:minmax(0,1fr)}}
+@container (max-width:640px){.sp-job-view{grid-template-columns:minmax(0,1fr)} .sp-lane{grid-template-columns:minmax(90px,auto) minmax(80px,1fr) minmax(110px,42%)} .sp-job-head .sp-job-title{flex-basis:100%}}
 .sp-job{container-type:inline-size}
 `;
 const WIDE = 1000;  // of a lane's own units: as wide as its place

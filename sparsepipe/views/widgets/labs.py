@@ -206,7 +206,7 @@ class LabMenu:
                 self._labs[THIS_MACHINE] = lab
 
         if name not in [thread.name for thread in threading.enumerate()]:
-            messages.say(f"measuring {MEASURED} on this machine: about ten seconds")
+            messages.say(f"measuring {MEASURED} on this machine: this takes ten seconds or more")
             threading.Thread(target=messages.shown(measure), name=name, daemon=True).start()
 
     def _add(self) -> None:

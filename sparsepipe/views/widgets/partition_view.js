@@ -310,7 +310,8 @@ function changes(scene) {
     shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul></details>";
 }
 
-const SPANS = "Simulated: forward light, backward full, averaging dark, transfers thin, idle shaded by its cause; numbers are minibatches: click one for its path";
+const SPANS = "Simulated: forward light, backward full; click one for its path";
+const SHADES = "Gradient all-reduce is dark and transfers are thin; idle time is shaded by its cause. Numbers are minibatches";
 const NOTICE = 6000, COMING = 800;   // milliseconds for which a swap of devices is said, and in which it is shown
 function swaps(before, after) {  // rows whose devices are others since a cut was moved: [row, from, to, rows from where they come]
   if (!before || !before.cuts.movable || !(after.cuts || {}).kept || before.stages.length !== after.stages.length) return [];
@@ -325,8 +326,8 @@ function swaps(before, after) {  // rows whose devices are others since a cut wa
 function render({ model, el }) {
   el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-dead" role="alert" hidden><span>The kernel was restarted or has ended: nothing here answers any more.</span><button type="button" class="sp-again">run its cell</button></div><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
     <div class="sp-part sp-layers"><span>Layers <i class="sp-hint"></i></span><label class="sp-swap" data-tip="Ticked: as a cut moves, each stage gets the devices that suit it best. Cleared: each stage keeps its devices"><input type="checkbox"> devices may swap</label></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
-    <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-swapped" role="status"></div><div class="sp-stages"></div>
-    <div class="sp-part">Timeline <i class="sp-followed" role="status"></i></div><div class="sp-lanes"></div>
+    <div class="sp-part">Stages <i data-tip="Bars in the stage's colour, side by side if a device has several stages; gradient all-reduce is darker, transfers are thin below">Time per minibatch: compute, all-reduce (darker), transfers (thin)<span class="sp-stages-are"></span></i></div><div class="sp-swapped" role="status"></div><div class="sp-stages"></div>
+    <div class="sp-part">Timeline <i class="sp-followed" role="status" data-tip="${SHADES}"></i></div><div class="sp-lanes"></div>
     <div class="sp-seek" role="slider" tabindex="0" aria-label="part of the timeline in sight" data-tip="Drag to move; Ctrl and the wheel over the timeline, or + and −, zoom; ↑ and ↓ follow a minibatch"><i></i></div>
     <div class="sp-why"></div><div class="sp-changes"></div>
     <div class="sp-sizes-part"><div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div></div>

@@ -164,7 +164,7 @@ def _devices_of(scene: Scene) -> dict[int, str]:
 
 def _strip(sheet: _Sheet, name: str, layers: Sequence[tuple[str, float, int]], devices: Mapping[int, str]) -> None:
     """Layers as bars as high as their time, and below them their stages with the devices, if there is room."""
-    sheet.heading(f"Layers of {name}" if name else "Layers", "in network order, as high as their time")
+    sheet.heading(f"Layers of {name}" if name else "Layers", "in network order, height proportional to time")
     cell, most = sheet.width / len(layers), max([seconds for _, seconds, _ in layers] + [1e-12])
     floor = sheet.low + _STRIP
     for k, (_, seconds, stage) in enumerate(layers):
@@ -185,7 +185,7 @@ def _strip(sheet: _Sheet, name: str, layers: Sequence[tuple[str, float, int]], d
 def _stages(sheet: _Sheet, scene: Scene) -> None:
     """A row for each stage: its devices, its time, its memory of how much."""
     rows = scene["stages"]
-    sheet.heading("Stages", "time per minibatch, its averaging darker, transfers thin below; memory on the right")
+    sheet.heading("Stages", "time per minibatch, all-reduce darker, transfers thin below; memory on the right")
     names = [f"{', '.join(str(part[0]) for part in row['parts'])} · {row['devices']}" for row in rows]
     limits = [f" of {SIZE.shown(row['limit'])}" if row["limit"] is not None else "" for row in rows]
     memory = [
@@ -228,7 +228,7 @@ def _stages(sheet: _Sheet, scene: Scene) -> None:
 
 def _timeline(sheet: _Sheet, scene: Scene) -> None:
     """A row for each device, by the time of the simulation."""
-    about = "simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches"
+    about = "simulated: forward light, backward full, all-reduce dark, transfers thin; numbers are minibatches"
     sheet.heading("Timeline", about)
     names = {str(rank): name for rank, name in scene["names"].items()}
     lanes = [rank if isinstance(rank, str) else f"{rank} · {names[str(rank)]}" for rank in scene["ranks"]]

@@ -28,7 +28,7 @@ from .page_code import page_code
 
 _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"
-_NO_PICTURE = "a live figure; sparsepipe.plots.keep_pictures() before it keeps its picture as well"
+_NO_PICTURE = "Live figure without a stored picture: call sparsepipe.plots.keep_pictures() before it is shown."
 
 
 def _page_code() -> str:

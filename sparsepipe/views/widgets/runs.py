@@ -21,7 +21,7 @@ from ...util.io.files import expanded
 from ...values.trace import Trace
 from .. import plots
 from ..markup import Html
-from ..plots.run_places import compared_with
+from ..plots.run_places import compared_with, run_places
 from ..plots.table import record_names
 from ..plots.trace_page import write_trace
 from . import looks
@@ -156,7 +156,9 @@ class RunsFigures:
         rows = {record.name: steps for record in _same_data(records) if (steps := _losses(record))}
         looks.show(self.curves, on=bool(rows))
         if rows:
-            self.curves.show(plots.progress(rows, note=", ".join(rows)))
+            places = run_places(records, compared_with(records))
+            colors = {record.name: place for record, place in zip(records, places, strict=True)}
+            self.curves.show(plots.progress(rows, note=", ".join(rows), colors=colors))
         timelines = _timelines(records)
         looks.show(self.timelines, on=timelines is not None)
         if timelines is not None:

@@ -79,7 +79,7 @@ function render({ model, el }) {
       tick.dataset.key = `mark ${name}`;
       tick.addEventListener("change", () => marked(name, tick.checked));
       first.append(tick);
-      row.append(first, ...cells.map((text, k) => filled(make("td", "", { className: numbers[k] ? "sp-number" : "" }), !k && name === baseline ? `⚑ ${text}` : text)));
+      row.append(first, ...cells.map((text, k) => filled(make("td", "", { className: numbers[k] ? "sp-number" : "" }), !k && name === baseline ? `⚑\u00a0${text}` : text)));
       row.addEventListener("click", (event) => { if (!event.target.closest("input")) marked(name, !value.has(name)); });
       return row;
     }));

@@ -26,7 +26,7 @@ from ..markup import Html
 from ..plots.table import strategy
 from ..plots.theme import tied
 from ..plots.throughput import pace_of
-from ..tables import of_numbers
+from ..tables import Table, of_numbers, table_html
 from . import looks
 from .html_view import HtmlView
 from .messages import Messages
@@ -404,6 +404,12 @@ class RunsList(looks.Control, anywidget.AnyWidget):
         names = {"columns": list(columns), "heads": [*map(head, columns)], "meanings": [*map(meaning, columns)]}
         self.document = json.dumps({**names, "numbers": [False, *numbers], "rows": rows, "baseline": baseline})
         self.value = tuple(name for name in self.value if name in self.options)
+
+    def static_picture(self) -> dict[str, str]:
+        """The list as a table of HTML; empty without a run."""
+        told = json.loads(self.document)
+        listed = table_html(Table(told["heads"], told["rows"]), label="runs")
+        return {"text/html": str(listed)} if told["rows"] else {}
 
     @traitlets.validate("value")
     def _listed(self, proposal: dict[str, Any]) -> tuple[str, ...]:
