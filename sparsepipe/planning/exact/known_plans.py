@@ -21,6 +21,8 @@ from .min_step_time import StepModel, sum_and_limit
 from .relaxed_bound import is_close
 from .search_space import Rules, Space, class_prices
 
+INTERRUPTED = "the search was interrupted: the gap is that of the best plan until then"
+
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
@@ -118,6 +120,9 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
 
     Raises InputError if the plan has several pipelines, several stages per device, or other layers or devices.
     """
+    if not isinstance(plan, Plan):
+        text = f"{{warm_start}} is a {type(plan).__name__}, expected a Plan; read a file by Plan.load"
+        raise InputError("planner.warm_start", text, setting="warm_start")
     if plan.one("warm_start takes a plan of one pipeline").stages_per_rank != 1:
         text = "{warm_start} requires a plan with one stage per device; give another plan, or omit it"
         raise InputError("planner.warm_start", text, setting="warm_start")
