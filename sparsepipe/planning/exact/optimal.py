@@ -171,8 +171,9 @@ class Optimal(Settings):
         """
         if problem.rules.stages_per_rank[0] > 1:
             self._check_returning(problem, warm_start)
-            flags = {"all_devices": self.all_devices, "quick": self.quick}
-            return returning_stages(problem, self.name, **flags, progress=progress)
+            return returning_stages(
+                problem, self.name, all_devices=self.all_devices, quick=self.quick, progress=progress
+            )
         if warm_start and (self.cost_model == CONTIGUOUS or self.objective == LATENCY):
             text = "{warm_start} does not apply to objective latency and cost model dnn-partitioning; omit it"
             raise InputError("planner.warm_start", text, setting="warm_start")
