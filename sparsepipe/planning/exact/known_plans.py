@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
+from os import PathLike
 
 import numpy as np
 
@@ -121,7 +121,7 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
 
     Raises InputError if the plan has several pipelines, several stages per device, or other layers or devices.
     """
-    if isinstance(plan, str | Path):
+    if isinstance(plan, str | PathLike):
         text = f"{{warm_start}} is a {type(plan).__name__}, expected a Plan; read a file by Plan.load"
         raise InputError("planner.warm_start", text, setting="warm_start")
     if plan.one("warm_start takes a plan of one pipeline").stages_per_rank != 1:
