@@ -16,7 +16,7 @@ from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cuts import Cuts
 from sparsepipe.planning.device_groups import device_classes
 from sparsepipe.planning.exact import counted_search as counted_paths
-from sparsepipe.planning.exact import placed_stages
+from sparsepipe.planning.exact import placed_stages, search_space
 from sparsepipe.planning.exact.counted_search import counted_path, counted_search, order_of_spans
 from sparsepipe.planning.exact.guided_path import devices_in_order, guided_path
 from sparsepipe.planning.exact.joined_nodes import JoinedNodes
@@ -254,3 +254,20 @@ def test_unlike_devices_on_several_nodes_are_nearly_proven(name):
     profile = Profile(LayerGraph.chain(layers), {kind: costs[kind] for kind in sorted(kinds)})
     found = partition(profile, Cluster(nodes, Link(1.25e8, 1e-4))).estimate
     assert found.gap <= gap < before
+
+
+@pytest.mark.parametrize("count", [15, 16])
+def test_a_thousand_devices_are_searched_in_blocks_with_an_honest_gap(count, monkeypatch):
+    """Here few are too many: groups are multiples of some devices, and the bound is one of all plans."""
+    rng = random.Random(count)
+    costs = [LayerCost((CostSample(0, (s := rng.uniform(1, 9)), 2 * s, 1.0),)) for _ in range(10)]
+    profile = Profile(LayerGraph.chain([Layer(f"l{k}", "", 1.0) for k in range(10)]), {"a": costs})
+    cluster = Cluster.uniform(count, device_type="a", link=Link(1.0))
+    best = partition(profile, cluster).estimate
+    assert best.gap == 0
+    monkeypatch.setattr(search_space, "CHAIN_BUDGET", 30)
+    monkeypatch.setattr(search_space, "FEW_MOVES", 30)
+    plan = partition(profile, cluster)
+    assert sum(len(stage.ranks) for stage in plan.stages) <= count
+    low, period = plan.estimate.lower_bound_seconds, plan.estimate.period_seconds
+    assert low <= best.period_seconds * (1 + 1e-9) <= period * (1 + 2e-9)

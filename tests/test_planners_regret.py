@@ -263,6 +263,21 @@ def test_an_interval_is_exact_where_plans_are_proven():
     assert (less.least, less.most) == pytest.approx((-1 / 3, -1 / 3))
 
 
+def test_an_interrupted_comparison_of_hardware_keeps_what_is_planned():
+    _, measured, cluster = case(np.random.default_rng(3), 0.05, layers=6)
+    whole, lines = compare_hardware(measured, cluster), list[str]()
+
+    def interrupt(line):
+        lines.append(line)
+        if len(lines) == 2:
+            raise KeyboardInterrupt
+
+    found = compare_hardware(measured, cluster, progress=interrupt)
+    planned = [change for change in found.changes if not change.reason]
+    assert len(planned) == 1 and planned[0] in whole.changes
+    assert {change.name for change in found.changes} == {change.name for change in whole.changes}
+
+
 def test_a_cluster_without_a_plan_has_a_reason():
     _, measured, _ = case(np.random.default_rng(7), 0.0, layers=4)
     graph = replace(

@@ -185,3 +185,20 @@ def test_bad_input_of_plans_in_a_v_is_one_line():
     assert len(plan.ranks) == 4, "eight layers are two for each of four devices"
     with raises("schedule.stages_per_device"):
         partition(profile, cluster, schedule="1f1b-v", planner="data-parallel")
+
+
+def test_an_interrupted_search_in_a_v_returns_its_best_plan_with_a_bound_of_all():
+    profile, cluster = drawn(100, layers=8, devices=3)
+    states = []
+    best = partition(profile, cluster, schedule="1f1b-v", progress=states.append).estimate
+    assert states and all(a.period_seconds > b.period_seconds for a, b in pairwise(states))
+    for stop in range(len(states)):
+        left = iter(range(stop))
+
+        def interrupt(state, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        plan = partition(profile, cluster, schedule="1f1b-v", progress=interrupt)
+        assert plan.warnings and plan.estimate.period_seconds <= 1.002 * states[stop].period_seconds
+        assert plan.estimate.lower_bound_seconds <= best.period_seconds <= plan.estimate.period_seconds * 1.002

@@ -275,6 +275,7 @@ def test_a_warm_start_is_a_plan_of_these_layers_by_this_planner():
     plan = Optimal().plan(problem)
     for start, of, options in (
         (plan, other, {}),
+        ("plan.json", problem, {}),
         (plan, problem, {"planner": "data-parallel"}),
         (plan, problem, {"objective": "latency"}),
     ):

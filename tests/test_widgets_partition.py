@@ -2,18 +2,21 @@
 
 import html
 import json
+import threading
 from dataclasses import replace
 
 import pytest
 from coded import mentions, raises
+from processes import until
 
+from scripts.bench.planner.cases import cells
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.planning import Problem, estimate, partition
 from sparsepipe.planning.forecast import forecast
 from sparsepipe.planning.scale import Scale
 from sparsepipe.util.text.numbers import as_measured, scaled_bytes
 from sparsepipe.views.widgets import PartitionExplorer
-from sparsepipe.views.widgets.planning import compressed
+from sparsepipe.views.widgets.planning import compressed, unless
 from sparsepipe.views.widgets.stage_editor import StagesPerDevice
 from sparsepipe.views.widgets.view_model import bottleneck, changes
 
@@ -588,3 +591,45 @@ DRAWN = """async ([code, told]) => {
   const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
   widget.render({ model: { get: (name) => told[name], on() {}, off() {}, set() {}, send() {} }, el: place });
 }"""
+
+
+def rested(explorer):
+    until(lambda: explorer.gap_later._thread is None, "the end of the search")
+
+
+def test_the_gap_closes_while_the_controls_rest(monkeypatch):
+    network, closing = cells(1, branches=4, deep=8), list[dict]()
+    four = Cluster.uniform(4, device_type="a", link=Link(1e8))
+    explorer = PartitionExplorer(network, four)
+    explorer.view.drawing.observe(lambda change: closing.append(json.loads(change["new"])), names="closing")
+    quick, serial = explorer.plan.estimate, scene(explorer)["serial"]
+    assert quick.gap > 1e-3, "a case with an open gap"
+    rested(explorer)
+    found, whole = explorer.plan.estimate, partition(network, four).estimate
+    assert (found.period_seconds, found.lower_bound_seconds) == pytest.approx(
+        (min(whole.period_seconds, quick.period_seconds), whole.lower_bound_seconds), rel=1e-3
+    )
+    assert closing and all(row["serial"] == serial for row in closing)
+    assert {name for row in closing for name, *_ in row["tiles"]} == {"optimality gap", "lower bound"}
+    assert found.gap < quick.gap and scene(explorer)["bound"] == found.lower_bound_seconds
+    monkeypatch.setattr(explorer.planning, "searched", lambda *_: pytest.fail("searched again"))
+    explorer.update()
+    rested(explorer)
+    assert explorer.plan.estimate == found and explorer.messages.value == ""
+
+
+def test_a_search_ends_as_soon_as_a_control_moves():
+    over, begun = threading.Event(), threading.Event()
+
+    def search():
+        begun.set()
+        while True:  # and reports nothing
+            len(())
+
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(unless(over.is_set, search)))
+    thread.start()
+    assert begun.wait(60) and thread.is_alive()
+    over.set()
+    thread.join(60)
+    assert ended == [None] and unless(lambda: False, lambda: "a plan") == "a plan"

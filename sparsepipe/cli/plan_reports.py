@@ -105,14 +105,20 @@ def reports_of(
     if options.regret:
         drawn, progress = given(options, rows(DrawSettings)), Progress()
         drawn["progress"] = lambda line: progress.tell(f"regret: {line}")
-        regrets: list[Regret] = [regret(plan, profile, cluster, **drawn) for plan in plans]
-        progress.end()
+        try:
+            regrets: list[Regret] = [regret(plan, profile, cluster, **drawn) for plan in plans]
+        finally:
+            progress.end()
         document["regret"] = regrets[0].to_json() if len(plans) == 1 else [report.to_json() for report in regrets]
         for plan, report in zip(plans, regrets, strict=True):
             lines += ["", str(report) if len(plans) == 1 else f"{plan.planner}: {report}"]
     if options.what_if:
-        settings = given(options, (*SETTINGS, "quick"))
-        changes = compare_hardware(profile, cluster, **{"schedule": PlanSettings.schedule} | settings)
+        settings, line = given(options, (*SETTINGS, "quick")), Progress()
+        settings["progress"] = lambda text: line.tell(f"what-if: {text}")
+        try:
+            changes = compare_hardware(profile, cluster, **{"schedule": PlanSettings.schedule} | settings)
+        finally:
+            line.end()
         document["what_if"] = changes.to_json()
         lines += ["", str(changes)]
     return document, lines

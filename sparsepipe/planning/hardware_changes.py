@@ -4,10 +4,11 @@ The optimum of a cluster lies between the proven lower bound and the period of t
 between two clusters therefore lies in an interval, which is as narrow as both optimality gaps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InputError
+from ..util.text.counting import number_of
 from ..util.text.numbers import Printed, at_most, duration, duration_or_none
 from ..values.cluster import Cluster
 from ..values.cluster_parts import Link
@@ -17,6 +18,7 @@ from . import PlanSettings, partition
 
 _MORE_BYTES = 2e9  # of memory, which a change adds
 _FASTER = 2.0  # times the bandwidth of a link
+_INTERRUPTED = "the comparison was interrupted"
 _EXACT = 1e-9  # width of an interval that is one number
 
 
@@ -109,6 +111,7 @@ def compare_hardware(
     num_microbatches: int | None = None,
     recompute: bool = False,
     quick: bool = False,
+    progress: Callable[[str], object] | None = None,
 ) -> HardwareChanges:
     """Plan for changes of a cluster, and give the interval of what each does to the throughput of the best plan.
 
@@ -120,6 +123,8 @@ def compare_hardware(
         profile: Costs of the layers on every device type of the cluster.
         cluster: Devices and links.
         schedule, num_microbatches, recompute, quick: Settings of `partition`; the planner is "optimal".
+        progress: Function that gets a line such as "2 of 5 changes" before each change. With it, KeyboardInterrupt
+            ends the comparison: changes that are not planned by then have that as their reason.
 
     Returns:
         The plan for the cluster as it is, and the changes, the most valuable first.
@@ -142,12 +147,23 @@ def compare_hardware(
             profile, each, schedule=schedule, num_microbatches=microbatches, recompute=recompute, quick=quick
         )
 
-    plan, changes = planned(cluster, num_microbatches), list[HardwareChange]()
-    for name, changed, sign in _changes(profile, cluster):
+    plan, changes, ended = planned(cluster, num_microbatches), list[HardwareChange](), False
+    every = [*_changes(profile, cluster)]
+    for k, (name, changed, sign) in enumerate(every):
         try:
+            if ended:
+                changes.append(HardwareChange(name, changed, reason=_INTERRUPTED))
+                continue
+            if progress:
+                progress(f"{k} of {number_of(len(every), 'change')}")
             changes.append(_judged(name, changed, sign, plan, planned(changed, plan.num_microbatches)))
         except InputError as error:
             changes.append(HardwareChange(name, changed, reason=str(error)))
+        except KeyboardInterrupt:
+            if progress is None:
+                raise
+            ended = True
+            changes.append(HardwareChange(name, changed, reason=_INTERRUPTED))
     changes.sort(key=lambda change: float("inf") if change.period_seconds is None else change.period_seconds)
     return HardwareChanges(plan, tuple(changes))
 

@@ -288,7 +288,8 @@ def partition_robust(
         profile: Costs of the layers, with their spread.
         cluster: Devices and links.
         schedule, num_microbatches, recompute: Settings of `partition`; the planner is "optimal".
-        draws, draw_seed, least_uncertainty, draw_seconds, progress: As in `regret`.
+        draws, draw_seed, least_uncertainty, draw_seconds, progress: As in `regret`; `progress` also gets lines on the
+            search of the plan by the profile, which KeyboardInterrupt ends.
 
     Returns:
         The robust plan, its price by the profile's costs, and a bound that no plan of these draws beats.
@@ -305,7 +306,14 @@ def partition_robust(
         background/planner_and_proof, `regret`, `partition`
     """
     settings = DrawSettings(draws, draw_seed, least_uncertainty, draw_seconds)
-    nominal = partition(profile, cluster, schedule=schedule, num_microbatches=num_microbatches, recompute=recompute)
+    nominal = partition(
+        profile,
+        cluster,
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        recompute=recompute,
+        progress=(lambda state: progress(f"plan by the profile, {state}")) if progress else None,
+    )
     assert nominal.estimate is not None
     problem = Problem(profile, cluster, nominal.schedule, nominal.num_microbatches, recompute)
     sample = CostDraws.of(problem, settings)

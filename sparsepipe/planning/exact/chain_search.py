@@ -137,17 +137,19 @@ def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
     return vectors[1:], Moves(used, sources, groups, targets, left @ prices, move_of_vector[left @ radix])
 
 
-def slice_moves(order: Sequence[int], prices: Array) -> tuple[Index, Moves]:
-    """Moves whose groups are consecutive devices of one order (classes, the end of the pipeline first): few moves."""
+def slice_moves(order: Sequence[int], prices: Array, step: int = 1) -> tuple[Index, Moves]:
+    """Moves whose groups are consecutive devices of one order (classes, the end of the pipeline first): few moves.
+
+    Groups begin after multiples of `step` devices.
+    """
     n, classes = len(order), len(prices)
+    ends = np.unique([*range(0, n, step), n])
     onehot = np.zeros((n + 1, classes), dtype=np.intp)
     onehot[np.arange(1, n + 1), list(order)] = 1
-    prefix = onehot.cumsum(axis=0)
-    source, target = np.triu_indices(n + 1, 1)
+    prefix = onehot.cumsum(axis=0)[ends]
+    source, target = np.triu_indices(len(ends), 1)
     rows, group = np.unique(prefix[target] - prefix[source], axis=0, return_inverse=True)
-    return rows, Moves(
-        np.arange(n + 1), source, group.ravel(), target, (prefix[-1] - prefix) @ prices, np.arange(n, -1, -1)
-    )
+    return rows, Moves(ends, source, group.ravel(), target, (prefix[-1] - prefix) @ prices, -(-(n - ends) // step))
 
 
 @dataclass(frozen=True, eq=False)

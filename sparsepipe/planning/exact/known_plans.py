@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
+from os import PathLike
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from .chain_search import Moves, Path
 from .min_step_time import StepModel, sum_and_limit
 from .relaxed_bound import is_close
 from .search_space import Rules, Space, class_prices
+
+INTERRUPTED = "the search was interrupted: the gap is that of the best plan until then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,9 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
 
     Raises InputError if the plan has several pipelines, several stages per device, or other layers or devices.
     """
+    if isinstance(plan, str | PathLike):
+        text = f"{{warm_start}} is a {type(plan).__name__}, expected a Plan; read a file by Plan.load"
+        raise InputError("planner.warm_start", text, setting="warm_start")
     if plan.one("warm_start takes a plan of one pipeline").stages_per_rank != 1:
         text = "{warm_start} requires a plan with one stage per device; give another plan, or omit it"
         raise InputError("planner.warm_start", text, setting="warm_start")

@@ -27,7 +27,7 @@ from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
 from .improvement import deepened, masks_nearby
 from .joined_nodes import JoinedNodes
-from .known_plans import Found, Known, PlanProgress, path_of_plan, period_of
+from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, period_of
 from .lagrangian_bound import lagrangian_bound, placed_bound
 from .like_node_search import paths_on_like_nodes
 from .listed_cuts import ListedCuts
@@ -171,7 +171,9 @@ class Optimal(Settings):
         """
         if problem.rules.stages_per_rank[0] > 1:
             self._check_returning(problem, warm_start)
-            return returning_stages(problem, self.name, all_devices=self.all_devices, quick=self.quick)
+            return returning_stages(
+                problem, self.name, all_devices=self.all_devices, quick=self.quick, progress=progress
+            )
         if warm_start and (self.cost_model == CONTIGUOUS or self.objective == LATENCY):
             text = "{warm_start} does not apply to objective latency and cost model dnn-partitioning; omit it"
             raise InputError("planner.warm_start", text, setting="warm_start")
@@ -186,7 +188,7 @@ class Optimal(Settings):
         except KeyboardInterrupt:
             if progress is None or not known.found:
                 raise
-            warnings.append("the search was interrupted: the gap is that of the best plan until then")
+            warnings.append(INTERRUPTED)
         candidates, bound = sorted(known.found, key=lambda one: one.value), known.low
         if self.cost_model == "default" and problem.table.is_read_again:
             plans = self._with_reading(problem, candidates, bound)

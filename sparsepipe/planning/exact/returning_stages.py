@@ -19,7 +19,7 @@ plans that are compared are estimated as all are; the least of all owner maps is
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from math import inf
@@ -34,6 +34,7 @@ from ..base import Problem
 from ..baselines import ModelParallel
 from ..cuts import Cuts, Index
 from ..estimate import estimate
+from .known_plans import INTERRUPTED, PlanProgress
 from .relaxed_bound import work_bound
 
 _MOST_CUTS = (0, 400, 400, 300, 300)  # by number of devices: the program looks at pairs of intervals
@@ -47,46 +48,92 @@ _STEPS = (1, 2, 4, 8, 16)  # layers that a cut is moved by
 Interval = tuple[int, int]  # two cuts: what lies between is inside
 
 
-def returning_stages(problem: Problem, planner: str, *, all_devices: bool = False, quick: bool = False) -> Plan:
+def returning_stages(
+    problem: Problem,
+    planner: str,
+    *,
+    all_devices: bool = False,
+    quick: bool = False,
+    progress: Callable[[PlanProgress], object] | None = None,
+) -> Plan:
     """Return the plan of least period in which each device has two stages, with a lower bound of all such plans.
 
     The bound holds for plans with one device in each place of the V. If cuts or orders of devices are too many to
     search, it is that of the work. In a loop instead of a V the cuts are those of `model-parallel`.
+
+    `progress` is called with each better plan. With it, KeyboardInterrupt ends the search: the bound is then that of
+    the work.
 
     Raises InputError if no plan is possible or fits into memory.
     """
     kinds = [kind.name for kind in problem.cluster.device_types]
     total = float(np.minimum.reduce([_seconds(problem, kind) for kind in kinds]).sum())
     bound = max(work_bound(problem), total / len(problem.cluster.devices))
-    candidates, complete, least = list[Plan](), True, inf
+    fitting, searched, warnings, start = list[Plan](), False, tuple[str, ...](), time.perf_counter()
+
+    def add(plans: Iterable[Plan]) -> None:
+        nonlocal searched
+        for plan in plans:
+            searched = True
+            if not fits_memory(plan, problem):
+                continue
+            period, better = _period(plan), _period(plan) < min(map(_period, fitting), default=inf)
+            fitting.append(plan)
+            if progress and better and bound > 0:
+                progress(PlanProgress(time.perf_counter() - start, period, min(bound, period)))
+
+    balanced: Plan | None = None
     if problem.rules.placement != "v" or 2 * len(problem.cluster.devices) <= len(problem.layers):
-        candidates.append(replace(ModelParallel().plan(problem), planner=planner))
-    if problem.rules.placement != "v":
-        return _with_bound(candidates[0], bound)
-    for devices in device_orders(problem, all_devices=all_devices, quick=quick):
-        search = IntervalSearch.of(problem, devices, quick=quick)
-        complete &= search.complete
-        low = search.least(below=least * _ALIKE)
-        least = min(least, low)
-        if low < inf:
-            candidates += search.plans(low, planner)
-    if len(problem.cluster.devices) > _FEW_DEVICES or quick:  # fewer devices, and other orders, were not tried
-        least = min([least, *(total / (len(plan.ranks) - 1) for plan in candidates if len(plan.ranks) > 1)])
-        complete &= _alike(problem)
-    bound = max(bound, least) if complete and least < inf else bound
-    fitting = [plan for plan in candidates if fits_memory(plan, problem)]
+        balanced = replace(ModelParallel().plan(problem), planner=planner)
+        if problem.rules.placement != "v":
+            return _with_bound(balanced, bound)
+    try:
+        add([balanced] if balanced else [])
+        bound = max(bound, _search(problem, planner, add, total, all_devices=all_devices, quick=quick))
+        if fitting and not quick:
+            add([with_cuts_moved(min(fitting, key=_period), problem, low=bound)])
+    except KeyboardInterrupt:
+        if progress is None or not fitting:
+            raise
+        warnings = (INTERRUPTED,)
     if not fitting:
-        layers = number_of(len(problem.layers), "layer") if not candidates else ""
+        layers = number_of(len(problem.layers), "layer") if not searched else ""
         raise InputError(
             "planner.no_plan",
             f"no plan with two stages per device was found: {layers or 'none of those searched fits into memory'}; "
             "use fewer or larger devices, or recompute activations",
         )
-    best = min(fitting, key=_period)
-    if not quick:
-        best = with_cuts_moved(best, problem, low=bound)
-    alike = [plan for plan in (*fitting, best) if _period(plan) <= _ALIKE * _period(best)]
-    return _with_bound(min(alike, key=lambda plan: (_sent_bytes(plan), _period(plan))), bound)
+    least = min(map(_period, fitting))
+    alike = [plan for plan in fitting if _period(plan) <= _ALIKE * least]
+    best = min(alike, key=lambda plan: (_sent_bytes(plan), _period(plan)))
+    return _with_bound(replace(best, warnings=(*warnings, *best.warnings)), bound)
+
+
+def _search(
+    problem: Problem,
+    planner: str,
+    add: Callable[[Iterable[Plan]], None],
+    total: float,
+    *,
+    all_devices: bool,
+    quick: bool,
+) -> float:
+    """Add plans of each order of the devices; return the least period of all owner maps, 0 if it is not proven.
+
+    `total`: seconds of all layers, each on its fastest device.
+    """
+    complete, least, count = True, inf, 0
+    for devices in device_orders(problem, all_devices=all_devices, quick=quick):
+        search, count = IntervalSearch.of(problem, devices, quick=quick), max(count, len(devices))
+        complete &= search.complete
+        low = search.least(below=least * _ALIKE)
+        least = min(least, low)
+        if low < inf:
+            add(search.plans(low, planner))
+    if len(problem.cluster.devices) > _FEW_DEVICES or quick:  # fewer devices, and other orders, were not tried
+        least = min(least, total / (count - 1) if count > 1 else inf)
+        complete &= _alike(problem)
+    return least if complete and least < inf else 0.0
 
 
 def device_orders(problem: Problem, *, all_devices: bool, quick: bool = False) -> list[tuple[int, ...]]:

@@ -25,6 +25,8 @@ _REACH = 0.01  # of all work, around the cuts of a plan that was found
 MAX_SERVERS = 8  # of the published model, where any set of them may form a stage
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
+MANY_COUNTS = 30_000_000  # counts of devices of each class in the groups of all moves
+FEW_MOVES = 33_000  # where groups are multiples of some devices: 256 of these
 SWAPPED_GROUPS = 50_000  # groups, where of like nodes each is told by itself
 SWAPPED_MOVES = 50_000
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
@@ -103,7 +105,9 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
             return
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
-    move_tables = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
+    is_row = cuts.complete and cuts.is_chain and len(problem.cluster.nodes) == 1
+    step = _step(len(problem.cluster.devices), len(classes)) if is_row else 1
+    move_tables = [slice_moves(order, prices, step) for order in _device_orders(problem, classes)]
     every = swapped or (all_moves(sizes, prices) if count <= 4 * CHAIN_BUDGET else None)
     if every:
         move_tables.insert(0, every)
@@ -121,6 +125,15 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
                 if table is every and fitting is candidate:
                     done.add(candidate.masks)
                 yield Space.of(problem, rules, fitting, groups, moves, complete=False)
+
+
+def _step(devices: int, classes: int) -> int:
+    """Return 1 if groups may be of any number of consecutive devices, else what these are multiples of."""
+    moves, step = devices * (devices + 1) // 2, 1
+    most = moves if moves <= min(CHAIN_BUDGET, MANY_COUNTS // classes) else min(FEW_MOVES, MANY_COUNTS // classes)
+    while (blocks := -(-devices // step)) * (blocks + 1) // 2 > most:
+        step += 1
+    return step
 
 
 def every_move(problem: Problem, most: int) -> tuple[DeviceGroups, Moves] | None:

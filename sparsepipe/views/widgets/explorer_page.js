@@ -21,7 +21,7 @@ async function unpacked() {
 async function open_page() {
   const { graph, palette, controls, scenes, maps, cells, reasons } = await unpacked();
   const at = controls.map(({ given }) => given), seen = controls.map(() => null);
-  const model = new Computed({ graph, palette, candidates: "{}", moves: "{}", sizes: "{}", moved: {}, pending: false, reason: "", stale: "", scene: "{}", map: "{}" },
+  const model = new Computed({ graph, palette, candidates: "{}", moves: "{}", sizes: "{}", closing: "{}", moved: {}, pending: false, reason: "", stale: "", scene: "{}", map: "{}" },
     (content) => { if (content.copy) model.emit("msg:custom", { code: JSON.parse(model.get("scene")).code }); });
   const choose = () => {
     let cell = 0;

@@ -38,7 +38,7 @@ from .sizes import (
     sizes_text,
 )
 from .stop_slider import StopSlider
-from .view_model import bottleneck, chips, fullest_device, layers, stages, timeline, with_words
+from .view_model import bottleneck, chips, fullest_device, gap_tiles, layers, stages, timeline, with_words
 from .waiting_figures import Compared, WaitingFigures, part_text
 
 _HINT = "one strip per pipeline, layers in order, height proportional to time"
@@ -215,9 +215,9 @@ class ExplorerView:
         words.add_class("sp-glossary")
         self.parts = [self.drawing, messages, self._beside, words]  # of the explorer's grid
 
-    def draw(self, answer: Answer | PipelinesAnswer) -> None:
-        """Show a plan, its numbers and what each rank does."""
-        self.serial += 1
+    def draw(self, answer: Answer | PipelinesAnswer, *, same_stages: bool = False) -> None:
+        """Show a plan, its numbers and what each rank does. `same_stages`: as those that are shown."""
+        self.serial += not same_stages
         if isinstance(answer, PipelinesAnswer):
             drawn = pipelines_picture(answer, note=self.note)
             self.await_pipelines().show(compared(answer, note=self.note))
@@ -227,6 +227,11 @@ class ExplorerView:
         if self.waiting is not None:
             looks.show(self.waiting.widget, on=isinstance(answer, PipelinesAnswer))
         self.drawing.show({**drawn, "serial": self.serial})
+
+    def draw_gap(self, answer: Answer, bound: float) -> None:
+        """Show the bound of a search that goes on, for the plan that is shown."""
+        least = max(bound, answer.bound or 0.0)
+        self.drawing.show_closing(gap_tiles(answer.plan, least, searching=True), self.serial)
 
     def await_pipelines(self) -> WaitingFigures:
         """Make room for the figures of several pipelines, hidden until there is something to show."""

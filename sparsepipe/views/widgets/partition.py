@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets
 
 from ...errors import InputError
-from ...planning import Problem
+from ...planning import PlanProgress, Problem
 from ...planning.scale import Scale
 from ...util.io.files import expanded
 from ...util.text.counting import number_of
@@ -31,7 +31,7 @@ from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
 from .pipelines_planning import PLANNING, Asked, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
 from .plan_saver import Board, PlanSaver
-from .planning import Answer, Planning
+from .planning import Answer, Planning, unless
 from .settings import map_of
 from .sizes import AskedSizes
 from .tips import Shown, with_tips
@@ -100,6 +100,7 @@ class PartitionExplorer(Shown):
             note, voxels_by_size or {}, minibatches, expanded(figures), expanded(plans), board
         )
         self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
+        self.gap_later: Later[Answer] = Later(self._close_gap, pause=_PAUSE, name="gap")
         self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
         self.widget = looks.VBox([], layout=ipywidgets.Layout())
         self.widget.add_class("sp-explorer")
@@ -115,6 +116,7 @@ class PartitionExplorer(Shown):
         voxels = options.voxels_by_size if lab is self.labs.lab else None  # they are of the profile given
         scale = Scale.of(profile, voxels)
         self.later.drop()
+        self.gap_later.drop()
         self.sizes_later.drop()
         planning, others = (Planning(profile, cluster, scale, minibatches=options.minibatches) for _ in range(2))
         self.state = PlanOnScreen(planning)
@@ -267,6 +269,7 @@ class PartitionExplorer(Shown):
             asked = self.controls.settings()
             self.state.ask(asked)
             self.later.drop()
+            self.gap_later.drop()
             self.sizes_later.drop()
             self.panel.later.drop()
             self.controls.devices.tell(asked)
@@ -283,6 +286,8 @@ class PartitionExplorer(Shown):
             self.state.take(answer)
             self._refuse("")
             self._ask_sizes()
+            if self.planning.has_gap(answer):
+                self.gap_later.ask(answer)
 
     def as_code(self) -> str:
         """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""
@@ -360,6 +365,29 @@ class PartitionExplorer(Shown):
         finally:
             with state.lock:
                 state.lock.notify_all()
+
+    def _close_gap(self, answer: Answer) -> None:
+        """Search on while the controls rest: the gap is shown as it closes, then a better plan; in its own thread."""
+        superseded, state, planning, view = self.gap_later.is_superseded, self.state, self.planning, self.view
+
+        def show(progress: PlanProgress) -> None:
+            with state.lock:
+                if not superseded():
+                    view.draw_gap(answer, progress.lower_bound_seconds)
+
+        try:
+            plan = unless(superseded, lambda: planning.searched(answer, show))
+            with state.lock:
+                if plan is None or superseded():
+                    return
+                better = planning.take(answer, plan)
+                same = better.plan.stages == answer.plan.stages
+                view.draw(better, same_stages=same)
+                state.take(better)
+                if not same:
+                    self._ask_sizes()
+        except Exception:
+            self.messages.fail(traceback.format_exc())
 
     def _with_pins(self, answer: Answer) -> Answer:
         """Let what is pinned say what was chosen around it: cuts around devices, devices around cuts."""

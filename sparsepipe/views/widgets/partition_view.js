@@ -30,6 +30,10 @@ function tiles(scene) {  // what a number means is told on hover and to the keyb
     `<span>${escape(name)}</span><b>${escape(value)}</b></div>`).join("");
 }
 
+function closed(scene, closing) {  // the scene with the gap that a search has proven by now
+  const now = closing.serial === scene.serial ? new Map(closing.tiles.map((tile) => [tile[0], tile])) : new Map();
+  return { tiles: scene.tiles.map((tile) => now.get(tile[0]) || tile) };
+}
 function strip(scene, palette, width, high = STRIP, whose = "") {
   const layers = scene.layers, cell = width / layers.length, shapes = new Shapes(palette);
   const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = high - (scene.before ? NAMES + BEFORE : NAMES);
@@ -441,6 +445,9 @@ function render({ model, el }) {
     root.dataset.sizes = orders.serial;
     fade();
   };
+  const drawGap = () => {
+    if (painted === scene && !root.classList.contains("sp-foreseen")) put("tiles", tiles(closed(scene, JSON.parse(model.get("closing")))));
+  };
   const show = (next, told) => { scene = next; seen = told; scene.idles = scene.spans ? idles(scene, palette) : []; };
   const draw = () => {
     waiting = false;
@@ -476,7 +483,7 @@ function render({ model, el }) {
     }
     find("swap").style.visibility = scene.cuts.movable ? "" : "hidden";
     swap.disabled = Boolean(old);
-    put("tiles", tiles(scene));
+    put("tiles", tiles(closed(scene, JSON.parse(model.get("closing")))));
     find("tiles").classList.toggle("sp-many", Boolean(scene.pipelines));
     drawMap();
     drawCandidates();
@@ -577,6 +584,7 @@ function render({ model, el }) {
   model.on("change:candidates", drawCandidates);
   model.on("change:swap", drawSwap);
   model.on("change:sizes", drawSizes);
+  model.on("change:closing", drawGap);
   model.on("msg:custom", copied);
   const observer = new ResizeObserver(([{ contentRect }]) => {  // to ask for it while drawing lays out the whole page
     wide = Math.floor(contentRect.width);
@@ -587,7 +595,7 @@ function render({ model, el }) {
   drawSizes();
   drawSwap();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:candidates", drawCandidates], ["change:swap", drawSwap], ["change:sizes", drawSizes], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:map", drawMap], ["change:candidates", drawCandidates], ["change:swap", drawSwap], ["change:sizes", drawSizes], ["change:closing", drawGap], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();

@@ -5,7 +5,7 @@ plotly a tenth of a second for each. Cuts are handles to drag with the mouse or 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     candidates = traitlets.Unicode("{}").tag(sync=True)  # JSON: rows and points of candidates.py
     moves = traitlets.Unicode("{}").tag(sync=True)  # JSON: the plan's times at stops of sliders, before they are moved
     sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
+    closing = traitlets.Unicode("{}").tag(sync=True)  # JSON: tiles of a scene while a search goes on, and its serial
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
     swap = traitlets.Bool(True).tag(sync=True)  # whether stages may get other devices as a cut moves
@@ -70,6 +71,12 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     def show_moves(self, tables: Mapping[str, object]) -> None:
         """Replace what the page shows of a slider's move until its plan comes."""
         self.moves = json.dumps(tables, separators=(",", ":"))
+
+    def show_closing(self, tiles: Sequence[Sequence[str]], serial: int) -> None:
+        """Replace tiles of the scene with this serial, if it is shown."""
+        self.closing = json.dumps(
+            {"tiles": [[name, value, sentence(what)] for name, value, what in tiles], "serial": serial}
+        )
 
     def show_sizes(self, scene: Mapping[str, object]) -> None:
         """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""

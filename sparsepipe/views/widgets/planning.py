@@ -1,12 +1,13 @@
 """Plan and simulate the settings of the partition explorer; answers are cached."""
 
-from collections.abc import Hashable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ...errors import InputError
-from ...planning import Problem, bound_of, partition, planners_with
+from ...planning import PlanProgress, Problem, bound_of, partition, planners_with
 from ...planning.by_hand import by_hand, with_cuts, with_groups
 from ...planning.device_groups import device_classes
 from ...planning.run_estimate import judged
@@ -20,6 +21,7 @@ from ...values.trace import Trace
 from .as_code import as_code
 from .settings import Settings, placed
 
+_GAP = 1e-3  # an optimality gap that is not worth a search
 _KEPT = 64  # plans that are remembered: going back costs nothing
 
 
@@ -92,6 +94,7 @@ class Planning:
         self.profile, self.cluster, self.scale, self.minibatches = profile, cluster, scale, minibatches
         self._asked: tuple[tuple[object, ...], Problem] | None = None
         self._made: dict[Hashable, Plan | str] = {}
+        self._searched: set[Hashable] = set()  # whose plan is not a quick one any more
         self._compressed = {1.0: profile}
         self._kept: Kept = {}
 
@@ -107,6 +110,39 @@ class Planning:
     def plan(self, settings: Settings) -> Plan:
         """Plan without a timeline. Raises InputError for settings that cannot be planned."""
         return self._plan(self.problem(settings), settings)[0]
+
+    def has_gap(self, answer: Answer) -> bool:
+        """Return whether a search that takes longer may find a better plan, or a better bound, than a quick one."""
+        gap = answer.best.estimate.gap if answer.best is not None and answer.best.estimate else None
+        return (
+            answer.bound is not None
+            and gap is not None
+            and gap > _GAP
+            and self._key(answer.settings) not in self._searched
+        )
+
+    def searched(self, answer: Answer, progress: Callable[[PlanProgress], object]) -> Plan:
+        """Return what the optimal planner makes of an answer's devices if it takes its time."""
+        start = answer.best if answer.problem.rules.stages_per_rank[0] == 1 else None
+        return _partition(answer.problem, "optimal", {}, progress=progress, warm_start=start)
+
+    def take(self, answer: Answer, plan: Plan) -> Answer:
+        """Return the answer again, by the plan of a longer search if it is better, and by its bound."""
+        best, key = answer.best, self._key(answer.settings)
+        assert best is not None and best.estimate is not None and plan.estimate is not None
+        bound, before = plan.estimate.lower_bound_seconds, best.estimate.lower_bound_seconds
+        if plan.estimate.period_seconds > (1 - _GAP) * best.estimate.period_seconds:
+            plan = best
+        assert plan.estimate is not None and bound is not None and before is not None
+        bound = min(max(bound, before), plan.estimate.period_seconds)
+        self._made[key] = replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound))
+        self._searched.add(key)
+        return self.answer(answer.settings)
+
+    def _key(self, settings: Settings) -> Hashable:
+        self.problem(settings)
+        assert self._asked is not None
+        return (*self._asked[0], "optimal")
 
     def judge(self, plan: Plan, settings: Settings) -> tuple[Problem, Plan]:
         """Return what is asked for, and this plan's estimate for it. Raises InputError if there is no device."""
@@ -172,9 +208,12 @@ class Planning:
         key = (*self._asked[0], planner, *options.items())
         if key not in self._made:
             if len(self._made) >= _KEPT:
-                self._made.pop(next(iter(self._made)))
+                oldest = next(iter(self._made))
+                self._made.pop(oldest)
+                self._searched.discard(oldest)
             try:
-                self._made[key] = _partition(problem, planner, options)
+                quick = {"quick": True} if planner in planners_with("quick") else {}
+                self._made[key] = _partition(problem, planner, {**quick, **options})
             except InputError as error:
                 self._made[key] = str(error)
         found = self._made[key]
@@ -199,9 +238,14 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
     return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
 
 
-def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Plan:
-    """Plan within a slider's move."""
-    quick = {"quick": True} if planner in planners_with("quick") else {}
+def _partition(
+    problem: Problem,
+    planner: str,
+    options: Mapping[str, int],
+    *,
+    progress: Callable[[PlanProgress], object] | None = None,
+    warm_start: Plan | None = None,
+) -> Plan:
     return partition(
         problem.profile,
         problem.cluster,
@@ -209,11 +253,28 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Pl
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
         recompute=problem.recompute,
-        progress=None,
-        warm_start=None,
-        **quick,
+        progress=progress,
+        warm_start=warm_start,
         **options,
     )
+
+
+def unless(superseded: Callable[[], bool], search: Callable[[], Plan]) -> Plan | None:
+    """Return the plan of a search; None as soon as it is superseded, however seldom the search reports."""
+
+    def watch(*_: object) -> None:
+        if superseded():
+            raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(watch)  # called for each function of this thread alone
+        try:
+            plan = search()
+        finally:
+            sys.setprofile(None)
+    except KeyboardInterrupt:
+        return None
+    return None if superseded() else plan
 
 
 def compressed(profile: Profile, ratio: float) -> Profile:

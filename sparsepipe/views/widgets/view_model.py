@@ -108,18 +108,27 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         if seconds:
             found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
     if bound is not None:
-        what = "provable for this profile: no plan of one pipeline on these devices is faster"
-        if certainty.extrapolated:
-            what += "; times beyond the measured sizes are extrapolated, and the bound is one of these"
-        gap = gap_text((period - bound) / period)
-        proven = "extrapolated" if certainty.extrapolated else "proven" if gap == "0%" else ""
-        found.insert(3, ["optimality gap", ", ".join(filter(None, [gap, proven])), f"0%: {what}"])
-        found.append(["lower bound", duration(bound), what])
+        gap, low = gap_tiles(plan, bound)
+        found.insert(3, gap)
+        found.append(low)
     elif plan.stages_per_rank > 1:
         told = "bounds hold for plans with one stage per device; interleaved stages can be faster"
         found.append(["lower bound", "unknown", told])
     found.insert(4, measured_range(plan))
     return [*found, fullest_device([plan], cluster)]
+
+
+def gap_tiles(plan: Plan, bound: float, *, searching: bool = False) -> tuple[list[str], list[str]]:
+    """The tiles of the optimality gap and of the lower bound. `searching`: whether the bound is not the last one."""
+    period, expected = _period(plan), plan.estimate
+    extrapolated = expected is not None and expected.certainty is not None and expected.certainty.extrapolated
+    what = "provable for this profile: no plan of one pipeline on these devices is faster"
+    if extrapolated:
+        what += "; times beyond the measured sizes are extrapolated, and the bound is one of these"
+    gap = gap_text((period - bound) / period)
+    proven = "extrapolated" if extrapolated else "proven" if gap == "0%" else ""
+    words = [gap, proven, "searching" if searching else ""]
+    return ["optimality gap", ", ".join(filter(None, words)), f"0%: {what}"], ["lower bound", duration(bound), what]
 
 
 def measured_range(plan: Plan) -> list[str]:
