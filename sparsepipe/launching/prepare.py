@@ -415,8 +415,8 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
             resuming.check_left(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)
-    elif text := resuming.keep_earlier_rows(folder):
-        warnings.warn(text, stacklevel=6)
+    elif folder.parent.name != "pipelines" and (text := resuming.keep_earlier_rows(folder)):
+        warnings.warn(text, stacklevel=6)  # several pipelines have their checkpoints in the run's folder
     if plan.members or num_processes(folder, plan) == len(plan.ranks):
         forget_processes(folder)
     begin_plan(folder, plan, found.minibatches if found else 0)

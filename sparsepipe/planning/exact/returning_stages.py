@@ -218,9 +218,9 @@ class IntervalSearch:
         tables[last] = np.where(inner <= limit, inner, inf)
         for k in range(last - 1, -1, -1):
             for a, b in self._states(k, limit):
-                between, loads = self._steps(k, a, b)
+                begins, ends, loads = self._steps(k, a, b, limit)
                 if loads.size:
-                    least = float(np.maximum(loads, tables[k + 1][np.ix_(between, between)]).min())
+                    least = float(np.maximum(loads, tables[k + 1][begins[:, None], ends]).min())
                     tables[k][a, b] = least if least <= limit else inf
         self._tables = tables
         return float(tables[0][0, -1])
@@ -244,18 +244,22 @@ class IntervalSearch:
         possible = self.cuts.follows & (inside <= room[0]) & (fastest[-1] - inside <= room[1])
         yield from map(tuple, np.argwhere(possible).tolist())
 
-    def _steps(self, k: int, a: int, b: int) -> tuple[Index, Array]:
-        """(cuts where the inner interval may begin or end, seconds of place `k` for each two of them)."""
+    def _steps(self, k: int, a: int, b: int, limit: float) -> tuple[Index, Index, Array]:
+        """(cuts where the inner interval may begin, and end, seconds of place `k` for each two of them).
+
+        Cuts are left out if the work of place `k` before, or behind, them alone takes longer than `limit`.
+        """
         follows, work = self.cuts.follows, self.work[k]
         between = np.flatnonzero(follows[a] & follows[:, b])
-        if not len(between):
-            return between, np.empty((0, 0))
-        loads = (work[between] - work[a] + self.head[a])[:, None] + (work[b] - work[between])[None, :]
-        begins, ends = (table[np.ix_(between, between)] for table in self.ports[k])
-        first, last = (float(table[a, b]) for table in self.ports[k - 1]) if k else (0.0, 0.0)
+        before, behind = work[between] - work[a] + self.head[a], work[b] - work[between]
+        early, late = before <= limit, behind <= limit
+        begins, ends = between[early], between[late]
+        loads = before[early][:, None] + behind[late]
         if not self.problem.synchronous:  # what enters, and what leaves
-            loads = np.maximum(loads, np.maximum(first + ends, last + begins))
-        return between, loads
+            first, last = (float(table[a, b]) for table in self.ports[k - 1]) if k else (0.0, 0.0)
+            entering, leaving = (table[begins[:, None], ends] for table in self.ports[k])
+            loads = np.maximum(loads, np.maximum(first + leaving, last + entering))
+        return begins, ends, loads
 
     def _fewest_bytes(self, limit: float) -> tuple[int, ...]:
         """Return the cuts within a period that the fewest bytes cross, in pipeline order; nothing if there are none."""
@@ -265,13 +269,15 @@ class IntervalSearch:
         picks: list[dict[Interval, Interval]] = [{} for _ in self.devices]
         for k in range(last - 1, -1, -1):
             for a, b in np.argwhere(self._tables[k] <= limit).tolist():
-                between, loads = self._steps(k, a, b)
-                grid = np.ix_(between, between)
+                begins, ends, loads = self._steps(k, a, b, limit)
+                if not loads.size:
+                    continue
+                grid = begins[:, None], ends
                 total = np.where(loads <= limit, costs[k + 1][grid] + self.sent[k][grid], inf)
                 at = int(total.argmin())
                 x, y = np.unravel_index(at, total.shape)
                 costs[k][a, b] = total[x, y]
-                picks[k][a, b] = int(between[x]), int(between[y])
+                picks[k][a, b] = int(begins[x]), int(ends[y])
         if costs[0][0, -1] == inf:
             return ()
         path, state = list[Interval](), (0, size - 1)
