@@ -129,8 +129,8 @@ def measure(options: argparse.Namespace) -> Answer:
         for model in options.victim or options.victims
         for size in options.batch_size or options.batch_sizes
     ]
-    device, progress = options.device or device_here(), Progress()
-    try:
+    device = options.device or device_here()
+    with Progress() as progress:
         found = measure_all(
             victims,
             options.out,
@@ -141,8 +141,6 @@ def measure(options: argparse.Namespace) -> Answer:
             seed=options.seed,
             say=progress.tell,
         )
-    finally:
-        progress.end()
     rows = _slowdowns(found)
     document = {"out": str(options.out), "device": device, "measurements": len(found), "slowdowns": rows}
     lines = [

@@ -70,15 +70,11 @@ def _shipped_profile(path: Path) -> dict[str, object]:
 
 
 def data_fetch(options: argparse.Namespace) -> Answer:
-    progress = Progress()
-
     def tell(name: str, done: int, total: int | None) -> None:
         progress.tell(f"{name}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
 
-    try:
+    with Progress() as progress:
         folder = data.fetch(options.name, options.out, progress=tell)
-    finally:
-        progress.end()
     return Answer({"name": options.name, "folder": str(folder)}, f"{options.name} is in {folder}")
 
 
@@ -155,16 +151,13 @@ def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def data_check(options: argparse.Namespace) -> Answer:
-    progress = Progress()
     asked = _options_of_examples(options)
     settings = given(options, ("task", "features", "num_points", "voxel_size", "engine"))
     warn(of_other_data(settings, options.path))
     if not is_examples(options.path):
         asked = {"voxel_size": _VOXEL_SIZE} | settings
-    try:
+    with Progress() as progress:
         report = data.check(options.path, progress=progress.tell, **asked)
-    finally:
-        progress.end()
     document = report.to_json()
     text = "\n".join([str(report), *_left_out(document.get("left_out", ()))])
     return Answer(document, text, _stopping(options, report.faults))

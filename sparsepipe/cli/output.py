@@ -78,7 +78,10 @@ def warn(texts: Iterable[str]) -> None:
 
 
 class Progress:
-    """Progress on stderr: on a terminal one line that changes, else a line every few seconds."""
+    """Progress on stderr: on a terminal one line that changes, else a line every few seconds.
+
+    As a context manager it erases the line at the end.
+    """
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -97,6 +100,12 @@ class Progress:
             self._width = len(line)
         else:
             progress_line(line)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Erase the progress line."""

@@ -83,11 +83,9 @@ def robust_plan(options: argparse.Namespace, profile: Profile, cluster: Cluster)
     """Return the plan of `--robust`; None without it."""
     if not options.robust:
         return None
-    settings, progress = given(options, (*SETTINGS, *rows(DrawSettings))), Progress()
-    try:
+    settings = given(options, (*SETTINGS, *rows(DrawSettings)))
+    with Progress() as progress:
         return partition_robust(profile, cluster, **settings, progress=lambda line: progress.tell(f"robust: {line}"))
-    finally:
-        progress.end()
 
 
 def reports_of(
@@ -103,22 +101,18 @@ def reports_of(
         document["robust"] = robust.to_json()
         lines += ["", str(robust)]
     if options.regret:
-        drawn, progress = given(options, rows(DrawSettings)), Progress()
-        drawn["progress"] = lambda line: progress.tell(f"regret: {line}")
-        try:
+        drawn = given(options, rows(DrawSettings))
+        with Progress() as progress:
+            drawn["progress"] = lambda line: progress.tell(f"regret: {line}")
             regrets: list[Regret] = [regret(plan, profile, cluster, **drawn) for plan in plans]
-        finally:
-            progress.end()
         document["regret"] = regrets[0].to_json() if len(plans) == 1 else [report.to_json() for report in regrets]
         for plan, report in zip(plans, regrets, strict=True):
             lines += ["", str(report) if len(plans) == 1 else f"{plan.planner}: {report}"]
     if options.what_if:
-        settings, line = given(options, (*SETTINGS, "quick")), Progress()
-        settings["progress"] = lambda text: line.tell(f"what-if: {text}")
-        try:
+        settings = given(options, (*SETTINGS, "quick"))
+        with Progress() as progress:
+            settings["progress"] = lambda line: progress.tell(f"what-if: {line}")
             changes = compare_hardware(profile, cluster, **{"schedule": PlanSettings.schedule} | settings)
-        finally:
-            line.end()
         document["what_if"] = changes.to_json()
         lines += ["", str(changes)]
     return document, lines

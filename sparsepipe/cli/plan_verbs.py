@@ -211,13 +211,11 @@ def _planned(
     """Return a plan of each planner; if the time lost to sizes counts, also what each was compared with, and tables."""
     if not counts_sizes:
         start = load_plan(options.warm_start, measured.graph) if options.warm_start else None
-        line, made = Progress(), list[Plan]()
-        try:
+        made = list[Plan]()
+        with Progress() as line:
             for name, settings in asked:
                 show = partial(_show, line)
                 made.append(partition(measured, cluster, planner=name, progress=show, warm_start=start, **settings))
-        finally:
-            line.end()
         return [_with_options(plan, options) for plan in made], [], []
     plans, compared, tables = list[Plan](), list[dict[str, object]](), list[str]()
     for name, settings in asked:

@@ -7,6 +7,7 @@ than MinkowskiEngine's and ours. Its kernel maps are made beforehand, as ours ar
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _steps(case: Case, batch: PointBatch, chosen: Engine, rounds: int, device: t
     used = chosen.tensor(batch, device)
 
     def gathered() -> dict[str, float]:
-        with _gathered_alone():
+        with _GATHERED():
             return trainers["native"].step(batch)
 
     functions: dict[str, Callable[[], dict[str, float]]] = {
@@ -62,11 +63,11 @@ def _steps(case: Case, batch: PointBatch, chosen: Engine, rounds: int, device: t
     }
 
     def boxed() -> dict[str, float]:
-        with _boxes_alone():
+        with _BOXED():
             return trainers["native"].step(batch)
 
-    functions |= {"native-boxes": boxed}
-    functions |= {"native-gathered": gathered, "native-warm-maps": lambda: trainers["native"].step(batch, used)}
+    functions |= {"native-gathered": gathered, "native-boxes": boxed}
+    functions |= {"native-warm-maps": lambda: trainers["native"].step(batch, used)}
     seconds = {name: [row["step"] for row in rows] for name, rows in turns(rounds, functions).items()}
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -82,25 +83,18 @@ def _steps(case: Case, batch: PointBatch, chosen: Engine, rounds: int, device: t
 
 
 @contextmanager
-def _gathered_alone() -> Iterator[None]:
-    """Do without the fused kernels: rows are gathered, multiplied and added up by torch."""
-    fused_kernels = convolution.fused_kernels
-    convolution.fused_kernels = lambda features: None
+def _without(module: Any, kernels: str) -> Iterator[None]:
+    """Do without some Triton kernels: a module finds none, and computes by torch."""
+    find = getattr(module, kernels)
+    setattr(module, kernels, lambda tensor: None)
     try:
         yield
     finally:
-        convolution.fused_kernels = fused_kernels
+        setattr(module, kernels, find)
 
 
-@contextmanager
-def _boxes_alone() -> Iterator[None]:
-    """Do without the hash table: kernel maps are made of tables of a bounding box's cells, by torch."""
-    hash_tables = coordinates.hash_tables
-    coordinates.hash_tables = lambda keys: None
-    try:
-        yield
-    finally:
-        coordinates.hash_tables = hash_tables
+_GATHERED = partial(_without, convolution, "fused_kernels")  # rows are gathered, multiplied and added up
+_BOXED = partial(_without, coordinates, "hash_tables")  # kernel maps are made of tables of a bounding box's cells
 
 
 def _convolutions(
@@ -140,7 +134,7 @@ def _ours(own: Distinct, features: Tensor, kernel: Tensor, *, alone: bool = Fals
         convolution.convolve(x, k, own.kernel_map).backward(gradient)
 
     def gathered() -> None:
-        with _gathered_alone():
+        with _GATHERED():
             run()
 
     return gathered if alone else run
