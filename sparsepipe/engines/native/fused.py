@@ -7,8 +7,8 @@
     kernel_gradient   one program per offset and block of its matrix walks the offset's pairs; if they are many,
                       several share them and their sums are added up afterwards.
 
-No atomics: the same input gives the same bits. Sums are in single precision. Triton is
-imported here and in hash_table.py alone.
+No atomics: the same input gives the same bits. Sums are in single precision. Triton is imported here and in
+hash_table.py alone.
 """
 
 from contextlib import AbstractContextManager, nullcontext

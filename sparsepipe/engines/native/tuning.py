@@ -24,30 +24,31 @@ Result = TypeVar("Result")
 
 
 @functools.cache
-def _triton_kernels() -> tuple[ModuleType, ModuleType] | None:
+def _triton_kernels() -> ModuleType | None:
     try:
-        from . import fused, hash_table
+        from . import fused
     except ImportError as error:
         tell(f"engine native: no fused kernels on this GPU ({error}); rows are gathered instead")
         return None
-    return fused, hash_table
+    return fused
 
 
 def fused_kernels(features: Tensor) -> ModuleType | None:
     """Return the fused kernels if they can run on `features`: on CUDA, elsewhere in Triton's interpreter alone."""
-    kernels = _kernels_on(features)
-    return kernels[0] if kernels and features.dtype != torch.float64 else None
+    return _triton_kernels() if _runs_triton(features) and features.dtype != torch.float64 else None
 
 
 def hash_tables(keys: Tensor) -> ModuleType | None:
     """Return the hash table of voxels if it can run on `keys`."""
-    kernels = _kernels_on(keys)
-    return kernels[1] if kernels else None
+    if not _runs_triton(keys) or _triton_kernels() is None:
+        return None
+    from . import hash_table
+
+    return hash_table
 
 
-def _kernels_on(tensor: Tensor) -> tuple[ModuleType, ModuleType] | None:
-    runs = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return _triton_kernels() if runs else None
+def _runs_triton(tensor: Tensor) -> bool:
+    return tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Choices:
@@ -102,7 +103,7 @@ def choices_for(device: torch.device) -> Choices:
     kernels = _triton_kernels()
     assert kernels is not None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
-    facts = re.sub(r"[^\w.+]+", "-", f"{name} torch-{torch.__version__} triton-{kernels[0].VERSION}")
+    facts = re.sub(r"[^\w.+]+", "-", f"{name} torch-{torch.__version__} triton-{kernels.VERSION}")
     return Choices(user_cache() / "kernels" / f"{facts}.json")
 
 
@@ -127,7 +128,7 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
             function()
             _wait(device)
             times.append(time.perf_counter() - start)
-    except kernels[0].TOO_LARGE:
+    except kernels.TOO_LARGE:
         return float("inf")
     return statistics.median(times[1:])
 

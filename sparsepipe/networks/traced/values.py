@@ -15,22 +15,24 @@ _CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), t
 
 
 def is_sparse(value: object) -> bool:
-    """Return whether a value is a sparse tensor of MinkowskiEngine or spconv, which are asked only if imported."""
-    library = sys.modules.get("MinkowskiEngine")
-    kinds = () if library is None else (library.SparseTensor, library.TensorField)
-    return isinstance(value, kinds) or is_of_spconv(value)
+    """Return whether a value is a sparse tensor of MinkowskiEngine or spconv."""
+    return _is(value, "MinkowskiEngine", "SparseTensor") or is_field(value) or is_of_spconv(value)
 
 
 def is_field(value: object) -> bool:
     """Return whether a value is a MinkowskiEngine TensorField: points, several of which may be in a voxel."""
-    library = sys.modules.get("MinkowskiEngine")
-    return library is not None and isinstance(value, library.TensorField)
+    return _is(value, "MinkowskiEngine", "TensorField")
 
 
 def is_of_spconv(value: object) -> bool:
     """Return whether a value is a sparse tensor of spconv."""
-    library = sys.modules.get("spconv.pytorch")
-    return library is not None and isinstance(value, library.SparseConvTensor)
+    return _is(value, "spconv.pytorch", "SparseConvTensor")
+
+
+def _is(value: object, library: str, kind: str) -> bool:
+    """Return whether a value is of a class of a library, which is asked only if it is imported."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(value, getattr(module, kind))
 
 
 def is_tensor(value: object) -> bool:
