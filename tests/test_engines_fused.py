@@ -169,15 +169,15 @@ def same_kernel_maps(device="cpu"):
             places[1::3] -= far
             coordinates = torch.cat([torch.randint(0, 2, (60, 1), generator=generator), places], dim=1)
             keys = pack(coordinates).unique().to(device)
-            found = []
+            maps = []
             for way in ("box", "hash table"):
                 choices._known = {"kernel map": {str(bits): way for bits in range(40)}}
                 manager = CoordinateManager(dimension)
                 fine = (1,) * dimension
                 manager.insert(fine, keys)
                 coarse = manager.downsampled(fine, stride) if stride > 1 else fine
-                found.append(manager.kernel_map(fine, coarse, kernel_size=size, dilation=dilation))
-            box, hashed = found
+                maps.append(manager.kernel_map(fine, coarse, kernel_size=size, dilation=dilation))
+            box, hashed = maps
             assert box.counts == hashed.counts and box.num_pairs > len(keys) // 2
             assert torch.equal(box.in_rows, hashed.in_rows) and torch.equal(box.out_rows, hashed.out_rows)
 
@@ -192,8 +192,8 @@ def rows_in_table(device="cpu"):
         wanted, steps = torch.randint(0, 600, (num_wanted,), generator=generator) << 40, [0, 1, 1 << 40]
         row_of = {int(key): row for row, key in enumerate(keys)}
         expected = [[row_of.get(int(key) + step, -1) for key in wanted] for step in steps]
-        found = hash_table.rows_at(keys.to(device), wanted.to(device), steps)
-        assert found.tolist() == expected
+        rows = hash_table.rows_at(keys.to(device), wanted.to(device), steps)
+        assert rows.tolist() == expected
 
 
 INTERPRETED = [
