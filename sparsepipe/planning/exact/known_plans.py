@@ -18,9 +18,10 @@ from ..base import Problem
 from ..cuts import Cuts
 from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Moves, Path
-from .min_step_time import StepModel, sum_and_limit
+from .min_step_time import StepModel
 from .relaxed_bound import is_close
 from .search_space import Rules, Space, class_prices
+from .stage_cost_tables import StageModel
 
 INTERRUPTED = "the search was interrupted: the gap is that of the best plan until then"
 
@@ -107,13 +108,9 @@ class Known:
             self._progress(PlanProgress(time.perf_counter() - self._start, self.period, min(self.low, self.period)))
 
 
-def period_of(problem: Problem, space: Space, path: Path, *, published: bool = False) -> float:
-    """Return the seconds per minibatch of a path."""
-    if not problem.synchronous or published:
-        return space.model.period(path)
-    steps = StepModel.of(problem, space.model)
-    count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
-    return steps.total(*sum_and_limit(steps, path)) / count
+def timed_model(problem: Problem, space: Space, *, published: bool) -> StageModel | StepModel:
+    """Return the model whose `period` is the seconds per minibatch of a path."""
+    return StepModel.of(problem, space.model) if problem.synchronous and not published else space.model
 
 
 def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
@@ -151,4 +148,4 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
     path = [(k, k, k + 1) for k in every.tolist()]
     if space.memory is not None and not space.memory.fits(moves, path):
         return None
-    return Found(space, path, period_of(problem, space, path, published=rules.published))
+    return Found(space, path, timed_model(problem, space, published=rules.published).period(path))

@@ -27,7 +27,7 @@ from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
 from .improvement import deepened, masks_nearby
 from .joined_nodes import JoinedNodes
-from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, period_of
+from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, timed_model
 from .lagrangian_bound import lagrangian_bound, placed_bound
 from .like_node_search import paths_on_like_nodes
 from .listed_cuts import ListedCuts
@@ -335,19 +335,25 @@ class Optimal(Settings):
 
         `known` gets them as they are found, and the bound if the space is complete.
         """
-        model, found, published = space.model, list[Found](), self.cost_model == "published"
+        model, found = space.model, list[Found]()
+        timed = timed_model(problem, space, published=self.cost_model == "published")
 
         def watch(path: Path, low: float) -> None:
             if not found or path is not found[-1].path:
-                found.append(Found(space, path, period_of(problem, space, path, published=published)))
+                found.append(Found(space, path, timed.period(path)))
                 if known:
                     known.add(found[-1:])
             if known and space.complete:
                 known.prove(low)
 
-        if model.network is not None and not problem.synchronous:
+        if isinstance(timed, StepModel):
+            search, count = LeastSum(timed, space.moves, model.cuts.follows, space.memory), timed.minibatches
+            answer = minimise_step(timed, search, lambda path, low: watch(path, low / count))
+            assert answer is not None
+            low = answer / count
+        elif model.network is not None:
             low = model.period(least_period(space, all_devices=self.all_devices, watch=watch)[-1])
-        elif not problem.synchronous or published:
+        else:
             paths = minimise_period(
                 StageEnds(model),
                 space.moves,
@@ -357,13 +363,6 @@ class Optimal(Settings):
                 watch=watch,
             )
             low = model.period(paths[-1])
-        else:
-            steps = StepModel.of(problem, model)
-            search = LeastSum(steps, space.moves, model.cuts.follows, space.memory)
-            count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
-            answer = minimise_step(steps, search, lambda path, low: watch(path, low / count))
-            assert answer is not None
-            low = answer / count
         if known and space.complete:
             known.prove(low)
         return found, low
