@@ -79,7 +79,7 @@ class StepModel:
     works: StageModel  # its stage seconds are W, and its ports what boundaries limit
     latencies: StageModel  # its stage seconds are L: what a stage adds
     crossing: Array  # [links, S]: what a boundary adds, both directions
-    minibatches: int  # of a step
+    minibatches: int  # that `total` is the time of
     sequential: bool = False  # one minibatch at a time in each replica of the first stage: the period, not the step
 
     @classmethod
