@@ -295,10 +295,10 @@ class IntervalSearch:
 
     def _plan(self, path: Sequence[int], planner: str) -> Plan:
         bounds, count = (0, *path, len(self.cuts) - 1), len(self.devices)
-        places = [self.problem.rules.position(stage, count) for stage in range(2 * count)]
+        positions = [self.problem.rules.position(stage, count) for stage in range(2 * count)]
         stages = [
             self.problem.stage(self.cuts.between(a, b), (self.devices[position],))
-            for position, a, b in zip(places, bounds, bounds[1:], strict=False)
+            for position, a, b in zip(positions, bounds, bounds[1:], strict=False)
         ]
         total = len(self.problem.cluster.devices)
         unused = f"{total - count} of {total} devices stay unused: the plan is no faster with them"
@@ -321,11 +321,11 @@ def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> tuple[
     for layer, consumers in enumerate(graph.consumers):
         if not consumers:
             continue
-        there = members[:, column[layer]] if layer in column else np.ones(size, dtype=bool)
+        computed = members[:, column[layer]] if layer in column else np.ones(size, dtype=bool)
         readers = [members[:, column[reader]] for reader in consumers if reader in column]
         inside = np.logical_or.reduce([(reader[None, :] & ~reader[:, None]) for reader in readers])
         behind = np.logical_or.reduce([~reader for reader in readers])
-        ways = there[:, None] & inside, there[None, :] & ~there[:, None] & behind[None, :]
+        ways = computed[:, None] & inside, computed[None, :] & ~computed[:, None] & behind[None, :]
         owner = table.coordinate_owner[layer]
         for way, crosses in enumerate(ways):
             crossing[2 * way] += crosses * bytes_of.outputs[layer, 0]
