@@ -27,7 +27,7 @@ _PLANS = {STRAIGHT: {"planner": "model-parallel"}, BENT: {"planner": "optimal", 
 
 def prepared(model: str, options: argparse.Namespace) -> tuple[sp.Profile, sp.Cluster, dict[str, sp.Plan]]:
     """Profile a network and plan it both ways for two processes of this machine."""
-    found = sp.profile_model(
+    profile = sp.profile_model(
         model,
         options.data,
         batch_size=options.batch_size,
@@ -37,7 +37,7 @@ def prepared(model: str, options: argparse.Namespace) -> tuple[sp.Profile, sp.Cl
         beside=1,
     )
     cluster = sp.Cluster.uniform(2, device_type="cpu", link=sp.Link(options.bandwidth, options.latency))
-    return found, cluster, {name: sp.partition(found, cluster, **asked) for name, asked in _PLANS.items()}
+    return profile, cluster, {name: sp.partition(profile, cluster, **asked) for name, asked in _PLANS.items()}
 
 
 def trained(plan: sp.Plan, model: str, folder: Path, options: argparse.Namespace) -> tuple[float, float, list[float]]:
@@ -63,7 +63,7 @@ def trained(plan: sp.Plan, model: str, folder: Path, options: argparse.Namespace
 
 def compared(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure both plans of a network in turn."""
-    found, cluster, plans = prepared(model, options)
+    profile, cluster, plans = prepared(model, options)
     measured: dict[str, list[tuple[float, float, list[float]]]] = {name: [] for name in plans}
     for repeat in range(options.repeats):
         for name, plan in plans.items():
@@ -72,7 +72,7 @@ def compared(model: str, folder: Path, options: argparse.Namespace) -> dict[str,
     for name, plan in plans.items():
         assert plan.estimate is not None
         sizes = measured[name][0][2]
-        simulated = 1 / steady_rate(sp.simulate(plan, found, cluster, sizes), plan, len(sizes))
+        simulated = 1 / steady_rate(sp.simulate(plan, profile, cluster, sizes), plan, len(sizes))
         seconds = statistics.median(each for each, _, _ in measured[name])
         rows[name] = {
             "stages": [[stage.ranks[0], len(stage.layers)] for stage in plan.stages],

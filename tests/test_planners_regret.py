@@ -162,10 +162,10 @@ def test_draws_that_end_early_still_make_a_report():
         if len(lines) == 12:
             raise KeyboardInterrupt
 
-    found = regret(plan, measured, cluster, draws=40, progress=interrupt)
-    assert (found.draws, found.requested_draws) == (12, 40) and 0 <= found.median <= found.high
-    assert not found.measurements, "12 draws do not tell what to measure again"
-    assert lines[-1].startswith("12 of 40") and "12 of 40" in str(found)
+    report = regret(plan, measured, cluster, draws=40, progress=interrupt)
+    assert (report.draws, report.requested_draws) == (12, 40) and 0 <= report.median <= report.high
+    assert not report.measurements, "12 draws do not tell what to measure again"
+    assert lines[-1].startswith("12 of 40") and "12 of 40" in str(report)
     assert regret(plan, measured, cluster, draws=40).draws == 40, "what ended early is not remembered"
     robust = partition_robust(measured, cluster, schedule="1f1b-flush", draws=50, draw_seconds=1e-6)
     assert (robust.draws, robust.requested_draws) == (1, 50) and robust.lower_bound_seconds <= robust.high_seconds
@@ -272,10 +272,10 @@ def test_an_interrupted_comparison_of_hardware_keeps_what_is_planned():
         if len(lines) == 2:
             raise KeyboardInterrupt
 
-    found = compare_hardware(measured, cluster, progress=interrupt)
-    planned = [change for change in found.changes if not change.reason]
+    comparison = compare_hardware(measured, cluster, progress=interrupt)
+    planned = [change for change in comparison.changes if not change.reason]
     assert len(planned) == 1 and planned[0] in whole.changes
-    assert {change.name for change in found.changes} == {change.name for change in whole.changes}
+    assert {change.name for change in comparison.changes} == {change.name for change in whole.changes}
 
 
 def test_a_cluster_without_a_plan_has_a_reason():

@@ -45,10 +45,10 @@ def test_a_tensor_takes_the_shortest_way_to_every_stage_that_reads_it(places, la
     source = data.draw(st.integers(0, len(teams) - 1))
     readers = tuple(k for k in range(source + 1, len(teams)) if data.draw(st.booleans()))
     way = route(teams, source, readers)
-    edges, there = {*((cut - 1, cut) for cut in way.cuts), *way.jumps}, {source}
+    edges, reached = {*((cut - 1, cut) for cut in way.cuts), *way.jumps}, {source}
     for stage in range(source, len(teams)):
-        there |= {b for a, b in edges if a in there and b == stage}
-    assert there.issuperset(readers), "it gets there"
+        reached |= {b for a, b in edges if a in reached and b == stage}
+    assert reached.issuperset(readers), "it gets there"
     assert all(teams[a] == teams[b] and b > a + 1 for a, b in way.jumps)
     for reader in readers:
         alone = route(teams, source, (reader,))
@@ -82,28 +82,28 @@ def every_owner_map(problem):
             for order in permutations(everyone, count):
                 spans = [layers[a:b] for a, b in pairwise((0, *cuts, len(layers)))]
                 owners = (*order, *reversed(order))
-                stages = [problem.stage(own, (rank,)) for own, rank in zip(spans, owners, strict=True)]
+                stages = [problem.stage(span, (rank,)) for span, rank in zip(spans, owners, strict=True)]
                 yield problem.plan(stages, "every")
 
 
 def least_busy(problem, plan):
     """Seconds of the busiest device or port, from the definitions: tensors go by the devices between their ends."""
     index, graph, table = problem.graph.index, problem.graph, problem.table
-    place = {index[id]: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+    stage_of = {index[id]: k for k, stage in enumerate(plan.stages) for id in stage.layers}
     link, last = problem.cluster.nodes[0].link, len(plan.stages) - 1
     depth = [min(stage, last - stage) for stage in range(last + 1)]
     busy, ports = dict.fromkeys(plan.ranks, 0.0), {}
-    for layer, stage in place.items():
+    for layer, stage in stage_of.items():
         (rank,) = plan.stages[stage].ranks
         busy[rank] += problem.alone(problem.cluster.devices[rank].type.name)[layer]
     for cut in range(1, last + 1):
         crossing = 0.0
         for layer in range(len(graph.layers)):
-            ends = [place[reader] for reader in graph.consumers[layer] if place[reader] > place[layer]]
-            a, here = depth[place[layer]], min(depth[cut - 1], depth[cut])
+            ends = [stage_of[reader] for reader in graph.consumers[layer] if stage_of[reader] > stage_of[layer]]
+            a, depth_of_cut = depth[stage_of[layer]], min(depth[cut - 1], depth[cut])
             for b in ends:  # down on the way there while it gets deeper, up on the way back
-                down = cut - 1 < cut <= last // 2 and a <= here < depth[b] and place[layer] < cut
-                up = cut > last // 2 + 1 and depth[b] <= here < a and b >= cut
+                down = cut - 1 < cut <= last // 2 and a <= depth_of_cut < depth[b] and stage_of[layer] < cut
+                up = cut > last // 2 + 1 and depth[b] <= depth_of_cut < a and b >= cut
                 if down or up:
                     crossing += float(table.output_bytes[layer, 0])
                     break

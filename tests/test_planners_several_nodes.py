@@ -151,9 +151,9 @@ def test_layers_that_move_make_a_plan_no_longer_and_never_better_than_the_best(s
     known = Known()
     known.add([Found(space, path, space.model.period(path))])
     Optimal()._with_layers_moved(problem, known)
-    found = known.best
-    assert best * (1 - 1e-9) <= found.value <= space.model.period(path)
-    masks = found.space.masks(found.path)
+    moved = known.best
+    assert best * (1 - 1e-9) <= moved.value <= space.model.period(path)
+    masks = moved.space.masks(moved.path)
     assert all(a & ~b == 0 and a != b for a, b in itertools.pairwise([0, *masks])) and set(masks) <= set(
         space.model.cuts.masks
     )
@@ -251,9 +251,9 @@ def test_the_gap_closes_and_every_interruption_leaves_an_honest_one(seed):
 
         with parts_searched():
             plan = Optimal().plan(problem, progress=interrupt)
-        found = plan.estimate
-        assert plan.warnings and found.period_seconds == pytest.approx(states[stop].period_seconds)
-        assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
+        estimate = plan.estimate
+        assert plan.warnings and estimate.period_seconds == pytest.approx(states[stop].period_seconds)
+        assert estimate.lower_bound_seconds <= best * (1 + 1e-9) <= estimate.period_seconds * (1 + 2e-9)
     with parts_searched(), mock.patch.object(optimal, "relaxed_bound", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):  # nobody asked for progress
             Optimal().plan(random_problem(1))

@@ -7,7 +7,6 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..data.describing import unread_files
@@ -18,7 +17,6 @@ from ..planning import (
     DEFAULT,
     LAYOUT_SCHEDULE,
     PLANNERS,
-    PlanProgress,
     PlanSettings,
     comparable,
     partition,
@@ -214,8 +212,15 @@ def _planned(
         made = list[Plan]()
         with Progress() as line:
             for name, settings in asked:
-                show = partial(_show, line)
-                made.append(partition(measured, cluster, planner=name, progress=show, warm_start=start, **settings))
+                plan = partition(
+                    measured,
+                    cluster,
+                    planner=name,
+                    progress=lambda state: line.tell(f"{state}; Ctrl-C ends the search"),
+                    warm_start=start,
+                    **settings,
+                )
+                made.append(plan)
         return [_with_options(plan, options) for plan in made], [], []
     plans, compared, tables = list[Plan](), list[dict[str, object]](), list[str]()
     for name, settings in asked:
@@ -224,11 +229,6 @@ def _planned(
         compared.append(document)
         tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
     return plans, compared, tables
-
-
-def _show(line: Progress, state: PlanProgress) -> None:
-    """Show the gap of a search as it closes."""
-    line.tell(f"{state}; Ctrl-C ends the search")
 
 
 def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: Cluster) -> Answer:

@@ -52,10 +52,6 @@ class DrawSettings(Settings):
         words="none",
     )
 
-    def without_limit(self) -> "DrawSettings":
-        """Return the settings of the same draws without a time limit."""
-        return replace(self, draw_seconds=None)
-
 
 @dataclass(frozen=True, eq=False)
 class CostDraws:

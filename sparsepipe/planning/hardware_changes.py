@@ -147,13 +147,10 @@ def compare_hardware(
             profile, each, schedule=schedule, num_microbatches=microbatches, recompute=recompute, quick=quick
         )
 
-    plan, changes, ended = planned(cluster, num_microbatches), list[HardwareChange](), False
+    plan, changes = planned(cluster, num_microbatches), list[HardwareChange]()
     every = [*_changes(profile, cluster)]
     for k, (name, changed, sign) in enumerate(every):
         try:
-            if ended:
-                changes.append(HardwareChange(name, changed, reason=_INTERRUPTED))
-                continue
             if progress:
                 progress(f"{k} of {number_of(len(every), 'change')}")
             changes.append(_judged(name, changed, sign, plan, planned(changed, plan.num_microbatches)))
@@ -162,8 +159,8 @@ def compare_hardware(
         except KeyboardInterrupt:
             if progress is None:
                 raise
-            ended = True
-            changes.append(HardwareChange(name, changed, reason=_INTERRUPTED))
+            changes += [HardwareChange(name, changed, reason=_INTERRUPTED) for name, changed, _ in every[k:]]
+            break
     changes.sort(key=lambda change: float("inf") if change.period_seconds is None else change.period_seconds)
     return HardwareChanges(plan, tuple(changes))
 

@@ -363,7 +363,8 @@ def _best_of_draws(
 ) -> tuple[CostDraws, Array, bool, list[Plan]]:
     """(the draws that were made, least period of any plan in each, whether all are exact, plans by frequency)."""
     problem = draws.problem
-    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, settings.without_limit()
+    without_limit = replace(settings, draw_seconds=None)
+    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, without_limit
     least, exact, plans = remembered(
         problem.profile.kept, _KIND, key, lambda: _searched(draws, settings.draw_seconds, progress)
     )

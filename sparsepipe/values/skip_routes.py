@@ -33,18 +33,18 @@ def route(teams: tuple[Hashable, ...], source: int, readers: tuple[int, ...]) ->
 
     `teams`: what identifies the devices of each stage; equal for stages on the same ones.
     """
-    cuts, jumps, there, at = set[int](), set[tuple[int, int]](), [source], source
+    cuts, jumps, holders, at = set[int](), set[tuple[int, int]](), [source], source
     for reader in readers:
         while at < reader:
-            have = {teams[stage] for stage in there}
-            nearest = max(stage for stage in range(at, reader + 1) if teams[stage] in have)
+            holding = {teams[stage] for stage in holders}
+            nearest = max(stage for stage in range(at, reader + 1) if teams[stage] in holding)
             if nearest in (at, at + 1):  # neighbours on the same devices pass a packet, too, which is not sent
                 at += 1
                 cuts.add(at)
             else:
-                jumps.add((max(stage for stage in there if teams[stage] == teams[nearest]), nearest))
+                jumps.add((max(stage for stage in holders if teams[stage] == teams[nearest]), nearest))
                 at = nearest
-            there.append(at)
+            holders.append(at)
     return SkipRoute(frozenset(cuts), frozenset(jumps))
 
 
@@ -60,23 +60,24 @@ def layers_across(graph: LayerGraph, plan: StagePlan, *, with_kept: bool = False
     of the first stage.
     """
     index, before = graph.index, set(graph.input_layers)
-    stage_of = dict.fromkeys(graph.input_layers, 0)
     across = [graph.alive(before)]
-    for k, stage in enumerate(plan.stages):
+    for stage in plan.stages:
         before |= {index[id] for id in stage.layers}
-        stage_of |= dict.fromkeys((index[id] for id in stage.layers), k)
         across.append(graph.alive(before))
     if plan.stages_per_rank == 1:
         return across
     teams, routes = teams_of(plan), dict[int, SkipRoute]()
+    stage_of = dict.fromkeys(graph.input_layers, 0)
+    stage_of |= {index[id]: k for k, stage in enumerate(plan.stages) for id in stage.layers}
     for layer in {layer for alive in across[1:-1] for layer in alive}:
         readers = {stage_of[reader] for reader in graph.consumers[layer] if reader in stage_of}
         routes[layer] = route(teams, stage_of[layer], _later(readers, stage_of[layer]))
     for cut in range(1, len(plan.stages)):
-        here = {layer for layer in across[cut] if cut in routes[layer].cuts}
-        if with_kept:
-            here |= {layer for layer in across[cut] if any(end == cut for _, end in routes[layer].jumps)}
-        across[cut] = tuple(layer for layer in across[cut] if layer in here)
+        across[cut] = tuple(
+            layer
+            for layer in across[cut]
+            if cut in routes[layer].cuts or (with_kept and any(end == cut for _, end in routes[layer].jumps))
+        )
     return across
 
 

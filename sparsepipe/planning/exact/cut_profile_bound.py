@@ -58,26 +58,22 @@ class CutProfile:
             _, kind = np.unique(kind, return_inverse=True)
             bin_of_share = np.floor(share * work_bins / _OTHER_BINS)
             kind = kind * (np.ptp(bin_of_share) + 1) + bin_of_share - bin_of_share.min()
-        _, which = np.unique(kind, return_inverse=True)
-        count = int(which.max()) + 1
-        low, high = np.full((count, len(whole)), np.inf), np.zeros((count, len(whole)))
-        least = np.full(count, np.inf)
-        np.minimum.at(low, which, self.low)
-        np.maximum.at(high, which, self.high)
-        np.minimum.at(least, which, crossing)
-        return CutProfile(low, high, least, whole)
+        return self._together(kind)
 
     def by_work(self) -> "CutProfile":
         """Take all cuts of an amount of work together, in order; they are those of `of`."""
-        work = np.floor(self.low[:, 0] / max(self.whole[0], 1e-300) * _WORK_BINS)
-        _, start = np.unique(np.sort(work), return_index=True)
-        order = np.argsort(work, kind="stable")
-        return CutProfile(
-            np.minimum.reduceat(self.low[order], start),
-            np.maximum.reduceat(self.high[order], start),
-            np.minimum.reduceat(self.crossing[order], start),
-            self.whole,
-        )
+        return self._together(np.floor(self.low[:, 0] / max(self.whole[0], 1e-300) * _WORK_BINS))
+
+    def _together(self, kind: Array) -> "CutProfile":
+        """Take the cuts of each kind together, in the order of the kinds."""
+        _, which = np.unique(kind, return_inverse=True)
+        count, sums = int(which.max()) + 1, len(self.whole)
+        low, high = np.full((count, sums), np.inf), np.zeros((count, sums))
+        least = np.full(count, np.inf)
+        np.minimum.at(low, which, self.low)
+        np.maximum.at(high, which, self.high)
+        np.minimum.at(least, which, self.crossing)
+        return CutProfile(low, high, least, self.whole)
 
     @classmethod
     def of_frontier(cls, frontier: FrontierCuts) -> "CutProfile":

@@ -18,9 +18,10 @@ from ..base import Problem
 from ..cuts import Cuts
 from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Moves, Path
-from .min_step_time import StepModel, sum_and_limit
+from .min_step_time import StepModel
 from .relaxed_bound import is_close
 from .search_space import Rules, Space, class_prices
+from .stage_cost_tables import StageModel
 
 INTERRUPTED = "the search was interrupted: the gap is that of the best plan until then"
 
@@ -67,16 +68,16 @@ class Known:
     """The plans of a search and its bound; `progress` is called whenever one of them gets better."""
 
     def __init__(self, progress: Callable[[PlanProgress], object] | None = None) -> None:
-        self.found: list[Found] = []
+        self.plans: list[Found] = []
         self.low, self.period = 0.0, inf  # the bound, and the least period
         self.quiet = False  # while values leave out a part of the cost
         self._progress, self._start = progress, time.perf_counter()
 
-    def add(self, found: Iterable[Found]) -> None:
+    def add(self, plans: Iterable[Found]) -> None:
         """Add plans."""
-        more = list(found)
-        self.found += more
-        least = min((one.value for one in more), default=inf)
+        more = list(plans)
+        self.plans += more
+        least = min((plan.value for plan in more), default=inf)
         if least < self.period:
             self.period = least
             self._report()
@@ -89,13 +90,13 @@ class Known:
 
     def judge(self, judged: Iterable[Found]) -> None:
         """Replace the plans by those with the whole of their costs."""
-        self.found, self.period, self.quiet = [], inf, False
+        self.plans, self.period, self.quiet = [], inf, False
         self.add(judged)
 
     @property
     def best(self) -> Found:
         """The plan with the least period, the first of equal ones."""
-        return min(self.found, key=lambda one: one.value)
+        return min(self.plans, key=lambda plan: plan.value)
 
     @property
     def is_close(self) -> bool:
@@ -103,17 +104,13 @@ class Known:
         return is_close(self.low, self.period)
 
     def _report(self) -> None:
-        if self._progress is not None and self.found and self.low > 0 and not self.quiet:
+        if self._progress is not None and self.plans and self.low > 0 and not self.quiet:
             self._progress(PlanProgress(time.perf_counter() - self._start, self.period, min(self.low, self.period)))
 
 
-def period_of(problem: Problem, space: Space, path: Path, *, published: bool = False) -> float:
-    """Return the seconds per minibatch of a path."""
-    if not problem.synchronous or published:
-        return space.model.period(path)
-    steps = StepModel.of(problem, space.model)
-    count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
-    return steps.total(*sum_and_limit(steps, path)) / count
+def timed_model(problem: Problem, space: Space, *, published: bool) -> StageModel | StepModel:
+    """Return the model whose `period` is the seconds per minibatch of a path."""
+    return StepModel.of(problem, space.model) if problem.synchronous and not published else space.model
 
 
 def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
@@ -128,12 +125,12 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
         text = "{warm_start} requires a plan with one stage per device; give another plan, or omit it"
         raise InputError("planner.warm_start", text, setting="warm_start")
     plan.check(problem.graph, problem.cluster)
-    classes, place = device_classes(problem.cluster), {layer: k for k, layer in enumerate(problem.layers)}
+    classes, bit = device_classes(problem.cluster), {layer: k for k, layer in enumerate(problem.layers)}
     class_of_rank = {rank: k for k, device_class in enumerate(classes) for rank in device_class.ranks}
     masks, mask, index = [0], 0, problem.graph.index
     counts = np.zeros((len(plan.stages), len(classes)), dtype=np.intp)
     for k, stage in enumerate(plan.stages):
-        mask |= sum(1 << place[index[name]] for name in stage.layers if index[name] in place)
+        mask |= sum(1 << bit[index[name]] for name in stage.layers if index[name] in bit)
         masks.append(mask)
         for rank in stage.ranks:
             counts[k, class_of_rank[rank]] += 1
@@ -145,10 +142,10 @@ def path_of_plan(problem: Problem, rules: Rules, plan: Plan) -> Found | None:
         [np.zeros((1, len(classes)), dtype=np.intp), np.cumsum(counts[::-1], axis=0)]
     )
     spare = left @ class_prices(problem, classes)
-    moves = Moves(used, every, every[::-1], every + 1, spare, np.concatenate([every, [len(every)]])[::-1])
+    moves = Moves(used, every, every[::-1], every + 1, spare, np.arange(len(every), -1, -1))
     groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
     space = Space.of(problem, rules, cuts, groups, moves, complete=False)
     path = [(k, k, k + 1) for k in every.tolist()]
     if space.memory is not None and not space.memory.fits(moves, path):
         return None
-    return Found(space, path, period_of(problem, space, path, published=rules.published))
+    return Found(space, path, timed_model(problem, space, published=rules.published).period(path))

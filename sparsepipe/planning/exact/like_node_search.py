@@ -85,18 +85,10 @@ def row_bound(problem: Problem, profile: CutProfile, *, low: float, high: float)
     zero = np.zeros((len(rows), 1))
     least = np.concatenate([zero, profile.low.T[rows], whole[rows, None]], axis=1)
     most = np.concatenate([zero, profile.high.T[rows], whole[rows, None]], axis=1)
-    least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
-    most = np.maximum.accumulate(most, axis=1)
     crossing = np.concatenate([[0.0], profile.crossing, [0.0]])
     links = [*(node.link for node in groups.nodes), problem.cluster.network]
-    row = replace(
-        model,
-        times=least[:-1],
-        weights=least[-1],
-        begins=(most[:-1], most[-1]),
-        work=np.zeros(least.shape[1]),
-        ports=np.stack([link.latency + crossing / link.bandwidth for link in links]),
-    )
+    ports = np.stack([link.latency + crossing / link.bandwidth for link in links])
+    row = replace(model.with_ranges(least, most), ports=ports)
     return _row_bound(row, useful_moves(row, moves, high), low=low, high=high)
 
 

@@ -79,6 +79,7 @@ class StepModel:
     works: StageModel  # its stage seconds are W, and its ports what boundaries limit
     latencies: StageModel  # its stage seconds are L: what a stage adds
     crossing: Array  # [links, S]: what a boundary adds, both directions
+    minibatches: int  # that `total` is the time of
     sequential: bool = False  # one minibatch at a time in each replica of the first stage: the period, not the step
 
     @classmethod
@@ -93,7 +94,7 @@ class StepModel:
             ]
         )
         if problem.rules.one_minibatch_at_a_time:
-            return cls(replace(model, ports=np.zeros_like(model.ports)), latencies, crossing, True)
+            return cls(replace(model, ports=np.zeros_like(model.ports)), latencies, crossing, 1, True)
         works = replace(
             model,
             rates=(-(-minibatches * groups.shares // groups.rounds[:, None])).astype(float),
@@ -101,7 +102,7 @@ class StepModel:
             fixed=model.fixed * minibatches,
             ports=model.ports * (minibatches - 1),
         )
-        return cls(works, latencies, crossing)
+        return cls(works, latencies, crossing, minibatches)
 
     def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         """Return the quantity that a stage limits."""
@@ -119,6 +120,10 @@ class StepModel:
     def total(self, added: float, limit: float) -> float:
         """The step time; sequentially the period."""
         return max(added, limit) if self.sequential else added + limit
+
+    def period(self, path: Path) -> float:
+        """Seconds per minibatch of a path."""
+        return self.total(*sum_and_limit(self, path)) / self.minibatches
 
 
 def sum_and_limit(model: SumModel, path: Path) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
 from .improvement import deepened, masks_nearby
 from .joined_nodes import JoinedNodes
-from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, period_of
+from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, timed_model
 from .lagrangian_bound import lagrangian_bound, placed_bound
 from .like_node_search import paths_on_like_nodes
 from .listed_cuts import ListedCuts
@@ -38,7 +38,7 @@ from .network_time import least_period, space_near, whole_space
 from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
-from .relaxed_bound import is_close, relaxed_bound, work_bound
+from .relaxed_bound import relaxed_bound, work_bound
 from .returning_stages import returning_stages
 from .search_space import (
     MAX_CUTS,
@@ -186,10 +186,10 @@ class Optimal(Settings):
         try:
             self._search(problem, known, start)
         except KeyboardInterrupt:
-            if progress is None or not known.found:
+            if progress is None or not known.plans:
                 raise
             warnings.append(INTERRUPTED)
-        candidates, bound = sorted(known.found, key=lambda one: one.value), known.low
+        candidates, bound = sorted(known.plans, key=lambda one: one.value), known.low
         if self.cost_model == "default" and problem.table.is_read_again:
             plans = self._with_reading(problem, candidates, bound)
         else:
@@ -197,7 +197,7 @@ class Optimal(Settings):
         best = max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
         return replace(best, warnings=(*warnings, *best.warnings))
 
-    def _with_reading(self, problem: Problem, found: list["Found"], bound: float) -> list[Plan]:
+    def _with_reading(self, problem: Problem, found: list[Found], bound: float) -> list[Plan]:
         """The best plans by estimates, which count that later stages read minibatches again: the search leaves it out.
 
         So a plan in one stage, which reads them once, may be better than all that the search found.
@@ -264,7 +264,7 @@ class Optimal(Settings):
 
     def _judged(self, problem: Problem, known: Known) -> list[Found]:
         """The best plans with the time of what they send, which their values leave out."""
-        nearest = sorted(known.found, key=lambda one: one.value)[:_JUDGED]
+        nearest = sorted(known.plans, key=lambda one: one.value)[:_JUDGED]
         return [replace(one, value=self._period(problem, one)) for one in nearest]
 
     def _with_network_time(self, problem: Problem, known: Known) -> None:
@@ -276,7 +276,7 @@ class Optimal(Settings):
         more = self._minimise(problem, space)[0][-1:] if space and not self._refusal(space) else []
         known.add(replace(one, value=self._period(problem, one)) for one in more)
 
-    def _period(self, problem: Problem, found: "Found") -> float:
+    def _period(self, problem: Problem, found: Found) -> float:
         """Seconds per minibatch of a path's plan, as it is estimated."""
         expected = self._plan(problem, found, 0.0).estimate
         assert expected is not None
@@ -326,7 +326,7 @@ class Optimal(Settings):
             return False
         if listed := ListedCuts.of(problem):
             known.prove(walk_bound(problem, CutProfile.of(listed), low=0.0, high=known.period))
-        return is_close(known.low, known.period)
+        return known.is_close
 
     def _minimise(
         self, problem: Problem, space: Space, known: Known | None = None, first: Path | None = None
@@ -335,19 +335,25 @@ class Optimal(Settings):
 
         `known` gets them as they are found, and the bound if the space is complete.
         """
-        model, found, published = space.model, list[Found](), self.cost_model == "published"
+        model, better = space.model, list[Found]()
+        timed = timed_model(problem, space, published=self.cost_model == "published")
 
         def watch(path: Path, low: float) -> None:
-            if not found or path is not found[-1].path:
-                found.append(Found(space, path, period_of(problem, space, path, published=published)))
+            if not better or path is not better[-1].path:
+                better.append(Found(space, path, timed.period(path)))
                 if known:
-                    known.add(found[-1:])
+                    known.add(better[-1:])
             if known and space.complete:
                 known.prove(low)
 
-        if model.network is not None and not problem.synchronous:
+        if isinstance(timed, StepModel):
+            search, count = LeastSum(timed, space.moves, model.cuts.follows, space.memory), timed.minibatches
+            answer = minimise_step(timed, search, lambda path, low: watch(path, low / count))
+            assert answer is not None
+            low = answer / count
+        elif model.network is not None:
             low = model.period(least_period(space, all_devices=self.all_devices, watch=watch)[-1])
-        elif not problem.synchronous or published:
+        else:
             paths = minimise_period(
                 StageEnds(model),
                 space.moves,
@@ -357,16 +363,9 @@ class Optimal(Settings):
                 watch=watch,
             )
             low = model.period(paths[-1])
-        else:
-            steps = StepModel.of(problem, model)
-            search = LeastSum(steps, space.moves, model.cuts.follows, space.memory)
-            count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
-            answer = minimise_step(steps, search, lambda path, low: watch(path, low / count))
-            assert answer is not None
-            low = answer / count
         if known and space.complete:
             known.prove(low)
-        return found, low
+        return better, low
 
     def _with_listed_cuts(self, problem: Problem, searched: Space, known: Known) -> None:
         """More paths, over the best of all cuts where these can be listed, and a bound; where not all were searched."""
@@ -509,7 +508,7 @@ class Optimal(Settings):
         bandwidth = merged(problem).cluster.network.bandwidth
         most_bytes = inf if problem.synchronous else _DEVICES_AT_A_CUT * known.period * bandwidth
         frontier, around = FrontierCuts.of(problem, most_bytes=most_bytes), list[float]()
-        same_groups = [one for one in known.found if one.space.model.groups is searched.model.groups]
+        same_groups = [one for one in known.plans if one.space.model.groups is searched.model.groups]
         if not frontier:
             return
         for _ in range(_ROUNDS):
@@ -537,7 +536,7 @@ class Optimal(Settings):
             searched = space
         return searched
 
-    def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
+    def _plan(self, problem: Problem, found: Found, bound: float) -> Plan:
         model, taken, stages = found.space.model, set[int](), []
         for group, first, last in found.path:
             ranks, shares = model.groups.ranks(group, taken)

@@ -33,6 +33,7 @@ from ...values.plan import Plan
 from ..base import Problem
 from ..baselines import ModelParallel
 from ..cuts import Cuts, Index
+from ..doubts import beyond_memory
 from ..estimate import estimate
 from .known_plans import INTERRUPTED, PlanProgress
 from .relaxed_bound import work_bound
@@ -75,7 +76,7 @@ def returning_stages(
         nonlocal searched
         for plan in plans:
             searched = True
-            if not fits_memory(plan, problem):
+            if beyond_memory(plan, problem.cluster):
                 continue
             period, better = _period(plan), _period(plan) < min(map(_period, fitting), default=inf)
             fitting.append(plan)
@@ -294,10 +295,10 @@ class IntervalSearch:
 
     def _plan(self, path: Sequence[int], planner: str) -> Plan:
         bounds, count = (0, *path, len(self.cuts) - 1), len(self.devices)
-        places = [self.problem.rules.position(stage, count) for stage in range(2 * count)]
+        positions = [self.problem.rules.position(stage, count) for stage in range(2 * count)]
         stages = [
             self.problem.stage(self.cuts.between(a, b), (self.devices[position],))
-            for position, a, b in zip(places, bounds, bounds[1:], strict=False)
+            for position, a, b in zip(positions, bounds, bounds[1:], strict=False)
         ]
         total = len(self.problem.cluster.devices)
         unused = f"{total - count} of {total} devices stay unused: the plan is no faster with them"
@@ -320,11 +321,11 @@ def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> tuple[
     for layer, consumers in enumerate(graph.consumers):
         if not consumers:
             continue
-        there = members[:, column[layer]] if layer in column else np.ones(size, dtype=bool)
+        computed = members[:, column[layer]] if layer in column else np.ones(size, dtype=bool)
         readers = [members[:, column[reader]] for reader in consumers if reader in column]
         inside = np.logical_or.reduce([(reader[None, :] & ~reader[:, None]) for reader in readers])
         behind = np.logical_or.reduce([~reader for reader in readers])
-        ways = there[:, None] & inside, there[None, :] & ~there[:, None] & behind[None, :]
+        ways = computed[:, None] & inside, computed[None, :] & ~computed[:, None] & behind[None, :]
         owner = table.coordinate_owner[layer]
         for way, crosses in enumerate(ways):
             crossing[2 * way] += crosses * bytes_of.outputs[layer, 0]
@@ -353,7 +354,7 @@ def with_cuts_moved(plan: Plan, problem: Problem, *, low: float) -> Plan:
                 if time.process_time() > until:
                     return best
                 other = _along(best, order, moved, problem)
-                if _period(other) < _period(best) and fits_memory(other, problem):
+                if _period(other) < _period(best) and not beyond_memory(other, problem.cluster):
                     best, ends, improved = other, moved, True
     return best
 
@@ -364,16 +365,6 @@ def _along(plan: Plan, order: Sequence[str], ends: Sequence[int], problem: Probl
     stages = [problem.stage([index[id] for id in order[a:b]], stage.ranks) for stage, a, b in runs]
     moved = replace(plan, stages=tuple(stages), estimate=None)
     return replace(moved, estimate=estimate(moved, problem))
-
-
-def fits_memory(plan: Plan, problem: Problem) -> bool:
-    """Return whether all stages of each device fit into its memory together."""
-    devices = problem.cluster.devices
-    return all(
-        position.memory_bytes <= devices[rank].type.memory_bytes
-        for position in plan.position_estimates
-        for rank in plan.stages[position.stages[0]].ranks
-    )
 
 
 def _alike(problem: Problem) -> bool:

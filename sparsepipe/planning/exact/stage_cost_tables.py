@@ -99,11 +99,15 @@ class StageModel:
         """
         row = self.along(order)
         sums = np.concatenate([row.times, row.weights[None]])
-        least = np.minimum.accumulate(sums[:, ::-1], axis=1)[:, ::-1]
-        most = np.maximum.accumulate(sums, axis=1)
-        none = np.zeros_like(row.work)  # what is left at a cut is not known of those after it
+        return row.with_ranges(sums, sums)
+
+    def with_ranges(self, least: Array, most: Array) -> "StageModel":
+        """`in_a_row` of cuts before which these are the least and the most seconds, and weights, [types + 1, S]."""
+        least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
+        most = np.maximum.accumulate(most, axis=1)
+        none = np.zeros(least.shape[1])  # what is left at a cut is not known of those after it
         begins = most[:-1], most[-1]
-        return replace(row, times=least[:-1], weights=least[-1], begins=begins, work=none, network=None)
+        return replace(self, times=least[:-1], weights=least[-1], begins=begins, work=none, network=None)
 
     @cached_property
     def row_order(self) -> Index:
