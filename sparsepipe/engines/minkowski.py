@@ -243,7 +243,7 @@ def read_fields(
             coordinate_manager=manager,
             quantization_mode=ME.SparseTensorQuantizationMode[known["mode"]],
         )
-        voxels = {keys[k]: integers[slice(*place)] for k, place in known["voxels"]}
+        voxels = {keys[k]: integers[slice(*bounds)] for k, bounds in known["voxels"]}
         fields[name]._inverse_mapping = voxels
         manager.rows |= {(inserted[same], key): rows for key, rows in voxels.items()}
     return fields

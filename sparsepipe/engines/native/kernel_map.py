@@ -300,9 +300,9 @@ def rows_in_box(
 
 def _pairs(rows: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Return input rows, output rows and the number of pairs by offset of a table [K, M], where -1 is none."""
-    there = rows >= 0
-    pairs = there.flatten().nonzero().flatten()  # by offset, then by output row
-    counts = tuple(there.sum(dim=1).tolist())
+    is_paired = rows >= 0
+    pairs = is_paired.flatten().nonzero().flatten()  # by offset, then by output row
+    counts = tuple(is_paired.sum(dim=1).tolist())
     starts = torch.arange(0, rows.numel(), rows.shape[1], device=pairs.device)
     out_rows = pairs - starts.repeat_interleave(torch.tensor(counts, device=pairs.device))
     return rows.flatten().index_select(0, pairs).long(), out_rows, counts
