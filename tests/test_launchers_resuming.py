@@ -53,8 +53,9 @@ def test_a_schedule_for_more_epochs_says_from_which_rate_to_which(tmp_path):
     assert RunRecord.load(tmp_path / "run").config["epochs"] == 4
 
 
-def test_a_run_without_a_checkpoint_starts_over_and_keeps_its_rows(tmp_path):
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("name", ["run", "pipelines/run"])
+def test_a_run_without_a_checkpoint_starts_over_and_keeps_its_rows(tmp_path, name):
+    folder = tmp_path / name
     plan = trained(folder, metrics=False)
     (folder / "checkpoints" / "minibatch-00000010").rename(tmp_path / "elsewhere")
     rows = "".join(json.dumps({"event": "step", "seconds": k, "minibatch": k, "loss": 1.0}) + "\n" for k in range(3))

@@ -1,5 +1,6 @@
 """The protocol of sparse engines: layers, sparse tensors, and their plain parts, which cross stage boundaries."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +35,26 @@ class Parts:
     coordinate_sets: tuple[CoordinateSet, ...]
     features: Mapping[str, Feature]
     tables: tuple[Tensor, ...] = ()
+
+
+class TableWriter:
+    """Writes `Parts.tables` of two: facts (JSON, as uint8), and the integers that they refer to by start and end."""
+
+    def __init__(self) -> None:
+        self._integers: list[Tensor] = []
+        self._num_integers = 0
+
+    def add(self, integers: Tensor) -> list[int]:
+        """Append integers; return where they start and end."""
+        self._integers.append(integers.reshape(-1))
+        start = self._num_integers
+        self._num_integers += integers.numel()
+        return [start, self._num_integers]
+
+    def tables(self, facts: object) -> tuple[Tensor, Tensor]:
+        document = bytearray(json.dumps(facts).encode())
+        integers = torch.cat(self._integers) if self._integers else torch.empty(0, dtype=torch.int32)
+        return torch.frombuffer(document, dtype=torch.uint8), integers
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ from ..networks.base import LayerRow
 from ..networks.batch_norm import GroupBatchNorm
 from ..networks.rows import Row
 from ..util.host.imports import restore_removed_names
-from .base import CoordinateSet, Feature, Parts
+from .base import CoordinateSet, Feature, Parts, TableWriter
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .input_checks import checked
@@ -191,32 +191,22 @@ class FieldWriter:
     def __init__(self) -> None:
         self._facts: dict[str, dict[str, object]] = {}
         self._points: dict[tuple[int, ME.CoordinateMapKey], list[int]] = {}  # where those of several fields are
-        self._integers: list[Tensor] = []
-        self._num_integers = 0
+        self._integers = TableWriter()
 
     def add(self, name: str, field: ME.TensorField, voxels: Mapping[int, Tensor]) -> None:
         """Note a field. `voxels`: the row of each point in coordinate sets, by the set's number."""
         points = id(field.coordinate_manager), field.coordinate_field_map_key
         if points not in self._points:
-            self._points[points] = self._table(field.C.float().contiguous().view(torch.int32))
+            self._points[points] = self._integers.add(field.C.float().contiguous().view(torch.int32))
         self._facts[name] = {
             "stride": field.coordinate_field_map_key.get_tensor_stride(),
             "mode": field.quantization_mode.name,
             "points": self._points[points],
-            "voxels": [[number, self._table(rows.int())] for number, rows in voxels.items()],
+            "voxels": [[number, self._integers.add(rows.int())] for number, rows in voxels.items()],
         }
 
     def tables(self) -> tuple[Tensor, ...]:
-        if not self._facts:
-            return ()
-        document = bytearray(json.dumps(self._facts).encode())
-        return torch.frombuffer(document, dtype=torch.uint8), torch.cat(self._integers)
-
-    def _table(self, integers: Tensor) -> list[int]:
-        self._integers.append(integers.reshape(-1))
-        start = self._num_integers
-        self._num_integers += integers.numel()
-        return [start, self._num_integers]
+        return self._integers.tables(self._facts) if self._facts else ()
 
 
 def read_fields(
@@ -243,7 +233,7 @@ def read_fields(
             coordinate_manager=manager,
             quantization_mode=ME.SparseTensorQuantizationMode[known["mode"]],
         )
-        voxels = {keys[k]: integers[slice(*place)] for k, place in known["voxels"]}
+        voxels = {keys[k]: integers[slice(*bounds)] for k, bounds in known["voxels"]}
         fields[name]._inverse_mapping = voxels
         manager.rows |= {(inserted[same], key): rows for key, rows in voxels.items()}
     return fields

@@ -26,7 +26,7 @@ from ..data.batch import PointBatch
 from ..data.examples import ExampleBatch
 from ..errors import InputError
 from ..util.io.spconv_repairs import repair_spconv
-from .base import CoordinateSet, Feature, Parts
+from .base import CoordinateSet, Feature, Parts, TableWriter
 from .plain import PlainEngine
 
 with warnings.catch_warnings():
@@ -120,8 +120,7 @@ class PartsWriter:
 
     def __init__(self) -> None:
         self.indices: list[Tensor] = []
-        self._integers: list[Tensor] = []
-        self._num_integers = 0
+        self._integers = TableWriter()
         self._tensors: dict[str, dict[str, object]] = {}
         self._entries: list[Pairs] = []  # of `indice_dict`, each once
         self._facts: list[dict[str, object]] = []
@@ -134,9 +133,7 @@ class PartsWriter:
         return self._set_of(tensor.indices)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        facts = json.dumps({"tensors": self._tensors, "entries": self._facts}).encode()
-        integers = torch.cat(self._integers) if self._integers else torch.empty(0, dtype=torch.int32)
-        return torch.frombuffer(bytearray(facts), dtype=torch.uint8), integers
+        return self._integers.tables({"tensors": self._tensors, "entries": self._facts})
 
     def _set_of(self, indices: Tensor) -> int:
         for number, known in enumerate(self.indices):
@@ -160,22 +157,15 @@ class PartsWriter:
         if key in ("indices", "out_indices"):
             return {"indices": self._set_of(value)}
         if key == "indice_pairs":
-            return {"pairs": self._table(_flat(value, data)), "shape": list(value.shape)}
+            return {"pairs": self._integers.add(_flat(value, data)), "shape": list(value.shape)}
         if isinstance(value, Tensor):
             kind = str(value.dtype).removeprefix("torch.")
-            return {"tensor": self._table(value.reshape(-1)), "shape": list(value.shape), "type": kind}
+            return {"tensor": self._integers.add(value), "shape": list(value.shape), "type": kind}
         if isinstance(value, np.ndarray):
             return {"array": value.tolist(), "type": str(value.dtype)}
         if isinstance(value, ConvAlgo):
             return {"algorithm": value.name}
         return [self._packed("", each, data) for each in value] if isinstance(value, list | tuple) else value
-
-    def _table(self, integers: Tensor) -> list[int]:
-        """Append integers to their table; return where they start and end."""
-        self._integers.append(integers)
-        start = self._num_integers
-        self._num_integers += len(integers)
-        return [start, self._num_integers]
 
 
 class PartsReader:

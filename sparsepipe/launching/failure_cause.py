@@ -101,7 +101,7 @@ def clear(run_dir: Path, attempt: int) -> None:
 
     What its workers were at is forgotten.
     """
-    for path in (run_dir / "logs").glob(work_path(run_dir, 0).name.replace("0", "*")):
+    for path in (run_dir / "logs").glob(".rank*.work"):
         path.unlink(missing_ok=True)
     for path in (run_dir / "logs").glob("rank*.error.json"):
         path.replace(path.with_name(path.name.replace(".error.json", f".error-before-{attempt}.json")))

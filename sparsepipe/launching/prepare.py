@@ -156,6 +156,7 @@ def prepare(
                 cluster=cluster,
                 campaign=campaign,
                 initial=initial,
+                is_replica=True,
             )
             _same_clock(folder, place)
         return record, locks
@@ -348,13 +349,17 @@ def _written(
     cluster: Cluster | None,
     campaign: str | None,
     initial: "InitialState | None",
+    is_replica: bool = False,
 ) -> RunRecord:
-    """Write what a run's folder holds before its workers start. Its lock is held."""
+    """Write what the folder of a run, or of a pipeline replica of it, holds before its workers start.
+
+    Its lock is held.
+    """
     config = run.config
     commands.clear(folder)
     rank_readings.forget(folder)
     if resume and (folder / "plan.json").exists():
-        record = _changed(folder, plan, config)
+        record = _changed(folder, plan, config, is_replica=is_replica)
         if initial is not None:
             initial.save(folder)
         if not (folder / "profile.json").exists():
@@ -382,7 +387,7 @@ def _keep_devices(
         write_atomic(folder / "cluster.toml", cluster.to_toml())
 
 
-def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
+def _changed(folder: Path, plan: Plan, config: RunConfig, *, is_replica: bool = False) -> RunRecord:
     """Give a record the plan and the settings that its run continues with; what it followed so far stays readable.
 
     Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
@@ -415,8 +420,8 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
             resuming.check_left(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)
-    elif folder.parent.name != "pipelines" and (text := resuming.keep_earlier_rows(folder)):
-        warnings.warn(text, stacklevel=6)  # several pipelines have their checkpoints in the run's folder
+    elif not is_replica and (text := resuming.keep_earlier_rows(folder)):  # checkpoints of replicas are in the run's
+        warnings.warn(text, stacklevel=6)
     if plan.members or num_processes(folder, plan) == len(plan.ranks):
         forget_processes(folder)
     begin_plan(folder, plan, found.minibatches if found else 0)

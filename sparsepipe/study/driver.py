@@ -28,7 +28,6 @@ from .page import write_page
 from .report import not_drawn, run_rows, warnings_of
 
 _BUILD_LOCK = Path(sys.prefix, "minkowski-build.lock")  # which scripts/setup.sh holds; its log has the same name
-_MINUTES = 90  # seconds from which on minutes are said
 _TERMINAL, _LOG = 1.0, 30.0  # seconds between two looks at what is at work
 
 
@@ -119,8 +118,8 @@ class Progress:
             ahead[name], late = max(0.0, rest), late or rest < 0
         seconds = sum(ahead.values())
         if late:  # nobody knows how much longer it takes
-            more = f"over {seconds:.0f} s to go" if seconds < _MINUTES else f"over {seconds / 60:.0f} min to go"
-            return f"{clock(self.seconds)} so far, {more if seconds >= 1 else 'longer than usual'}"
+            more = f"over {_rounded(seconds)} to go" if seconds >= 1 else "longer than usual"
+            return f"{clock(self.seconds)} so far, {more}"
         return f"{clock(self.seconds)} so far, {_about(seconds)} to go"
 
     def _tick(self) -> None:
@@ -162,7 +161,11 @@ def clock(seconds: float) -> str:
 
 
 def _about(seconds: float) -> str:
-    return f"about {seconds:.0f} s" if seconds < _MINUTES else f"about {seconds / 60:.0f} min"
+    return f"about {_rounded(seconds)}"
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _step(report: Path) -> str:

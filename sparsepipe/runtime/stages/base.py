@@ -61,6 +61,10 @@ class PacketAndSamples(NamedTuple):
     packet: Packet
     samples: Any  # as the workload's `batch` reads them
 
+    @property
+    def size(self) -> int:
+        return self.packet.size
+
 
 class StageRunner(Protocol):
     """Runs the layers of one stage, one minibatch at a time, in the order of the rank's actions.
@@ -156,7 +160,7 @@ class StageRunner(Protocol):
         ...
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Mapping[str, Any]]:
-        """Run the stage with its graph, on what the workload read (first stage), a packet, or both.
+        """Run the stage with its graph, on what the workload read (first stage), a packet, or both: each has a `size`.
 
         Returns what is kept until the backward, and its outputs.
 

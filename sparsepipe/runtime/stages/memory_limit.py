@@ -147,7 +147,7 @@ class RankMemory:
         others = sum(held.kept for held in self._flights.values())
         to_come = self._to_come(stage)
         room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, self._largest if to_come else size)
-        left = room - others - sum(one.kept for one in to_come) - received
+        left = room - others - sum(held.kept for held in to_come) - received
         works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
         chosen = self._chosen(stage, memory, left - works, left)
         if chosen is None:

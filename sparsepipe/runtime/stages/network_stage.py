@@ -152,27 +152,12 @@ def _splits(node: Any) -> bool:
     return node.name() in _PRODUCTS
 
 
-def boundary(
-    network: AnyNetwork, plan: Plan, cut: int, *, training: bool = True, engine: Engine | None = None
-) -> tuple[str, ...]:
-    """Return the values that cross between stages `cut - 1` and `cut`, in order: each once, skips included.
-
-    Those that a device keeps for a later one of its stages do not cross. If a network differs between training and
-    evaluation, so may they.
-    """
-    if cut <= 0 or cut >= len(plan.stages):
-        return ()
-    alive = _alive(network, plan, cut, training=training)
-    routes = routes_of(network, plan, training=training, engine=engine)
-    return tuple(name for name in alive if cut in routes[name].cuts) if routes else alive
-
-
-def routes_of(network: AnyNetwork, plan: Plan, *, training: bool, engine: Engine | None = None) -> dict[str, SkipRoute]:
+def routes_of(network: AnyNetwork, plan: Plan, *, training: bool, engine: Engine) -> dict[str, SkipRoute]:
     """Return the way of each value through the stages of a plan; none if all values pass boundary after boundary.
 
     They do so in a traced network whose layers look up voxels that no value they read lies on.
     """
-    looks_up = engine is not None and engine.looks_voxels_up and not isinstance(network, Network)
+    looks_up = engine.looks_voxels_up and not isinstance(network, Network)
     if plan.stages_per_rank == 1 or looks_up:
         return {}
     every = {id for stage in plan.stages for id in stage.layers}
@@ -182,8 +167,9 @@ def routes_of(network: AnyNetwork, plan: Plan, *, training: bool, engine: Engine
 
 
 def _alive(network: AnyNetwork, plan: Plan, cut: int, *, training: bool) -> tuple[str, ...]:
+    """Return the values that are read behind a cut and come from before it, in order: each once, skips included."""
     before = {id for stage in plan.stages[:cut] for id in stage.layers}
-    return network.alive(before, training=training) if cut else ()
+    return network.alive(before, training=training) if 0 < cut < len(plan.stages) else ()
 
 
 class Boundary(NamedTuple):
@@ -198,9 +184,16 @@ class Boundary(NamedTuple):
     def of(
         cls, network: AnyNetwork, plan: Plan, stage: int, *, behind: bool, training: bool, engine: Engine
     ) -> "Boundary":
+        """Return the boundary before a stage, or `behind` it.
+
+        Values that a device keeps for a later one of its stages do not cross. If a network differs between training
+        and evaluation, so may they.
+        """
         cut, names_of = stage + behind, dict[int, list[str]]()
-        names = boundary(network, plan, cut, training=training, engine=engine)
-        for name, way in routes_of(network, plan, training=training, engine=engine).items():
+        routes = routes_of(network, plan, training=training, engine=engine)
+        alive = _alive(network, plan, cut, training=training)
+        names = tuple(name for name in alive if cut in routes[name].cuts) if routes else alive
+        for name, way in routes.items():
             for pair in way.jumps:
                 if pair[not behind] == stage:
                     names_of.setdefault(pair[behind], []).append(name)
@@ -626,8 +619,10 @@ def _joined(packet: Packet) -> Packet:
 
 
 def _same_voxels(first: CoordinateSet, other: CoordinateSet) -> bool:
-    here = other.coordinates
-    return first.tensor_stride == other.tensor_stride and torch.equal(first.coordinates.to(here.device), here)
+    coordinates = other.coordinates
+    return first.tensor_stride == other.tensor_stride and torch.equal(
+        first.coordinates.to(coordinates.device), coordinates
+    )
 
 
 def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:

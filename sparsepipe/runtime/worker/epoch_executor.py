@@ -110,7 +110,7 @@ class EpochExecutor:
                 raise
             raise OutOfMemory(f"out of memory in {self.context.recorder.at_work}; {SMALLER_LIMIT}") from error
 
-    def _tell_begun(self, what: str, m: int, size: float) -> None:
+    def _tell_begun(self, what: str, m: int, size: int) -> None:
         """Write down which minibatch is at work, with its size, for whoever finds this process killed."""
         workload, samples = self.context.workload, self.feed.samples(m)
         names = [workload.sample_name(index) for index in samples[:_NAMED]]
@@ -139,9 +139,7 @@ class EpochExecutor:
         targets = self.inputs.take_targets(action) if runner.is_last else None
         self._synchronise(m)
         number = self.feed.number(m)
-        arrived = getattr(received, "packet", received)
-        # The first rank of an emulation has no minibatch, but its size.
-        self._tell_begun("forward", m, arrived if isinstance(arrived, int | float) else arrived.size)
+        self._tell_begun("forward", m, received.size)
         if context.straggler:
             context.straggler.begin(self.first_own + m)
         start = recorder.begin("forward", number)

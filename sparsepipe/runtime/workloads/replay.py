@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -127,15 +127,21 @@ def _clock_of(rank: int) -> str:
 _MINIBATCHES = 50  # of a replay that is not told how many
 
 
+class _SleptBatch(NamedTuple):
+    """A minibatch: its size, and nothing else."""
+
+    size: int
+
+
 class _SleptSamples:
-    """Stands in for a data set: a minibatch is the sizes of the layers' inputs, and nothing else."""
+    """Stands in for a data set."""
 
     def __init__(self, sizes: Sequence[float], batch_size: int) -> None:
         self._sizes, self._batch_size = sizes, batch_size
 
-    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> int:
-        """Return the size of the minibatch that starts with sample `indices[0]`."""
-        return int(self._sizes[indices[0] // self._batch_size])
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> _SleptBatch:
+        """Return the minibatch that starts with sample `indices[0]`."""
+        return _SleptBatch(int(self._sizes[indices[0] // self._batch_size]))
 
 
 @dataclass(frozen=True)
@@ -405,7 +411,7 @@ class SleptStage:
 
     def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
         _sleep(self.seconds.forward[self._places[minibatch]])
-        return received if self.is_first else received.size, {}
+        return received.size, {}
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
         """Nothing was kept for it: the time of a second forward is part of the backward's."""
