@@ -19,7 +19,7 @@ from ...values.replication import rule_text
 from ..markup import Html
 from . import looks
 from .html_view import HtmlView
-from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_trace
+from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_spans, recent_trace
 from .messages import Messages
 from .promised import differences, samples_per_second
 from .sentences import sentence
@@ -175,8 +175,9 @@ class JobLive:
         looks.show(self.pace, on=measured is not None and job.running)  # at its end the state says it
         if measured is not None:
             self.pace.value = _paced(measured, predicted, record.counted)
-        trace = recent_trace(record)
-        self.view.show_lanes(trace, doings_of(record))
+        recent = recent_spans(record)
+        trace = recent_trace(record, recent)
+        self.view.show_lanes(trace, doings_of(record, recent))
         if time.monotonic() - self._looked > _LOOKS_FOR_CAUSE or not job.running:
             cause = recent_cause(trace)
             self._looked = time.monotonic()
