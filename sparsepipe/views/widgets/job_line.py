@@ -126,9 +126,9 @@ class OtherDevices:
         self.anew = card_button(
             name, "plan for this machine", "cogs", "profile the network here and plan for its cores"
         )
-        self.told = HtmlView(layout={"flex": "1 1 200px", "min_width": "0"})
+        self.made_for = HtmlView(layout={"flex": "1 1 200px", "min_width": "0"})
         row = {"flex_flow": "row wrap", "align_items": "center", "display": "none"}
-        self.widget = looks.HBox([self.told, self.where, self.anew], layout=row)
+        self.widget = looks.HBox([self.made_for, self.where, self.anew], layout=row)
         self.anew.on_click(board.messages.telling(lambda: board.plan_here(name)))
         self.where.observe(board.messages.shown(lambda _: board.changed()), names="value")
 
@@ -140,7 +140,7 @@ class OtherDevices:
     def offer(self, devices: str) -> None:
         """Show for which other devices the plan was made; empty: for this machine."""
         self.devices = devices
-        self.told.value = f"Made for other devices: {devices}"
+        self.made_for.value = f"Made for other devices: {devices}"
         looks.show(self.widget, on=bool(devices))
 
 
