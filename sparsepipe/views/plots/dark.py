@@ -37,6 +37,8 @@ LIT_TONES = {  # of what is not measured: towards the page, as on white
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
 _WHOLE_WORDS = ".jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: break-word; }"
+# Shades of work and tones are of bars alone.
+_BARS = (".barlayer .points", ".legendpoints")
 _POINTS = (".scatterlayer .points", ".legendpoints", ".barlayer .points", ".boxlayer .points")
 _ERROR = ".errorbar"  # its line is of plotly's own colour, like a grid's
 
@@ -63,7 +65,7 @@ def dark_style(within: str = "", *, drawn: str | None = None) -> str:
         rules.append(([f".annotation {_painted('text', 'fill', color)}"], f"fill: {lit}"))
     for color, lit in (LIT_SHADES | LIT_TONES).items():
         if drawn is None or _named(color) in drawn:
-            filled = [f"{part} {_painted('path', 'fill', color)}" for part in (".barlayer .points", ".legendpoints")]
+            filled = [f"{part} {_painted('path', 'fill', color)}" for part in _BARS]
             rules.append((filled, f"fill: {lit}"))
     for color, lit in LIT_POINTS.items():
         if drawn is None or _named(color) in drawn:
