@@ -31,7 +31,7 @@ from sparsepipe.util.io.functions import UserFunction
 from sparsepipe.views import html
 from sparsepipe.views.plots.epochs import working_epoch
 from sparsepipe.views.widgets import runs_table
-from sparsepipe.views.widgets.live import doings, doings_table, learned, phase
+from sparsepipe.views.widgets.live import doings, doings_table, learned, newest_spans, phase
 
 EXAMPLES = 12  # of each file, in each of two ways; each is put to all of fifteen uses that open that file
 PUT_TO_ALL = 2  # of them are put to every use, whatever it opens
@@ -118,7 +118,7 @@ def uses(folder: Path, other: RunRecord) -> Iterator[tuple[str, Callable[[], Any
 
     def live() -> None:
         rows = found().metrics()
-        doings_table(doings(folder))
+        doings_table(doings(newest_spans(folder)))
         phase(rows, other.plan, running=True)
         learned(rows)
         plots.progress_table({"run": rows})

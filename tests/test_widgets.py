@@ -195,7 +195,7 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     details.end.compare("pipeline", disturbed)
     for view in (details.end.timeline, details.end.anatomy):
-        assert mentions(drawn(view)["layout"]["title"]["text"], "90%")
+        assert mentions(drawn(view)["heading"]["doubt"], "90%")
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_a_plan_for_other_devices_is_emulated_or_planned_anew(board, plans, publ
     name, drawer = board.drawer.name, board.drawer
     line = board.line(name)
     assert drawer.widget.layout.display == "" and line.others.widget in drawer.widget.children
-    assert mentions(line.others.told.value, "2 × fast", "published")
+    assert mentions(line.others.made_for.value, "2 × fast", "published")
     plan, config = board.prepared(name)
     assert (config.engine, config.batch_size, config.minibatches) == ("replay", 1, 200)
     rate = 1 / plan.estimate.period_seconds

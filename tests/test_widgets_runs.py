@@ -33,9 +33,11 @@ from sparsepipe.views.widgets.live import (
     doings_table,
     learned,
     log_of,
+    newest_spans,
     phase,
     recent_cause,
     recent_pace,
+    recent_spans,
     recent_trace,
 )
 
@@ -401,13 +403,13 @@ def test_doings_are_shares_of_the_last_seconds(tmp_path):
     )
     with (tmp_path / "trace-rank1.jsonl").open("a") as handle:
         handle.write('{"rank": 1, "na')  # a row that is being written
-    first, second = doings(tmp_path, window=5.0)
+    first, second = doings(newest_spans(tmp_path), window=5.0)
     assert (first.rank, first.work, first.loading) == (0, pytest.approx(0.8), 0)
     assert second.work == pytest.approx(0.2) and second.sending == pytest.approx(0.2)
     assert second.waits_for == {0: pytest.approx(0.4), -1: pytest.approx(0.1)}
     text = doings_table([first, second])
     assert mentions(text, "40%", "rank 0", "10%") and "80% at work" in text
-    assert doings(tmp_path / "none") == []
+    assert doings(newest_spans(tmp_path / "none")) == []
     text = doings_table([first, second], left_out=[1, 2])
     assert "rank 0, stage" in text and "rank 1, stage" not in text and text.count("unused by") == 2
 
@@ -427,11 +429,11 @@ def test_lanes_and_the_cause_are_of_the_newest_minibatches(tmp_path):
             if own == rank
         ]
         (made.folder / f"trace-rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    trace = recent_trace(made)
+    trace = recent_trace(made, recent_spans(made))
     assert recent_cause(trace).measured_seconds == pytest.approx(1.0)
     assert recent_cause(replace(trace, spans=())) is None
     view = JobView()
-    view.show_lanes(trace, doings(made.folder))
+    view.show_lanes(trace, doings(newest_spans(made.folder)))
     first, second = json.loads(view.lanes)["rows"]
     assert mentions(first["told"], "40% at work") and second["spans"][0][2:] == [1, "forward"]
     assert [(start, end) for start, end, *_ in second["spans"]][0] == pytest.approx((0.04, 0.1), abs=0.001)

@@ -54,9 +54,13 @@ def work_color(stage: int, kind: str) -> str:
 
 def mixed(color: str, share: float) -> str:
     """`color` ("#rrggbb") mixed with `share` of white, or of black where `share` is below 0."""
-    target = 255 if share > 0 else 0
-    parts = (int(color[k : k + 2], 16) for k in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)
+    return between(color, "#FFFFFF" if share > 0 else "#000000", abs(share))
+
+
+def between(color: str, other: str, share: float) -> str:
+    """`color` mixed with `share` of another."""
+    parts = ((int(each[k : k + 2], 16) for each in (color, other)) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (target - part) * share):02X}" for part, target in parts)
 
 
 @cache

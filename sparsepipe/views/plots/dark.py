@@ -6,7 +6,7 @@ them: an exported SVG where its viewer prefers dark pages, a widget's figure wit
 in a JupyterLab that scripts/lab.sh opened.
 """
 
-from ..colors import SEEN, STAGE_COLORS, contrast, mixed, work_color
+from ..colors import SEEN, STAGE_COLORS, between, contrast, mixed, work_color
 from .theme import DARK_GREY, GREY, INK, LIGHT_GREY, POINT_SHADES, RUN_COLORS, TONES, scale_shades
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
@@ -31,19 +31,14 @@ LIT_SHADES |= {work_color(k, "average"): mixed(color, _AVERAGE) for k, color in 
 LIT_POINTS = dict(zip(POINT_SHADES, scale_shades(0.42, 1.0, len(POINT_SHADES)), strict=True))  # far ones are seen, too
 _TONED = (*RUN_COLORS, *STAGE_COLORS, GREY, DARK_GREY, INK)  # colours of bars that may be predicted
 
-
-def _on_ground(color: str, share: float) -> str:
-    """`color` mixed with `share` of the dark ground."""
-    parts = ((int(one[k : k + 2], 16) for one in (color, GROUND)) for k in (1, 3, 5))
-    return "#" + "".join(f"{round(value + (ground - value) * share):02X}" for value, ground in parts)
-
-
 LIT_TONES = {  # of what is not measured: towards the page, as on white
-    mixed(color, share): _on_ground(LIT.get(color, color), share) for color in _TONED for share in TONES.values()
+    mixed(color, share): between(LIT.get(color, color), GROUND, share) for color in _TONED for share in TONES.values()
 }
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
 _WHOLE_WORDS = ".jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: break-word; }"
+# Shades of work and tones are of bars alone.
+_BARS = (".barlayer .points", ".legendpoints")
 _POINTS = (".scatterlayer .points", ".legendpoints", ".barlayer .points", ".boxlayer .points")
 _ERROR = ".errorbar"  # its line is of plotly's own colour, like a grid's
 
@@ -70,7 +65,7 @@ def dark_style(within: str = "", *, drawn: str | None = None) -> str:
         rules.append(([f".annotation {_painted('text', 'fill', color)}"], f"fill: {lit}"))
     for color, lit in (LIT_SHADES | LIT_TONES).items():
         if drawn is None or _named(color) in drawn:
-            filled = [f"{part} {_painted('path', 'fill', color)}" for part in (".barlayer .points", ".legendpoints")]
+            filled = [f"{part} {_painted('path', 'fill', color)}" for part in _BARS]
             rules.append((filled, f"fill: {lit}"))
     for color, lit in LIT_POINTS.items():
         if drawn is None or _named(color) in drawn:

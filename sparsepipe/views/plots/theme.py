@@ -366,7 +366,7 @@ def in_place(figure: go.Figure, width: float) -> go.Figure:
 
 def _first_margin(figure: go.Figure) -> float:
     """The margin above a finished figure without the further lines of its note."""
-    return _margin(figure) - _LINE * max(0, str(figure.layout.title.text or "").count("<br>") - 1)
+    return _margin(figure) - _LINE * max(0, title_of(figure).count("<br>") - 1)
 
 
 def _margin(figure: go.Figure) -> float:

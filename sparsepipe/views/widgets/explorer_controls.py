@@ -115,7 +115,9 @@ class ExplorerControls:
             "stages_per_device": plan.stages_per_device.slider,
         }
         counts = {slider.description: ("devices", slider) for slider in devices.counts.values()}
-        return counts | {one.description: (field, one) for field, one in fields.items() if one in self.every}
+        return counts | {
+            slider.description: (field, slider) for field, slider in fields.items() if slider in self.every
+        }
 
     def settings(self) -> Settings:
         """The current settings of the controls."""

@@ -82,10 +82,10 @@ class PageGrid:
         schedules: Sequence[str] | None = None,
     ) -> "PageGrid":
         """Return a grid with the settings in it. Raises InputError for a device type or schedule that is unknown."""
-        here = dict(settings.devices)
-        if unknown := {*(counts or ())} - here.keys():
+        present = dict(settings.devices)
+        if unknown := {*(counts or ())} - present.keys():
             raise InputError(
-                "explorer.page_type", f"counts of {min(unknown)!r}: expected {', '.join(here)}", name=min(unknown)
+                "explorer.page_type", f"counts of {min(unknown)!r}: expected {', '.join(present)}", name=min(unknown)
             )
         if unknown := {*(schedules or ())} - SCHEDULE_RULES.keys():
             raise InputError(
@@ -100,10 +100,10 @@ class PageGrid:
             for name, rules in SCHEDULE_RULES.items()
             if not rules.check_stages_per_rank(settings.stages_per_device)
         ]
-        given = {name: (counts or {}).get(name, ()) for name in here}
-        usual = _counts(here) if not counts else {name: (here[name],) for name in here}
+        given = {name: (counts or {}).get(name, ()) for name in present}
+        usual = _counts(present) if not counts else {name: (present[name],) for name in present}
         return cls(
-            {name: sorted({here[name], *(given[name] or usual[name])}) for name in here},
+            {name: sorted({present[name], *(given[name] or usual[name])}) for name in present},
             sorted({link, *(bandwidths or around_link)}),
             list(dict.fromkeys([*(schedules or fitting), settings.schedule])),
         )
@@ -114,17 +114,17 @@ class PageGrid:
         return prod(map(len, self.counts.values())) * len(self.bandwidths) * len(self.schedules)
 
 
-def _counts(here: Mapping[str, int]) -> dict[str, list[int]]:
+def _counts(present: Mapping[str, int]) -> dict[str, list[int]]:
     """Device counts from none to a few more than there are; of many the powers of two."""
-    counts = {name: list(range(count + 1)) for name, count in here.items()}
+    counts = {name: list(range(count + 1)) for name, count in present.items()}
     if prod(map(len, counts.values())) > _MOST_COUNTS:
-        return {name: sorted({0, count, *(2**k for k in range(count.bit_length()))}) for name, count in here.items()}
+        return {name: sorted({0, count, *(2**k for k in range(count.bit_length()))}) for name, count in present.items()}
     while True:
         name = min(counts, key=lambda each: len(counts[each]))
         if prod(map(len, counts.values())) // len(counts[name]) * (len(counts[name]) + 1) > _MOST_COUNTS:
             return counts
         counts[name].append(counts[name][-1] + 1)
-        if len(counts[name]) > 2 * max(here.values()) + 4:
+        if len(counts[name]) > 2 * max(present.values()) + 4:
             return counts
 
 
@@ -216,14 +216,14 @@ def explorer_page(planning: Planning, settings: Settings, grid: PageGrid, *, not
 
 def _controls(settings: Settings, cluster: Cluster, grid: PageGrid) -> list[dict[str, object]]:
     """The controls in the order of `product`, each with its stops as text and the number of the present one."""
-    here = dict(settings.devices)
+    present = dict(settings.devices)
     link = "between nodes" if len(cluster.nodes) > 1 else "within a node"
     controls: list[dict[str, object]] = [
         {
             "name": name,
             "tip": f"number of {name} devices",
             "stops": [*map(str, counts)],
-            "given": counts.index(here[name]),
+            "given": counts.index(present[name]),
         }
         for name, counts in grid.counts.items()
     ]

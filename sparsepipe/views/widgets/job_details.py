@@ -29,7 +29,7 @@ from ..plots.theme import resting_on
 from . import looks
 from .controls import folded
 from .html_view import HtmlView, scrolled
-from .live import doings_of, doings_table, log_of
+from .live import doings_of, doings_table, log_of, recent_spans
 from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
@@ -228,7 +228,8 @@ class JobDetails:
         if self.rank.options != ranks:
             self.rank.options = ranks
             self.rank.value = ranks[0]
-        self.ranks.value = doings_table(doings_of(job.record), left_out=set(ranks) - set(plan.ranks))
+        activities = doings_of(job.record, recent_spans(job.record))
+        self.ranks.value = doings_table(activities, left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
         self.log.value = log_of(folder, self.rank.value or 0, plan)
         self.settings.value = _settings_table(job.record)

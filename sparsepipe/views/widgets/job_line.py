@@ -19,7 +19,7 @@ from ...values.replication import rule_text
 from ..markup import Html
 from . import looks
 from .html_view import HtmlView
-from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_trace
+from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_spans, recent_trace
 from .messages import Messages
 from .promised import differences, samples_per_second
 from .sentences import sentence
@@ -126,9 +126,9 @@ class OtherDevices:
         self.anew = card_button(
             name, "plan for this machine", "cogs", "profile the network here and plan for its cores"
         )
-        self.told = HtmlView(layout={"flex": "1 1 200px", "min_width": "0"})
+        self.made_for = HtmlView(layout={"flex": "1 1 200px", "min_width": "0"})
         row = {"flex_flow": "row wrap", "align_items": "center", "display": "none"}
-        self.widget = looks.HBox([self.told, self.where, self.anew], layout=row)
+        self.widget = looks.HBox([self.made_for, self.where, self.anew], layout=row)
         self.anew.on_click(board.messages.telling(lambda: board.plan_here(name)))
         self.where.observe(board.messages.shown(lambda _: board.changed()), names="value")
 
@@ -140,7 +140,7 @@ class OtherDevices:
     def offer(self, devices: str) -> None:
         """Show for which other devices the plan was made; empty: for this machine."""
         self.devices = devices
-        self.told.value = f"Made for other devices: {devices}"
+        self.made_for.value = f"Made for other devices: {devices}"
         looks.show(self.widget, on=bool(devices))
 
 
@@ -175,8 +175,9 @@ class JobLive:
         looks.show(self.pace, on=measured is not None and job.running)  # at its end the state says it
         if measured is not None:
             self.pace.value = _paced(measured, predicted, record.counted)
-        trace = recent_trace(record)
-        self.view.show_lanes(trace, doings_of(record))
+        recent = recent_spans(record)
+        trace = recent_trace(record, recent)
+        self.view.show_lanes(trace, doings_of(record, recent))
         if time.monotonic() - self._looked > _LOOKS_FOR_CAUSE or not job.running:
             cause = recent_cause(trace)
             self._looked = time.monotonic()

@@ -5,7 +5,6 @@ const JOB_STYLE = `
 .sp-job-head{align-items:center;border-bottom:1px solid var(--jp-border-color2,#ddd);min-height:32px}
 .sp-job-head .sp-job-title{flex:1 1 180px;min-width:0}
 .sp-job-head button{width:auto!important}
-.sp-job .sp-job-text{min-height:20px}
 .sp-job-view{display:grid;grid-template-columns:minmax(180px,240px) minmax(0,1fr);gap:4px 16px;margin:4px 0}
 .sp-job-view .sp-map{grid-area:auto;max-height:220px}
 .sp-lane{display:grid;grid-template-columns:minmax(90px,auto) minmax(80px,1fr) minmax(110px,34%);gap:8px;align-items:center;font-size:12px;min-height:20px}

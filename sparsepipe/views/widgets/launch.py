@@ -1,6 +1,5 @@
 """The launch board: a card for each plan, its job's progress, and at its end the prediction and the measurement."""
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from ...launching.run_folders import folders, new_folder
 from ...planning import partition
 from ...records import RunRecord
 from ...runtime.config import RunConfig
+from ...util.host.background_load import num_processors
 from ...util.io.fields import shown
 from ...util.io.files import expanded
 from ...util.text.counting import number_of
@@ -268,10 +268,9 @@ class LaunchBoard(Shown):
         others = self.at_work()
         if not others:
             return False
-        cores = len(os.sched_getaffinity(0))
         verb = "is" if len(others) == 1 else "are"
         self.question.ask(
-            f"{', '.join(others)} {verb} running on the same {number_of(cores, 'core')}: both would be "
+            f"{', '.join(others)} {verb} running on the same {number_of(num_processors(), 'core')}: both would be "
             f"slower, and the throughput of {name} would not be comparable with other runs.",
             self.offered.lines[name].go,
         )
@@ -412,6 +411,11 @@ class OfferedPlans:
         """Return the settings of a plan of which only profile and devices are known."""
         return MadeFor(0, None, self.profile, self.cluster)
 
+    @property
+    def _given(self) -> MadeFor:
+        """The board's own profile and devices, at its settings."""
+        return MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
+
     def add(self, name: str, plan: Plan, made_for: MadeFor | None = None) -> JobLine:
         """Offer a plan, instead of one of the same name."""
         self.plans[name] = plan
@@ -423,8 +427,7 @@ class OfferedPlans:
 
     def basis(self, name: str) -> MadeFor:
         """Return the profile and devices that a plan was made for, whatever it runs on."""
-        given = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
-        return self._made_for.get(name, given)
+        return self._made_for.get(name, self._given)
 
     def promise_basis(self, name: str) -> MadeFor:
         """Return the basis of the next run's prediction: none, if it trains on other devices than planned."""
@@ -438,7 +441,7 @@ class OfferedPlans:
 
     def of_this_machine(self, plan: Plan, config: RunConfig) -> MadeFor | None:
         """Return the board's profile and devices if they are this machine's and of the plan's network."""
-        known = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
+        known = self._given
         if known.profile is None or known.cluster is None or known.other_devices(plan, config):
             return None
         layers = {layer.id for layer in known.profile.graph.layers}

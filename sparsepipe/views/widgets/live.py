@@ -62,9 +62,18 @@ class Doing:
         return sum(self.waits_for.values())
 
 
-def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
+def newest_spans(folder: Path) -> list[Span]:
+    """The spans of all ranks of a pipeline, as far back as the ends of their files reach."""
+    return [span for path in sorted(folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
+
+
+def recent_spans(record: RunRecord) -> list[list[Span]]:
+    """The newest spans of each pipeline of a run, for `doings_of` and `recent_trace`: both look at one reading."""
+    return [newest_spans(pipeline.folder) for pipeline in record.pipelines]
+
+
+def doings(spans: Sequence[Span], *, window: float = WINDOW) -> list[Doing]:
     """Activity of each rank in the last `window` seconds; nothing before the first span is written."""
-    spans = [span for path in sorted(folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
     if not spans:
         return []
     now = max(span.end for span in spans)
@@ -88,22 +97,19 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     return found
 
 
-def doings_of(record: RunRecord) -> list[Doing]:
+def doings_of(record: RunRecord, recent: Sequence[Sequence[Span]]) -> list[Doing]:
     """The same of all pipelines of a run, whose ranks are numbered as in its plan."""
     found = []
-    for k, own in enumerate(record.pipelines):
-        for one in doings(own.folder):
+    for k, spans in enumerate(recent):
+        for one in doings(spans):
             waits = {record.plan.among_all(k, peer): share for peer, share in one.waits_for.items()}
             found.append(replace(one, rank=record.plan.among_all(k, one.rank), waits_for=waits))
     return sorted(found, key=lambda one: one.rank)
 
 
-def recent_trace(record: RunRecord) -> Trace:
-    """The newest spans of all ranks, as far back as the ends of their files reach: of a job at work."""
-    traces = []
-    for pipeline in record.pipelines:
-        spans = [span for path in sorted(pipeline.folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
-        traces.append(Trace(tuple(spans), record.workload.source))
+def recent_trace(record: RunRecord, recent: Sequence[Sequence[Span]]) -> Trace:
+    """The newest spans of all pipelines as one trace."""
+    traces = [Trace(tuple(spans), record.workload.source) for spans in recent]
     return traces[0] if len(traces) == 1 else trace_of_all(record.plan, traces, record.workload.source)
 
 
@@ -168,7 +174,8 @@ class JobView(looks.Control, anywidget.AnyWidget):
             spans = sorted(of.get(doing.rank, ()), key=lambda span: span.start)
             boxes = _merged([((max(s.start, begin) - begin) / length, (s.end - begin) / length, s) for s in spans])
             label = f"rank {doing.rank} · stage {doing.stage}"
-            rows.append({"label": label, "told": ", ".join(_told_of(doing)), "spans": boxes})
+            activity = ", ".join([_at_work(doing), *(f"waits {wait}" for wait in _waits(doing))])
+            rows.append({"label": label, "told": activity, "spans": boxes})
         self.lanes = _compact({"head": f"the last {WINDOW:.0f} seconds", "rows": rows})
 
 
@@ -184,11 +191,15 @@ def _merged(boxes: Iterable[tuple[float, float, Span]]) -> list[list[float | int
     return merged
 
 
-def _told_of(doing: Doing) -> list[str]:
+def _at_work(doing: Doing) -> str:
+    also = f", {doing.validating:.0%} validating" if doing.validating >= 0.01 else ""
+    return f"{doing.work:.0%} at work{also}"
+
+
+def _waits(doing: Doing) -> list[str]:
+    """For whom a rank waits and in which share of the time, the longest first."""
     waits = sorted(doing.waits_for.items(), key=lambda item: -item[1])
-    also = [f"{doing.validating:.0%} validating"] if doing.validating >= 0.01 else []
-    waiting = [f"waits {share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01]
-    return [f"{doing.work:.0%} at work", *also, *waiting]
+    return [f"{share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01]
 
 
 def _compact(document: Mapping[str, object]) -> str:
@@ -210,11 +221,9 @@ def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Htm
             (one.waiting, LIGHT_GREY, "waiting"),
         )
         bar = joined(_PART.format(name, share, min(share, 1) * 200, color) for share, color, name in parts)
-        waits = sorted(one.waits_for.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01)
-        also = f", {one.validating:.0%} validating" if one.validating >= 0.01 else ""
-        waiting = f"waits {told}" if told else ""
-        rows.append(_RANK.format(one.rank, one.stage, bar, f"{one.work:.0%} at work{also}", waiting))
+        waits = _waits(one)
+        waiting = f"waits {', '.join(waits)}" if waits else ""
+        rows.append(_RANK.format(one.rank, one.stage, bar, _at_work(one), waiting))
     if not rows:
         return Html("")
     return _RANKS.format(WINDOW, scrolled(_TABLE.format(joined(rows)), "what each rank does"))

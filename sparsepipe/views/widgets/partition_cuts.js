@@ -16,8 +16,8 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
     this.handles.forEach((handle, k) => { if (k !== this.held) this.put(handle, k, at[k]); });
     if (this.held < 0 && !this.kept) this.reason.textContent = "";
     this.kept = false;
-    const own = this.held < 0 ? this.handles.indexOf(document.activeElement) : this.held;
-    if (own >= 0) this.shadow(own);  // where it cannot be depends on the others
+    const active = this.held < 0 ? this.handles.indexOf(document.activeElement) : this.held;
+    if (active >= 0) this.shadow(active);  // where it cannot be depends on the others
   }
   put(handle, k, at) {
     handle.style.left = `${at * this.cell}px`;

@@ -354,7 +354,7 @@ function render({ model, el }) {
   const candidates = new Candidates(find("candidates"), find("strip"), (content) => model.send(content));
   const drawCandidates = () => candidates.update(JSON.parse(model.get("candidates")), scene, model.get("palette"), Boolean(model.get("stale")));
   let graph = {}, waiting = false, width = 0, wide = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [], tables = {};
-  const kept = [];    // [{ told, places, baseline }] of the last scenes
+  const kept = [];    // [{ text, places, baseline }] of the last scenes
   let painted = null, swapped = { at: -Infinity, came: [] };  // the last scene in full, the last swap of devices
   let chosen = null, pointedAt = null;                        // minibatches whose way is shown: by a click, by the pointer
   let ahead = null;   // { name, key } of the move that is shown before the kernel's answer to it
@@ -448,14 +448,14 @@ function render({ model, el }) {
   const drawGap = () => {
     if (painted === scene && !root.classList.contains("sp-foreseen")) put("tiles", tiles(closed(scene, JSON.parse(model.get("closing")))));
   };
-  const show = (next, told) => { scene = next; seen = told; scene.idles = scene.spans ? idles(scene, palette) : []; };
+  const show = (next, text) => { scene = next; seen = text; scene.idles = scene.spans ? idles(scene, palette) : []; };
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
     palette = model.get("palette");
     if (told !== seen) {
       const next = JSON.parse(told), at = ahead && next.places && next.places[ahead.name];
-      if (next.places && told !== (kept.at(-1) || {}).told) kept.push({ told, places: next.places, baseline: next.baseline });
+      if (next.places && told !== (kept.at(-1) || {}).text) kept.push({ text: told, places: next.places, baseline: next.baseline });
       if (kept.length > KEPT) kept.shift();
       if (at && at[1] !== ahead.key && !old) return;  // of an earlier move than the page shows
       show(next, told);
@@ -519,19 +519,19 @@ function render({ model, el }) {
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
   };
   const foresee = (name, key) => {  // of what moves: the picture as it was there, else the present plan's times there
-    const place = scene.places && scene.places[name];
+    const present = scene.places && scene.places[name];
     ahead = null;
-    if (!place || model.get("stale") || waiting) return;
-    const before = kept.findLast(({ places, baseline }) => baseline === scene.baseline && places[name] && places[name][0] === place[0] && places[name][1] === key);
+    if (!present || model.get("stale") || waiting) return;
+    const before = kept.findLast(({ places, baseline }) => baseline === scene.baseline && places[name] && places[name][0] === present[0] && places[name][1] === key);
     if (before) {
-      show(JSON.parse(before.told), before.told);
+      show(JSON.parse(before.text), before.text);
       paint("");
     } else if (!foreseen(name, key)) return;
     const mine = ahead = { name, key };
     setTimeout(() => { if (ahead === mine) { ahead = null; soon(); } }, PATIENCE);
   };
   const foreseen = (name, key) => {
-    if (model.get("moves") !== tables.told) tables = { told: model.get("moves"), of: JSON.parse(model.get("moves")) };
+    if (model.get("moves") !== tables.text) tables = { text: model.get("moves"), of: JSON.parse(model.get("moves")) };
     const table = tables.of[name], stop = table && table.stops[key];
     if (!stop || ![scene.bases[name], scene.places[name][0]].includes(table.base)) return false;
     const tips = new Map(scene.tiles.map(([tile, , tip]) => [tile, tip]));

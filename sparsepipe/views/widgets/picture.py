@@ -82,8 +82,8 @@ def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
     """
     num_layers = len(problem.layers)
     bounds, reasons, found = [0, *ends, num_layers], [], []
-    between = [(k, place) for k in range(len(ends)) for place in range(bounds[k] + 1, bounds[k + 2])]
-    stages = [part for k, place in between for part in ((k, bounds[k], place), (k + 1, place, bounds[k + 2]))]
+    between = [(k, at) for k in range(len(ends)) for at in range(bounds[k] + 1, bounds[k + 2])]
+    stages = [part for k, at in between for part in ((k, bounds[k], at), (k + 1, at, bounds[k + 2]))]
     too_large = _Need(plan, problem).too_large(stages)
 
     def reason(text: str) -> int:

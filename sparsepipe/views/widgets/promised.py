@@ -1,6 +1,5 @@
 """The promise of a plan to a run: its estimate at the run's own batch size and schedule, on the devices it runs on."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from ...records.provenance import work_digest
 from ...records.workload_facts import workload_facts
 from ...runtime.config import BUDGETS, RunConfig
 from ...util.host import cpu
+from ...util.host.background_load import num_processors
 from ...util.io.fields import json_object
 from ...util.text.counting import counted, number_of
 from ...values.cluster import Cluster
@@ -63,7 +63,7 @@ class MadeFor:
             return f"{kinds} of {', '.join(sorted(processors))}"
         if default_launcher(cluster) != LOCAL:
             return f"{kinds} on {', '.join(node.name for node in cluster.nodes)}"
-        cores = len(os.sched_getaffinity(0))
+        cores = num_processors()
         threads = max((int(str(part["threads"])) for part in parts if "threads" in part), default=0)
         if config.device == "cpu" and threads * len(plan.ranks) > cores:
             return f"{kinds}; this machine has {number_of(cores, 'core')}"
@@ -158,7 +158,7 @@ def measured_here(config: RunConfig, num_devices: int, *, say: Callable[[str], N
     from ...profiling import profile_model
 
     threads = config.threads or 1
-    count = max(1, min(num_devices, len(os.sched_getaffinity(0)) // threads))
+    count = max(1, min(num_devices, num_processors() // threads))
     profile = profile_model(
         config.model,
         config.data,

@@ -124,7 +124,7 @@ class LaunchDrawer:
             looks.Button(description="launch in parallel", icon="play", tooltip="launch anyway"),
             looks.Button(description="wait", icon="times", tooltip="do not launch"),
         )
-        self.told, self.widget = HtmlView(), looks.VBox([], layout={"display": "none"})
+        self.summary, self.widget = HtmlView(), looks.VBox([], layout={"display": "none"})
         self.start = looks.Button(description="launch now", icon="play", tooltip="start the plan's processes")
         self.start.button_style = "primary"
         self.close = looks.Button(description="close", icon="times", tooltip="keep the plan on the launch board")
@@ -136,9 +136,9 @@ class LaunchDrawer:
         """Show the plan of this name on the board."""
         line = self._board.line(name)
         self.name = name
-        self.told.value = _DRAWER.format(name, self._board.planned(name).summary())
+        self.summary.value = _DRAWER.format(name, self._board.planned(name).summary())
         buttons = looks.HBox([self.start, self.close])
-        self.widget.children = (self.told, line.others.widget, self.settings.widget, buttons, self.question.widget)
+        self.widget.children = (self.summary, line.others.widget, self.settings.widget, buttons, self.question.widget)
         looks.show(self.widget, on=True)
 
     def _start(self) -> None:

@@ -186,8 +186,9 @@ def deltas(table: pd.DataFrame, records: Sequence[RunRecord], baseline: int) -> 
 
 
 def _relative(value: object, base: object) -> str:
-    known = isinstance(value, float) and isinstance(base, float) and base > 0
-    return f"{float(str(value)) / float(str(base)) - 1:+.0%}" if known else ""
+    if isinstance(value, float) and isinstance(base, float) and base > 0:
+        return f"{value / base - 1:+.0%}"
+    return ""
 
 
 def _points(value: object, base: object) -> str:
@@ -196,8 +197,7 @@ def _points(value: object, base: object) -> str:
 
 
 def _difference(value: object, base: object) -> str:
-    known = isinstance(value, float) and isinstance(base, float)
-    return f"{float(str(value)) - float(str(base)):+.3f}" if known else ""
+    return f"{value - base:+.3f}" if isinstance(value, float) and isinstance(base, float) else ""
 
 
 _DELTAS: Mapping[str, Callable[[object, object], str]] = {
@@ -395,10 +395,10 @@ class RunsList(looks.Control, anywidget.AnyWidget):
         forms = [as_given if name in settings else as_measured if name in PACES else None for name, _ in told]
         cells = [_shown(own, form) for (_, own), form in zip(told, forms, strict=True)]
         numbers = [any(map(_is_number, own)) or of_numbers(cells[k]) for k, (_, own) in enumerate(told)]
-        for (name, _), own in zip(told, cells, strict=True):
-            own[:] = [
+        for (name, _), texts in zip(told, cells, strict=True):
+            texts[:] = [
                 f"{text} ({compared[run, name]})" if (run, name) in compared else text
-                for run, text in zip(self.options, own, strict=True)
+                for run, text in zip(self.options, texts, strict=True)
             ]
         rows = [list(row) for row in zip(self.options, *cells, strict=True)]
         names = {"columns": list(columns), "heads": [*map(head, columns)], "meanings": [*map(meaning, columns)]}
@@ -407,9 +407,9 @@ class RunsList(looks.Control, anywidget.AnyWidget):
 
     def static_picture(self) -> dict[str, str]:
         """The list as a table of HTML; empty without a run."""
-        told = json.loads(self.document)
-        listed = table_html(Table(told["heads"], told["rows"]), label="runs")
-        return {"text/html": str(listed)} if told["rows"] else {}
+        document = json.loads(self.document)
+        listed = table_html(Table(document["heads"], document["rows"]), label="runs")
+        return {"text/html": str(listed)} if document["rows"] else {}
 
     @traitlets.validate("value")
     def _listed(self, proposal: dict[str, Any]) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ function render({ model, el }) {
     const tips = model.get("tips"), root = el.closest(".jp-OutputArea-output") || document.body;
     for (const one of root.querySelectorAll('[title="null"]')) one.removeAttribute("title");
     for (const button of root.querySelectorAll("button[class*='sp-of-']")) {
-      const of = [...button.classList].find((name) => name.startsWith("sp-of-")).slice(6), told = `${button.textContent.trim()} ${of}`;
-      if (button.getAttribute("aria-label") !== told) button.setAttribute("aria-label", told);
+      const of = [...button.classList].find((name) => name.startsWith("sp-of-")).slice(6), label = `${button.textContent.trim()} ${of}`;
+      if (button.getAttribute("aria-label") !== label) button.setAttribute("aria-label", label);
     }
     for (const label of root.querySelectorAll("label.widget-label")) {
       const row = label.parentElement, control = row.querySelector("select, input");
