@@ -20,7 +20,7 @@ from sparsepipe import plots
 from sparsepipe.records import NOTEBOOK, PAPER, Origin
 from sparsepipe.records.provenance import Provenance
 from sparsepipe.views.plots import chromium
-from sparsepipe.views.plots.export import normalised, provenance, with_facts
+from sparsepipe.views.plots.export import normalised, provenance, with_facts, without_repeats
 from sparsepipe.views.plots.theme import bar_marker, doubted, finished, with_held_up
 
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
@@ -148,6 +148,37 @@ def test_facts_are_added_at_the_end_of_a_pdf_and_nothing_before_moves():
     assert told[start:].startswith(b"1 0 obj\n<</Title <feff0047") and b"%010d 00000 n" % start in told
     assert b"/Prev 40>>" in told and told.endswith(b"startxref\n%d\n%%%%EOF\n" % table)
     assert with_facts(b"%PDF-1.4 of another kind", {"Title": "a"}) == b"%PDF-1.4 of another kind"
+
+
+def pdf_of(*objects):
+    """A PDF as Chromium writes it: objects, a table of where they are, and what leads to it."""
+    whole, rows = b"%PDF-1.4\n", [b"0000000000 65535 f \n"]
+    for number, body in enumerate(objects, start=1):
+        rows.append(b"%010d 00000 n \n" % len(whole))
+        whole += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"xref\n0 %d\n%s" % (len(rows), b"".join(rows))
+    return whole + table + b"trailer\n<</Size %d\n/Info 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (len(rows), len(whole))
+
+
+def test_a_pdf_has_each_tile_of_its_patterns_once():
+    """A timeline of hatched bars was 1 MB, 0.7 MB of it the same few tiles."""
+    tile, pattern = b"<</Type /XObject>> stream\n%d 0 R\nendstream", b"<</Type /Pattern /X %d 0 R>> stream\n\nendstream"
+    page = b"<</Type /Page /P [%d 0 R %d 0 R]>>"
+    data = pdf_of(b"<</Title (a)>>", tile % 3, tile % 3, pattern % 2, pattern % 3, page % (4, 5), page % (4, 5))
+    small = without_repeats(data)
+    info, free = b"<</Title (a)>>", b"0000000000 65535 f \n"
+    kept = [info, tile % 3, pattern % 2, page % (4, 4), page % (4, 4)]  # two equal pages are two pages
+    assert re.findall(rb"\d 0 obj\n(.*?)\nendobj", small, flags=re.DOTALL) == kept
+    table = int(re.search(rb"startxref\n(\d+)", small)[1])
+    rows = small[table:].splitlines(keepends=True)[2:10]
+    assert [row == free for row in rows] == [True, False, False, True, False, True, False, False]
+    for number, row in enumerate(rows):
+        assert row == free or small[int(row[:10]) :].startswith(b"%d 0 obj\n" % number)
+    assert without_repeats(small) == small
+    for other in (b"%PDF-1.4 of another kind", data.replace(b"/Info 1", b"/Prev 9 /Info 1"), data[9:]):
+        assert without_repeats(other) == other
+    told = pdf_of(b"<</Title (a) /P 3 0 R>>", tile % 0, tile % 0)
+    assert without_repeats(told) == told, "what stands in a text is not told from what refers"
 
 
 def test_without_chromium_table_and_origin_are_written_and_one_line_says_what_to_install(tmp_path, monkeypatch):
