@@ -45,7 +45,7 @@ class TableWriter:
         self._num_integers = 0
 
     def add(self, integers: Tensor) -> list[int]:
-        """Append integers; return where they start and end."""
+        """Append integers; return their start and their end."""
         self._integers.append(integers.reshape(-1))
         start = self._num_integers
         self._num_integers += integers.numel()

@@ -19,6 +19,7 @@ _BLOCK = 128  # keys of one program
 _SLOTS_PER_KEY = 2  # at least: half of the slots are free, so that a search ends soon
 _FREE = tl.constexpr(-1)  # keys are not negative
 _NEVER = tl.constexpr(-2)  # compared with by those who have their slot
+# An odd number of 61 bits: bits of the product depend on all lower ones of a key, so neighbours are spread.
 _FACTOR = tl.constexpr(0x1E3779B97F4A7C15)
 
 

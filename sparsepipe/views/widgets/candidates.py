@@ -1,7 +1,6 @@
 """Candidates next to the plan on screen: the plans of all planners, pins, and time against memory."""
 
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -162,8 +161,8 @@ class CandidatesPanel:
     def __init__(
         self, candidates: Candidates, controls: ExplorerControls, view: ExplorerView, messages: Messages
     ) -> None:
-        self.candidates, self._controls, self._view, self._messages = candidates, controls, view, messages
-        self.later: Later[Answer] = Later(self._draw, pause=_PAUSE, name="candidates")
+        self.candidates, self._controls, self._view = candidates, controls, view
+        self.later: Later[Answer] = Later(messages.failing(self._draw), pause=_PAUSE, name="candidates")
         self._with_points = False  # whether the Pareto view is shown
 
     def ask(self, shown: Answer | PipelinesAnswer | None) -> None:
@@ -189,9 +188,6 @@ class CandidatesPanel:
             if self._with_points:
                 drawn["points"] = candidates.points(answer, superseded)
         except Superseded:
-            return
-        except Exception:
-            self._messages.fail(traceback.format_exc())
             return
         if not superseded():
             drawing.show_candidates(drawn)

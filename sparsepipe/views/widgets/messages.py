@@ -3,7 +3,7 @@
 import functools
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import ipywidgets
 
@@ -15,6 +15,8 @@ from .sentences import sentence
 
 # Of text in a <pre>, which JupyterLab's own rule breaks within words.
 WHOLE_WORDS = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
+
+Work = TypeVar("Work")
 
 
 class Messages(HtmlView):
@@ -70,6 +72,14 @@ class Messages(HtmlView):
             before, failed = failed, not self._succeeds(act)
             if before and not failed:
                 self._show("")
+
+        return guarded
+
+    def failing(self, run: Callable[[Work], object]) -> Callable[[Work], None]:
+        """Wrap what a thread runs: what it raises is shown, its success clears nothing."""
+
+        def guarded(work: Work) -> None:
+            self._succeeds(lambda: run(work))
 
         return guarded
 

@@ -1,6 +1,5 @@
 """The partition explorer: sliders for devices, links, workload, planner, schedule, cuts and pipelines, and the plan."""
 
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,8 +99,10 @@ class PartitionExplorer(Shown):
             note, voxels_by_size or {}, minibatches, expanded(figures), expanded(plans), board
         )
         self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
-        self.gap_later: Later[Answer] = Later(self._close_gap, pause=_PAUSE, name="gap")
-        self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
+        self.gap_later: Later[Answer] = Later(self.messages.failing(self._close_gap), pause=_PAUSE, name="gap")
+        self.sizes_later: Later[AskedSizes] = Later(
+            self.messages.failing(self._draw_sizes), pause=_PAUSE, name="orders"
+        )
         self.widget = looks.VBox([], layout=ipywidgets.Layout())
         self.widget.add_class("sp-explorer")
         self.open(self.labs.lab)
@@ -375,19 +376,16 @@ class PartitionExplorer(Shown):
                 if not superseded():
                     view.draw_gap(answer, progress.lower_bound_seconds)
 
-        try:
-            plan = unless(superseded, lambda: planning.searched(answer, show))
-            with state.lock:
-                if plan is None or superseded():
-                    return
-                better = planning.take(answer, plan)
-                same = better.plan.stages == answer.plan.stages
-                view.draw(better, same_stages=same)
-                state.take(better)
-                if not same:
-                    self._ask_sizes()
-        except Exception:
-            self.messages.fail(traceback.format_exc())
+        plan = unless(superseded, lambda: planning.searched(answer, show))
+        with state.lock:
+            if plan is None or superseded():
+                return
+            better = planning.take(answer, plan)
+            same = better.plan.stages == answer.plan.stages
+            view.draw(better, same_stages=same)
+            state.take(better)
+            if not same:
+                self._ask_sizes()
 
     def _with_pins(self, answer: Answer) -> Answer:
         """Let what is pinned say what was chosen around it: cuts around devices, devices around cuts."""
@@ -454,7 +452,4 @@ class PartitionExplorer(Shown):
 
     def _draw_sizes(self, asked: AskedSizes) -> None:
         """Compare orders and draw that, unless the controls say something else by then; in a thread of its own."""
-        try:
-            self.view.draw_sizes(asked, superseded=lambda: self.sizes_later.superseded)
-        except Exception:
-            self.messages.fail(traceback.format_exc())
+        self.view.draw_sizes(asked, superseded=lambda: self.sizes_later.superseded)
