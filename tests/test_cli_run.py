@@ -355,7 +355,7 @@ def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
     assert 0 < told["minibatches_per_second"] <= told["simulated_minibatches_per_second"] * 1.05
     assert told["samples_per_second"] == pytest.approx(64 * told["minibatches_per_second"])
     trace = RunRecord.load(tmp_path / "run").trace()
-    assert trace.source == "replayed" and trace.makespan > 20 * 0.03, "no faster than the profile allows"
+    assert trace.source == "emulated" and trace.makespan > 20 * 0.03, "no faster than the profile allows"
     code, _, errors = sparsepipe("replay", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
     assert (code, len(errors)) == (2, 1)
     assert "no devices" in errors[0]

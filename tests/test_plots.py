@@ -186,7 +186,7 @@ def test_compare_shows_how_many_layers_each_stage_has():
 
 
 def test_timeline_shows_every_span_in_the_row_of_its_source():
-    three = (trace(), trace("replayed", offset=2.0), trace("measured", offset=5.0))
+    three = (trace(), trace("emulated", offset=2.0), trace("measured", offset=5.0))
     table = plots.timeline_table(*three)
     assert table.start_seconds.min() == 0 and len(table) == sum(len(t.spans) for t in three)
     figure = plots.timeline(*three)
@@ -194,7 +194,7 @@ def test_timeline_shows_every_span_in_the_row_of_its_source():
     bars = pd.DataFrame({"base": np.concatenate([t.base for t in drawn]), "x": np.concatenate([t.x for t in drawn])})
     expected = pd.DataFrame({"base": table.start_seconds * 1e3, "x": (table.end_seconds - table.start_seconds) * 1e3})
     assert np.allclose(np.sort(bars.to_numpy(), axis=0), np.sort(expected.to_numpy(), axis=0))
-    assert {bar.y[0].split(" · ")[1] for bar in drawn} == {"simulated", "replayed", "measured"}
+    assert {bar.y[0].split(" · ")[1] for bar in drawn} == {"simulated", "emulated", "measured"}
     assert not any(bar.marker.pattern.shape for bar in drawn), "numbers stand on plain bars"
     colors = {t.name: t.marker.color for t in drawn}
     assert colors["stage 1 backward"] == theme.stage_color(1)

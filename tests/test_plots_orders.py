@@ -7,7 +7,7 @@ EPOCHS = [
     OrderedEpoch("shuffle", "2 stages", 1.2, 1.0),
     OrderedEpoch("planned", "2 stages", 1.05, 1.0),
     OrderedEpoch("shuffle", "4 stages", 1.5, 0.99),
-    OrderedEpoch("planned", "2 stages", 1.07, source="replayed"),
+    OrderedEpoch("planned", "2 stages", 1.07, source="emulated"),
 ]
 
 

@@ -58,7 +58,7 @@ def test_mixes_say_where_a_strategy_has_no_plan():
 
 def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_measured():
     here = [Point("optimal", "here", 2, 50.0), Point("optimal", "here", 2, 40.0, "measured", run="a-001")]
-    replay = Point("optimal", "", 4, 590.0, "replayed", run="replay-1")
+    replay = Point("optimal", "", 4, 590.0, "emulated", run="replay-1")
     figure = plots.scaling([*POINTS[:6], replay], here)
     names = [trace.name for trace in figure.data]
     assert names[:6] == list(STRATEGIES) and any(name.startswith("optimal, emulated") for name in names)
@@ -75,7 +75,7 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
 
 def test_speedups_are_over_one_device_of_the_same_network():
     slow = [replace(point, samples_per_second=point.samples_per_second / 50) for point in POINTS[6:]]
-    replay = Point("optimal", "2 a + 2 b", 4, 450.0, "replayed", run="replay-1")
+    replay = Point("optimal", "2 a + 2 b", 4, 450.0, "emulated", run="replay-1")
     points = [*POINTS[:6], *slow, replay]
     table = plots.speedups_table(points)
     assert table.speedup.tolist() == pytest.approx([1, 2, 3, 4, 5, 6] * 2 + [4.5])
@@ -166,6 +166,6 @@ def test_anatomy_by_hand():
     (row,) = plots.anatomy_table({"run": Trace(spans, "simulated")}).to_dict("records")
     assert row["other"] == 0 and row["dependency"] == pytest.approx(0.15)
     assert len(plots.anatomy({"run": Trace(spans, "measured")}).data) == 5
-    assert plots.anatomy({"run": Trace(spans, "replayed")}).data[0].y == ("run, replayed",)
+    assert plots.anatomy({"run": Trace(spans, "emulated")}).data[0].y == ("run, emulated",)
     with raises("trace.empty", name="empty"):
         plots.anatomy_table({"empty": Trace((), "measured")})

@@ -47,7 +47,7 @@ def test_text_on_a_stages_colour_can_be_read(stage):
 
 def test_what_is_predicted_has_a_lighter_tone_and_the_outline_of_its_colour():
     for color in (*theme.RUN_COLORS, theme.GREY):
-        light, between, full = (theme.bar_marker(source, color) for source in ("simulated", "replayed", "measured"))
+        light, between, full = (theme.bar_marker(source, color) for source in ("simulated", "emulated", "measured"))
         assert _luminance(light["color"]) > _luminance(between["color"]) > _luminance(full["color"])
         assert full["color"] == light["line"]["color"] == color and full["line"]["width"] == 0
         assert _contrast(light["color"], color) > 1.5

@@ -77,11 +77,11 @@ def test_no_bar_is_higher_than_its_line_of_who_waits_for_nobody(outcomes):
 
 
 def test_what_real_processes_did_is_a_marker_and_no_bar(outcomes):
-    figure = plots.waiting([*outcomes, outcome("all-reduce", SLOW, source="replayed")])
+    figure = plots.waiting([*outcomes, outcome("all-reduce", SLOW, source="emulated")])
     markers = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers"]
     assert [len(trace.x) for trace in markers] == [1, 1]  # and its key in the legend
     names = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert names == ["all-reduce", "quorum:grace=0.5", "simulated", "replayed, by real processes", names[-1]]
+    assert names == ["all-reduce", "quorum:grace=0.5", "simulated", "emulated, by real processes", names[-1]]
 
 
 def test_groups_are_shares_and_large_values_are_put_together():

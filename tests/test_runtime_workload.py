@@ -61,7 +61,7 @@ def test_the_counts_of_a_runs_parts_are_told_without_going_through_them(shapes):
 
 
 def test_what_a_replay_is_and_what_trains_is_told_by_facts():
-    assert workload_facts("replay").source == "replayed" and not workload_facts("replay").trains
+    assert workload_facts("replay").source == "emulated" and not workload_facts("replay").trains
     assert {workload_facts(name).trains for name in ENGINES} == {True}
     assert {LEARNING.name, REPLAY.name} == set(WORKLOADS)
 

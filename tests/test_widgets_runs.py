@@ -138,7 +138,7 @@ def test_what_is_compared_is_drawn_or_told_and_a_replay_has_learned_nothing(tabl
     learned = json.loads(table.figures.accuracy.figure)
     assert {trace["name"] for trace in learned["data"]} == {"one process"}
     bars = json.loads(table.figures.throughput.figure)["data"]
-    assert {bar["name"] for bar in bars if bar["x"] == [None]} >= {"measured", "replayed"}, "a replay was measured"
+    assert {bar["name"] for bar in bars if bar["x"] == [None]} >= {"measured", "emulated"}, "a replay was measured"
     (color,) = {bar["marker"]["color"] for bar in bars if bar["x"] == ["one process"]}
     assert {trace["line"]["color"] for trace in learned["data"]} == {color}, "a run has its colour in both"
     (note,) = learned["heading"]["notes"]

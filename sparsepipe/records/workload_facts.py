@@ -19,7 +19,7 @@ class WorkloadFacts:
 
 
 LEARNING = WorkloadFacts("learning")
-REPLAY = WorkloadFacts("replay", trains=False, source="replayed")
+REPLAY = WorkloadFacts("replay", trains=False, source="emulated")
 
 _BY_ENGINE: Mapping[str, WorkloadFacts] = {"replay": REPLAY}  # those that bring what runs their layers
 

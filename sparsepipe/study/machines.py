@@ -1,10 +1,8 @@
 """Machines that figures plan for: those whose profiles were published, else this one and slower copies of it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from pathlib import Path
 
 from ..data.manifests import get_manifest, manifests_folder
@@ -49,29 +47,17 @@ class Machines:
         )
 
 
-def published() -> Machines | None:
-    """The published profiles of MinkVGG where they are on this machine; None, and a line that says so, elsewhere."""
-    profile = published_profile(PUBLISHED)
-    if profile is None:
-        print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
-        return None
+def published() -> Machines:
+    """The published profiles of MinkVGG on three GPUs, which are part of the package."""
     print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
-    return Machines(profile, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+    return Machines(published_profile(PUBLISHED), BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
 
 
-def published_profile(names: Mapping[str, str]) -> Profile | None:
-    """The published costs of MinkVGG under the names of `names`: device type → what its file is called.
-
-    They are looked for below SPARSEPIPE_REFERENCE, in `reference` alongside SPARSEPIPE_DATA's folder, and if
-    `sparsepipe data fetch sparsepipe-profiles` puts them; None if they are not.
-    """
-    folder = _published_folder("minkvgg") or place_of(get_manifest("sparsepipe-profiles"))
-    if folder is None:
-        return None
-    paths = {name: folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt" for name, file in names.items()}
-    parts = [Profile.load(path, device_type=name) for name, path in paths.items()]
-    origin = {"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
-    return replace(reduce(or_, parts), origin=origin)
+def published_profile(names: Iterable[str]) -> Profile:
+    """The published costs of MinkVGG on the device types of `names`, each by its name or by that of its file."""
+    profile = Profile.load(manifests_folder().parent / "profiles" / "minkvgg-published.json")
+    types = {file: name for name, file in PUBLISHED.items()}
+    return replace(profile, costs={name: profile.costs[types.get(name, name)] for name in names})
 
 
 def slower_copies(own: Profile, batch_size: int, said: str) -> Machines:

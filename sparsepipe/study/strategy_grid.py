@@ -1,4 +1,4 @@
-"""The plans of strategies for a cluster as points of a figure: simulated, replayed by real processes, or measured."""
+"""The plans of strategies for a cluster as points of a figure: simulated, emulated by real processes, or measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,12 +44,12 @@ def simulated(plans: Mapping[str, Plan], machines: Machines, cluster: Cluster, *
     return [replace(point, bound_samples_per_second=bound) for point in points]
 
 
-def replayed(name: str, record: RunRecord, machines: Machines, num_devices: int) -> Point:
+def emulated(name: str, record: RunRecord, machines: Machines, num_devices: int) -> Point:
     """The point of a strategy from a replay of its plan by real processes."""
     summary = record.metrics("summary")[-1]
     rate = summary[SAMPLES] / record.config["batch_size"] if record.knows_samples else summary[MINIBATCHES]
     samples, minibatches = _paces(rate, machines)
-    return Point(name, "", num_devices, samples, "replayed", run=record.name, minibatches_per_second=minibatches)
+    return Point(name, "", num_devices, samples, "emulated", run=record.name, minibatches_per_second=minibatches)
 
 
 def measured(records: Sequence[RunRecord]) -> list[Point]:

@@ -14,7 +14,7 @@ from ..util.io.files import expanded
 from ..util.text.numbers import voxel_size_text
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import Profile
-from .machines import BETWEEN, INSIDE, PUBLISHED
+from .machines import BETWEEN, INSIDE, PUBLISHED, published_profile
 
 CORES = "cores"  # for a cluster: those of this machine
 MEASURED = "measured"  # for a cluster: two machines of the types that were measured on this one (`two_machines`)
@@ -107,9 +107,7 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
     if profiles:
         profile = reduce(or_, [_named(name, expanded(path)) for name, path in profiles.items()])
     elif set(names) <= {*PUBLISHED, *PUBLISHED.values()}:
-        published = Profile.load(_profiles_of("minkvgg-published"))
-        known = dict(zip(PUBLISHED.values(), PUBLISHED, strict=True))  # the names of the published files
-        profile = replace(published, costs={name: published.costs[known.get(name, name)] for name in names})
+        profile = published_profile(names)
     elif shipped_path := _shipped(model):
         profile = Profile.load(shipped_path)
         if shipped_path.stem != model:

@@ -11,7 +11,7 @@ from ..util.io.files import expanded, open_regular, read_json
 from ..util.io.job_operations import read_operations
 from ..util.text.numbers import Printed
 
-Source = Literal["simulated", "replayed", "measured"]
+Source = Literal["simulated", "emulated", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
 SPAN_KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
 
@@ -53,14 +53,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace(Printed):
-    """Store the operations of all ranks of a simulated, replayed or measured run.
+    """Store the operations of all ranks of a simulated, emulated or measured run.
 
     A rank is idle while it waits for another rank (`waited`, in measured traces), synchronizes gradients, or while the
     pipeline fills and drains.
 
     Attributes:
         spans: The operations.
-        source: "simulated", "replayed" or "measured".
+        source: "simulated", "emulated" or "measured".
         facts: Further data about the run, such as peak memory of each rank or injected stragglers.
 
     Raises:
@@ -229,7 +229,7 @@ class Trace(Printed):
                 for event in document["traceEvents"]
                 if event["ph"] == "X"
             )
-            source = document["otherData"]["source"]
+            source = _OLD_SOURCES.get(document["otherData"]["source"], document["otherData"]["source"])
             if source not in _SOURCES:
                 raise InputError(
                     "trace.source_unknown",
@@ -283,7 +283,8 @@ _TOLD = {
     "unknown": each(text),
     "clock_error": real,
 }
-_SOURCES = ("simulated", "replayed", "measured")
+_SOURCES = ("simulated", "emulated", "measured")
+_OLD_SOURCES = {"replayed": "emulated"}  # what version 0.1 wrote
 _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart
 
 

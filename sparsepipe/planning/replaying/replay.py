@@ -82,7 +82,7 @@ def replay(trace: Trace) -> Replay:
     Example:
         >>> replayed = sp.replay(trace)
         >>> len(replayed.steps), replayed.trace.source
-        (1, 'replayed')
+        (1, 'simulated')
 
     See also:
         guides/traces_and_what_if, `what_if`, `load_trace`
@@ -126,4 +126,4 @@ def _as_trace(known: Dependencies, trace: Trace) -> Trace:
             start, stop = begin + end - seconds, begin + end
             spans.append(Span(node.rank, node.name, start, stop, kind, node.stage, node.minibatch, node.peer))
     spans.sort(key=lambda span: (span.start, span.rank))
-    return Trace(tuple(spans), "replayed", trace.facts)
+    return Trace(tuple(spans), "simulated", trace.facts)

@@ -1,4 +1,4 @@
-"""How fast one of several pipelines is: the same for what is simulated, replayed and measured."""
+"""How fast one of several pipelines is: the same for what is simulated, emulated and measured."""
 
 
 def pace(samples: float, seconds: float) -> float:

@@ -27,7 +27,7 @@ class Outcome:
 
     rule: str  # as the command line takes it
     straggler: str  # in a few words; empty: nothing held anybody up
-    source: str  # "simulated", "replayed" or "measured"
+    source: str  # "simulated", "emulated" or "measured"
     paces: tuple[float, ...]
     own_paces: tuple[float, ...]  # of pipelines that wait for nobody else
     group_sizes: Mapping[int, int] = field(default_factory=dict)  # members of a merge → how many merges

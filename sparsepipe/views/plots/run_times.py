@@ -264,7 +264,7 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
 
 _GROUP = 0.86  # of the distance between two stragglers is taken by the bars of one
 _ALIKE = 0.001  # of a pace: two lines side by side that are no farther apart are one
-_MARKERS = {"replayed": "circle", "measured": "diamond"}
+_MARKERS = {"emulated": "circle", "measured": "diamond"}
 
 
 def waiting_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:

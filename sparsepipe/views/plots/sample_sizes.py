@@ -139,7 +139,7 @@ def voxel_counts(counts: Mapping[str, np.ndarray], *, note: str = "") -> go.Figu
     return finished(figure, "Active voxels by voxel size", note=note)
 
 
-_MARKERS = {"replayed": "circle", "measured": "diamond"}
+_MARKERS = {"emulated": "circle", "measured": "diamond"}
 _DASHES = ({"width": 6, "color": "white"}, {"width": 2.5, "color": INK})  # one on the other: seen on every colour
 _GROUP = 0.8  # of the distance between two machines is taken by the bars of one
 

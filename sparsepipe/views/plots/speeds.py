@@ -180,7 +180,7 @@ def _pace(point: Point) -> float | None:
 
 
 def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
-    """Draw a group of bars for each network, simulated, and open circles where real processes replayed the plan."""
+    """Draw a group of bars for each network, simulated, and open circles where real processes emulated the plan."""
     table = speedups_table(points)
     drawn = table[table.strategy != ONE]
     networks, strategies = (list(dict.fromkeys(drawn[column])) for column in ("cluster", "strategy"))
@@ -240,7 +240,7 @@ def scaling_table(points: Sequence[Point], here: Sequence[Point] = ()) -> pd.Dat
 
 
 def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = "") -> go.Figure:
-    """Draw `points` as lines over devices, replayed ones as open marks in their strategy's colour, and `here`, bars
+    """Draw `points` as lines over devices, emulated ones as open marks in their strategy's colour, and `here`, bars
     predicted and measured.
     """
     table = scaling_table(points, here)
@@ -265,14 +265,14 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>simulated</extra>").format(name),
         )
         figure.add_trace(line, row=1, col=1)
-    for name, replayed in lines[lines.source == "replayed"].groupby("strategy", sort=False):
+    for name, emulated in lines[lines.source == "emulated"].groupby("strategy", sort=False):
         marks = go.Scatter(
-            x=replayed.devices,
-            y=replayed.samples_per_second,
+            x=emulated.devices,
+            y=emulated.samples_per_second,
             mode="markers",
             name=f"{name}, emulated by real processes",
             marker=outlined("circle", looks(name)["color"], size=14),
-            hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>replayed</extra>").format(name),
+            hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>emulated</extra>").format(name),
         )
         figure.add_trace(marks, row=1, col=1)
     bound = lines.dropna(subset="bound_samples_per_second").drop_duplicates("devices")

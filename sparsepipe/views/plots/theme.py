@@ -137,7 +137,7 @@ def whisker_on(color: str) -> str:
 
 
 _WHITE = "#FFFFFF"
-TONES = {"simulated": 0.6, "replayed": 0.3}  # source → share of white in a bar's colour; "measured" has none
+TONES = {"simulated": 0.6, "emulated": 0.3}  # source → share of white in a bar's colour; "measured" has none
 _OUTLINE = 1.5  # pixels
 
 

@@ -1,4 +1,4 @@
-"""Timelines: what each rank does over time, simulated and replayed above measured. Rows name their source."""
+"""Timelines: what each rank does over time, simulated and emulated above measured. Rows name their source."""
 
 from collections.abc import Sequence
 
