@@ -23,28 +23,32 @@ def keep_freed_memory() -> bool:
     A training step allocates and frees all its gradients and activations; to fault their pages in again takes about a
     twentieth of it. The heap gets room at its end, which costs nothing until it is used, for tensors too large to be
     kept otherwise: VGG16's widest layer takes 1.6 times as long where each of its gradients is faulted in. The price is
-    memory: holes between what is kept, some 80 MB in a stage of a dense VGG16.
+    memory: holes between what is kept, some 80 MB in a stage of a dense VGG16. False after `return_freed_memory`.
     """
-    if not sys.platform.startswith("linux"):
+    if return_freed_memory.cache_info().currsize or not _set_thresholds(_LARGEST_BYTES, _KEPT_BYTES):
         return False
-    libc = ctypes.CDLL(None)
-    mallopt = getattr(libc, "mallopt", None)  # musl has none
-    if mallopt is None or not (mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)):
-        return False
-    _make_room(libc)
+    _make_room(ctypes.CDLL(None))
     return True
 
 
-def return_freed_memory() -> None:
-    """Tell glibc's malloc to give freed memory back to the system, as under a limit: it takes a twentieth longer.
+@functools.cache
+def return_freed_memory() -> bool:
+    """Tell glibc's malloc, once a process, to give freed memory back, as under a limit: it takes a twentieth longer.
 
-    Larger tensors then come straight from the system, so that no holes are left between those that stay.
+    Larger tensors then come straight from the system, so that no holes are left between those that stay. Call it before
+    an engine opens: what stays above the room of `keep_freed_memory` would hold that room, and tensors would fill it.
     """
-    if sys.platform.startswith("linux") and keep_freed_memory():
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_MMAP_THRESHOLD, _RETURNED_BYTES)
-        libc.mallopt(_TRIM_THRESHOLD, _RETURNED_BYTES)
-        libc.malloc_trim(0)
+    if not _set_thresholds(_RETURNED_BYTES, _RETURNED_BYTES):
+        return False
+    ctypes.CDLL(None).malloc_trim(0)
+    return True
+
+
+def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, mmap_bytes) and mallopt(_TRIM_THRESHOLD, trim_bytes))
 
 
 def _make_room(libc: Any) -> None:

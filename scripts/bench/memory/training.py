@@ -172,8 +172,8 @@ def memory_of(found: Profile, size: float) -> StageMemory:
 
 def train(case: Case, way: str, found: Profile, *, count: int, seed: int, share: float) -> dict[str, Any]:
     """Train in one way; return its row."""
-    task, config = case.open()
     return_freed_memory()  # as workers under `--memory-limit` do; here in every way
+    task, config = case.open()
     order = case.minibatches(task, count, seed)
     batches = {tuple(indices): task.training.batch(indices) for indices in order}
     sizes = [batches[tuple(indices)].size for indices in order]
@@ -192,7 +192,6 @@ def train(case: Case, way: str, found: Profile, *, count: int, seed: int, share:
         memory = Controller(len(ids), limit_bytes=limit_bytes)
     _steps(case, task, config, plan, [min(batches.values(), key=lambda batch: batch.size)], None)  # brings libraries
     gc.collect()
-    return_freed_memory()
     limit = -1
     if way in ("limit", "controller", "unprotected"):
         limit = int(_data_bytes() + limit_bytes + NOISE_BYTES)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...engines.allocator import return_freed_memory
 from ...errors import InputError
 from ...networks.base import LayerRow
 from ...networks.running import run_layers
@@ -127,8 +126,6 @@ class RankMemory:
         check_limit_unit(profile.size_unit, size_unit)
         if not set(plan.layers) <= profile.graph.index.keys():
             return None
-        if config.memory_limit is not None and config.device == "cpu":
-            return_freed_memory()
         return cls.of_settings(plan, rank, profile, config, limit=limit)
 
     def open(self, stage: int, unrepeatable: Collection[str] = ()) -> None:

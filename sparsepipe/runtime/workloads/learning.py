@@ -17,6 +17,7 @@ from ...data.examples.own import OwnExamples
 from ...data.predicted_points import POINT_METRIC, PointVotes, joined
 from ...data.samplers import checked_indices, dealt, draw, repeated, substituted
 from ...engines import Engine
+from ...engines.allocator import return_freed_memory
 from ...errors import InputError
 from ...networks.base import AnyNetwork
 from ...networks.freezing import matching
@@ -64,6 +65,8 @@ class Learning:
         Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
         """
         phases = (True,) if trains else (False,)
+        if trains and config.memory_limit is not None and config.device == "cpu":
+            return_freed_memory()
         return cls(config, open_task(resolve(config), phases=phases), run_dir if trains else None)
 
     @property
