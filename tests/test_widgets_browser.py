@@ -434,6 +434,7 @@ def test_a_detached_job_is_found_again_after_a_restart_and_stopped_while_a_cell_
 
 ALL = """
 import json
+from dataclasses import replace
 from pathlib import Path
 from IPython.display import display
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
@@ -443,6 +444,7 @@ from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
 from sparsepipe.views.widgets.looks import show
+from sparsepipe.views.widgets.view_model import timelines
 layers = tuple(Layer(f"conv{k}", "Conv2d()", 4e6) for k in range(12))
 def costs(factor):
     few = [CostSample(1000, .01 * factor, .02 * factor, 1e6) for k in range(12)]
@@ -484,8 +486,10 @@ several
 """
 DOUBTFUL_BOARD = """
 told = "other processes used 90% of the cores while layers were measured, and again while the run was at work"
-timeline = plots.timeline(simulate(plan, profile, cluster, [1000.0] * 12), note="net-pipeline-000, last epoch")
-board.details.end.timeline.show(doubted(timeline, [told]))
+trace = simulate(plan, profile, cluster, [1000.0] * 12)
+timeline = plots.timeline(trace, note="net-pipeline-000, last epoch")
+spans = timelines([trace, replace(trace, source="measured")], (4, 7))
+board.details.end.timeline.show(doubted(timeline, [told]), timeline=spans)
 show(board.details.end.widget, on=True)
 board
 """

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ...errors import InputError
-from ...values.trace import Span, Trace
+from ...values.trace import Trace
 from ..markup import Html
 from .bar_numbers import numbered
 from .epochs import pace_told
@@ -36,12 +36,8 @@ def timeline_table(
     rows = []
     for position, trace in enumerate(traces):
         name = names[position] if names else _name(trace, traces, position)
-        spans, begin, end = _window(trace, minibatches)
-        if not spans:
-            raise InputError(
-                "trace.minibatches_unknown",
-                f"trace {name!r} has no work on minibatches {minibatches}; choose minibatches of the run",
-            )
+        begin, end = window(trace, minibatches, name=name)
+        spans = [span for span in trace.spans if span.end >= begin and span.start <= end]
         rows += [
             {
                 "trace": name,
@@ -140,19 +136,23 @@ def timeline(
     return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces))))
 
 
-def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
-    """Spans between the first forward and the last backward of the minibatches (default: all), with their times.
+def window(trace: Trace, minibatches: tuple[int, int] | None, *, name: str = "") -> tuple[float, float]:
+    """Return when the first forward of the minibatches (default: all) begins and their last backward ends.
 
-    Updates and averaging do not widen the window: they belong to a round of minibatches, not to one.
+    Updates and averaging do not widen the window: they belong to a round of minibatches, not to one. Raises InputError
+    for a trace, called `name`, without work on them.
     """
     low, high = minibatches or (float("-inf"), float("inf"))
     work = [span for span in trace.spans if span.kind in _OF_A_MINIBATCH and low <= span.minibatch < high]
     if not work:
-        return [], 0.0, 0.0
+        raise InputError(
+            "trace.minibatches_unknown",
+            f"trace {name or trace.source!r} has no work on minibatches {minibatches}; choose minibatches of the run",
+        )
     begin, end = min(span.start for span in work), max(span.end for span in work)
     if minibatches is None:
         end = max(span.end for span in trace.spans)
-    return [span for span in trace.spans if span.end >= begin and span.start <= end], begin, end
+    return begin, end
 
 
 def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> str:

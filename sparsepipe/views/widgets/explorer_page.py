@@ -21,7 +21,7 @@ from ...values.cluster import Cluster
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from ..markup import Html
 from .page_code import page_code
-from .partition_view import drawn_text, graph_text
+from .partition_view import PARTS, drawn_text, graph_text
 from .picture import picture
 from .planning import Planning
 from .settings import Settings, map_of
@@ -194,7 +194,7 @@ def explorer_page(planning: Planning, settings: Settings, grid: PageGrid, *, not
         "cells": cells,
     }
     packed = gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
-    drawing = page_code("names", "svg_marks", "partition_cuts", "device_map", "candidates", "partition_view")
+    drawing = page_code(*PARTS)
     style = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8") + _STYLE
     page = _PAGE.format(
         policy=_POLICY,

@@ -34,6 +34,7 @@ from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
 from .runs import RunsFigures, TraceLink
+from .view_model import timelines
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
@@ -144,7 +145,7 @@ class EndedJob:
         profile = None if simulated is None else self.made_for(name).profile
         rests_on = Provenance.of(profile, runs=[record])
         timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
-        self.timeline.show(resting_on(timeline, rests_on))
+        self.timeline.show(resting_on(timeline, rests_on), timeline=timelines(traces.values(), window))
         self.anatomy.show(resting_on(plots.anatomy(traces, note=note), rests_on))
         self.culprit.value = _held_up_by(measured)
 

@@ -1,9 +1,9 @@
 // Draws a plan: numbers, layers with their cuts, stages in time and memory, what each rank does, the layer graph.
 // A scene comes as one JSON text; scenes that come while one is drawn are skipped, the last one never. Read together with
-// names.js, svg_marks.js, partition_cuts.js, device_map.js and candidates.js, as one module; explorer.css has its looks.
+// names.js, svg_marks.js, timeline.js, partition_cuts.js, device_map.js and candidates.js, as one module; explorer.css has its looks.
 
 const WORDS = [150, 190];            // pixels beside the stage bars at most: who runs it, its memory
-const ROW = 30, LANE = 20, STRIP = 84;
+const ROW = 30, STRIP = 84;
 const NAMES = 16, BEFORE = 7;        // pixels of a strip: its layers' names, and above them the line that is plan A
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const EM = 0.58;                     // of a font's size a letter is wide, on average
@@ -11,17 +11,9 @@ const READ = 10;                     // pixels of the smallest letters
 const TOLD = 17, BESIDE = 440;       // pixels of a line below sizes and orders; where both have no room side by side
 const TOLD_LETTERS = 225;            // at most below it: so much room is left, whatever it says
 const MOST_ROWS = 8;                 // of stages and devices, for which room is left whatever the plan has
-const THIN = new Set(["send"]);
 const KEPT = 64;                     // scenes that a slider or cut that comes back shows at once
 const PATIENCE = 1000;               // milliseconds until a kernel's picture of an earlier move is shown after all
 
-// Three digits and all that stand before the point, as util/text/numbers.py writes what was measured or predicted.
-const measured = (v) => (Math.abs(v) >= 999.5 ? Math.round(v).toLocaleString("en") : v ? v.toPrecision(3) : "0");
-const duration = (s) => (Math.abs(s) >= 10 ? `${measured(s)} s` : `${measured(s * 1e3)} ms`);
-const size = (b) => {
-  for (const [unit, n] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (b >= n) return `${measured(b / n)} ${unit}`;
-  return `${b.toFixed(0)} B`;
-};
 const ended = (words) => words + (/[.!?]$/.test(words) ? "" : ".");
 
 function tiles(scene) {  // what a number means is told on hover and to the keyboard
@@ -125,136 +117,6 @@ function stages(scene, palette, width, came = []) {  // `came`: rows higher up, 
   return svg(width, bottom + 2, out, "time and memory of each stage");
 }
 
-const APART = 1;
-let LEFT = 92;  // pixels before the timeline, for whose lane it is, and between spans side by side
-const IDLE = { forward: ["#56B4E955", "waits for its input"], backward: ["#E69F0055", "waits for its gradient"], other: ["#8883", "waits for other ranks"] };
-const EDGES = ["#8882", "the pipeline fills or drains"];
-function idles(scene, palette) {  // [row, start, end, color, words] of each gap between what a rank does
-  const rows = scene.ranks.map(() => []), found = [];
-  for (const [row, start, end, code] of scene.spans) if (!THIN.has(palette.kinds[code]) && palette.kinds[code] !== "wait") rows[row].push([start, end, palette.kinds[code]]);
-  rows.forEach((spans, row) => {
-    if (!spans.length) return;
-    spans.sort(([a], [b]) => a - b);
-    let last = 0;
-    spans.forEach(([start, end, kind], k) => {
-      if (start - last > 1e-9) found.push([row, last, start, ...(k ? IDLE[kind] || IDLE.other : EDGES)]);
-      last = Math.max(last, end);
-    });
-    if (scene.end - last > 1e-9) found.push([row, last, scene.end, ...EDGES]);
-  });
-  return found;
-}
-function lanes(scene, palette, width, [from, to]) {
-  const room = width - LEFT - 4, scale = room / (to - from), shapes = new Shapes(palette), gaps = new Map();
-  const clipped = (start, end) => [LEFT + (Math.max(start, from) - from) * scale, (Math.min(end, to) - Math.max(start, from)) * scale];
-  let out = "", numbers = "";
-  scene.ranks.forEach((rank, k) => {
-    const name = (scene.names || {})[rank], told = name ? `${rank} · ${name}` : `rank ${rank}`;
-    out += typeof rank === "string" ? text(0, k * LANE + 14, rank, 'style="font-weight:600"') : text(0, k * LANE + 14, shortened(told, (LEFT - 6) / LETTER), 'class="sp-rank"');
-  });
-  for (const [row, start, end, color] of scene.idles) {
-    if (end <= from || start >= to) continue;
-    const [x, w] = clipped(start, end);
-    gaps.set(color, (gaps.get(color) || "") + `M${x.toFixed(1)} ${row * LANE + 2}h${w.toFixed(1)}v13h${(-w).toFixed(1)}z`);
-  }
-  out += [...gaps].map(([color, path]) => `<path d="${path}" fill="${color}"/>`).join("");
-  for (const [row, start, end, code, stage, minibatch] of scene.spans) {
-    if (end <= from || start >= to) continue;
-    const kind = palette.kinds[code], thin = THIN.has(kind), [x, w] = clipped(start, end);
-    const color = shade(palette, stage, kind), y = row * LANE + (thin ? 16 : 2);
-    shapes.add(color, x, y, w > EDGED ? w - APART : w, thin ? 3 : 13, stage);
-    if (!thin && w > 15 && (kind === "forward" || kind === "backward"))
-      numbers += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" style="fill:${ink(color)}">${minibatch}</text>`;
-  }
-  out += shapes.markup();
-  out += `<g class="sp-numbers">${numbers}</g>`;
-  const low = scene.ranks.length * LANE;
-  out += text(LEFT, low + 13, from ? duration(from) : "0", 'class="sp-faint"') + text(width, low + 13, duration(to), 'class="sp-faint" text-anchor="end"');
-  return svg(width, low + 18, out, "simulated timeline");
-}
-const nearest = (spans, [row]) => spans.reduce((best, span) => (Math.abs(span[0] - row) < Math.abs(best[0] - row) ? span : best));
-function steps(scene, palette, minibatch) {  // the spans of each stage's forward and backward, in the order of time
-  const parts = new Map();
-  for (const span of scene.spans) {
-    const kind = palette.kinds[span[3]], name = `${kind} ${span[4]}`;
-    if (span[5] === minibatch && (kind === "forward" || kind === "backward")) parts.set(name, [...(parts.get(name) || []), span]);
-  }
-  return [...parts.values()].sort(([a], [b]) => a[1] - b[1]);
-}
-function arrows(scene, palette, width, [from, to], minibatch) {  // from stage to stage, and back
-  const scale = (width - LEFT - 4) / (to - from), X = (at) => LEFT + (Math.min(to, Math.max(from, at)) - from) * scale, Y = (row) => row * LANE + 8.5;
-  const all = steps(scene, palette, minibatch);
-  let lines = "", heads = "", boxes = "";
-  all.forEach((spans, k) => {
-    for (const [row, start, end] of spans) if (end > from && start < to) boxes += `M${X(start).toFixed(1)} ${row * LANE + 1.5}H${X(end).toFixed(1)}v14H${X(start).toFixed(1)}z`;
-    const next = all[k + 1];
-    if (!next) return;
-    const pairs = spans.length < next.length ? next.map((span) => [nearest(spans, span), span]) : spans.map((span) => [span, nearest(next, span)]);
-    for (const [[row, , end], [to_row, start]] of pairs) {
-      if (row === to_row || start < from || end > to) continue;
-      const x = X(end), far = X(start), middle = (x + far) / 2;
-      lines += `M${x.toFixed(1)} ${Y(row)}C${middle.toFixed(1)} ${Y(row)} ${middle.toFixed(1)} ${Y(to_row)} ${far.toFixed(1)} ${Y(to_row)}`;
-      heads += `M${far.toFixed(1)} ${Y(to_row)}l-6 -3.5v7z`;
-    }
-  });
-  return `<g class="sp-arrows"><path class="sp-halo" d="${lines}${boxes}"/><path d="${lines}${boxes}"/><path class="sp-heads" d="${heads}"/></g>`;
-}
-function underLanes(scene, palette, width, x, y, [from, to]) {
-  const at = from + (x - LEFT) / (width - LEFT - 4) * (to - from), row = Math.floor(y / LANE), low = y - row * LANE > 15.5;
-  if (x < LEFT || at > to) return ["", -1];
-  const under = scene.spans.find(([own, start, end, code]) =>
-    own === row && start <= at && at <= end && THIN.has(palette.kinds[code]) === low);
-  const name = typeof scene.ranks[row] === "number" ? `rank ${scene.ranks[row]}${(scene.names || {})[scene.ranks[row]] ? ` (${scene.names[scene.ranks[row]]})` : ""}` : "";
-  if (!under) {
-    const idle = scene.idles.find(([own, start, end]) => own === row && start <= at && at <= end);
-    return idle ? [`${name} ${idle[4]}: idle for ${duration(idle[2] - idle[1])}`, -1] : ["", -1];
-  }
-  const [, start, end, code, stage, minibatch, peer] = under;
-  return [`Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${duration(end - start)}, ${duration(start)} to ${duration(end)}${name ? `, ${name}` : ""}`, stage, minibatch];
-}
-
-class Window {  // the part of a timeline that is in sight: by wheel, keys and a bar below it
-  constructor(box, bar, draw) {
-    this.box = box; this.bar = bar; this.draw = draw; this.end = 1; this.share = [0, 1];
-    box.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey) return;  // the page scrolls
-      event.preventDefault();
-      if (event.shiftKey) this.by(Math.sign(event.deltaY || event.deltaX) * 0.1);
-      else this.zoom(event.deltaY > 0 ? 1.25 : 0.8, Math.min(1, Math.max(0, (event.clientX - box.getBoundingClientRect().left - LEFT) / (box.clientWidth - LEFT))));
-    }, { passive: false });
-    box.addEventListener("dblclick", () => this.set(0, 1));
-    bar.addEventListener("keydown", (event) => {
-      const act = { ArrowLeft: () => this.by(-0.1), ArrowRight: () => this.by(0.1), "+": () => this.zoom(0.8, 0.5), "=": () => this.zoom(0.8, 0.5), "-": () => this.zoom(1.25, 0.5), Home: () => this.set(0, 1) }[event.key];
-      if (!act) return;
-      event.preventDefault(); event.stopPropagation();
-      act();
-    });
-    const seek = (event) => {
-      const part = bar.getBoundingClientRect(), [a, b] = this.share, middle = (event.clientX - part.left) / part.width;
-      this.set(middle - (b - a) / 2, middle + (b - a) / 2);
-    };
-    bar.addEventListener("pointerdown", (event) => { bar.setPointerCapture(event.pointerId); bar.focus(); seek(event); event.preventDefault(); });
-    bar.addEventListener("pointermove", (event) => { if (bar.hasPointerCapture(event.pointerId)) seek(event); });
-  }
-  get seconds() { return this.share.map((part) => part * this.end); }
-  by(part) { const [a, b] = this.share, far = part * (b - a); this.set(a + far, b + far); }
-  zoom(factor, at) {
-    const [a, b] = this.share, middle = a + at * (b - a), wide = Math.min(1, Math.max(0.01, (b - a) * factor));
-    this.set(middle - at * wide, middle + (1 - at) * wide);
-  }
-  set(a, b) {
-    const wide = Math.min(1, b - a), start = Math.min(1 - wide, Math.max(0, a));
-    this.share = [start, start + wide];
-    this.draw();
-  }
-  show(end) {
-    this.end = end || 1;
-    const [a, b] = this.share, told = `${duration(a * this.end)} to ${duration(b * this.end)} of ${duration(this.end)}`;
-    this.bar.firstChild.style.cssText = `left:${100 * a}%;width:${100 * (b - a)}%`;
-    for (const [name, value] of [["valuemin", 0], ["valuemax", 100], ["valuenow", Math.round(50 * (a + b))], ["valuetext", told]]) this.bar.setAttribute(`aria-${name}`, value);
-  }
-}
-
 function network(graph, palette, width) {  // built once; the stages' colours come and go: see `coloured`
   if (!graph.positions) return "";
   const [w, h] = graph.half, scale = Math.min(1.1, width / graph.extent[0]);
@@ -314,8 +176,6 @@ function changes(scene) {
     shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul></details>";
 }
 
-const SPANS = "Simulated: forward light, backward full; click one for its path";
-const SHADES = "Gradient all-reduce is dark and transfers are thin; idle time is shaded by its cause. Numbers are minibatches";
 const NOTICE = 6000, COMING = 800;   // milliseconds for which a swap of devices is said, and in which it is shown
 function swaps(before, after) {  // rows whose devices are others since a cut was moved: [row, from, to, rows from where they come]
   if (!before || !before.cuts.movable || !(after.cuts || {}).kept || before.stages.length !== after.stages.length) return [];
@@ -328,11 +188,10 @@ function swaps(before, after) {  // rows whose devices are others since a cut wa
 }
 
 function render({ model, el }) {
-  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-dead" role="alert" hidden><span>The kernel was restarted or has ended: nothing here answers any more.</span><button type="button" class="sp-again">run its cell</button></div><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
+  el.innerHTML = `<div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-map"></div><div class="sp-candidates"></div><div class="sp-picture"><div class="sp-stale" role="status"></div>
     <div class="sp-part sp-layers"><span>Layers <i class="sp-hint"></i></span><label class="sp-swap" data-tip="Ticked: as a cut moves, each stage gets the devices that suit it best. Cleared: each stage keeps its devices"><input type="checkbox"> devices may swap</label></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-part">Stages <i data-tip="Bars in the stage's colour, side by side if a device has several stages; gradient all-reduce is darker, transfers are thin below">Time per minibatch: compute, all-reduce (darker), transfers (thin)<span class="sp-stages-are"></span></i></div><div class="sp-swapped" role="status"></div><div class="sp-stages"></div>
-    <div class="sp-part">Timeline <i class="sp-followed" role="status" data-tip="${SHADES}"></i></div><div class="sp-lanes"></div>
-    <div class="sp-seek" role="slider" tabindex="0" aria-label="part of the timeline in sight" data-tip="Drag to move; Ctrl and the wheel over the timeline, or + and −, zoom; ↑ and ↓ follow a minibatch"><i></i></div>
+    <div class="sp-part">Timeline <i class="sp-followed" role="status" data-tip="${SHADES}"></i></div>${TIMELINE}
     <div class="sp-why"></div><div class="sp-changes"></div>
     <div class="sp-sizes-part"><div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
@@ -356,7 +215,6 @@ function render({ model, el }) {
   let graph = {}, waiting = false, width = 0, wide = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [], tables = {};
   const kept = [];    // [{ text, places, baseline }] of the last scenes
   let painted = null, swapped = { at: -Infinity, came: [] };  // the last scene in full, the last swap of devices
-  let chosen = null, pointedAt = null;                        // minibatches whose way is shown: by a click, by the pointer
   let ahead = null;   // { name, key } of the move that is shown before the kernel's answer to it
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
@@ -364,68 +222,29 @@ function render({ model, el }) {
     find(name).innerHTML = markup;
     drawn.set(name, markup);
   };
-  const sight = new Window(find("lanes"), find("seek"), () => soon());
+  const timeline = new Timeline(picture, (words) => put("followed", whole(words)));
   const tip = document.body.appendChild(Object.assign(document.createElement("div"), { className: "sp-tip" }));
   const tell = (words, stage, x, y) => {  // one tooltip, and the same stage in all pictures
-    tip.classList.toggle("sp-on", Boolean(words));
     linked.textContent = stage >= 0 ? `.${mark} [data-s]:not([data-s="${stage}"]){opacity:.35}` : "";
-    if (!words) return;
-    tip.textContent = words;
-    const right = Math.min(x + 12, window.innerWidth - tip.offsetWidth - 8), low = y + 16 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 8 : y + 16;
-    Object.assign(tip.style, { left: `${Math.max(4, right)}px`, top: `${low}px` });
+    tellAt(tip, words, x, y);
   };
   const under = {
     cells: (x, y) => underStrip(scene, width, x, y),
-    lanes: (x, y) => underLanes(scene, palette, width, x, y, sight.seconds),
+    lanes: (x, y) => timeline.under(x, y),
     graph: (x, y, target) => (target.dataset.k ? underNetwork(graph, scene, Number(target.dataset.k)) : ["", -1]),
   };
   const pointed = (event) => {
     const own = event.target.closest("[data-tip]"), name = Object.keys(under).find((part) => find(part).contains(event.target));
-    if (name !== "lanes" || own) point(null);
+    if (name !== "lanes" || own) timeline.point(null);
     if (own) return tell(own.dataset.tip, own.dataset.s === undefined ? -1 : Number(own.dataset.s), event.clientX, event.clientY);
     if (!name || !scene.tiles) return tell("", -1);
     const box = find(name).getBoundingClientRect();
     const [words, stage, minibatch = null] = under[name](event.clientX - box.left, event.clientY - box.top, event.target);
-    if (name === "lanes") point(minibatch);
+    if (name === "lanes") timeline.point(minibatch);
     return tell(words, stage, event.clientX, event.clientY);
   };
-  const follow = () => {  // the way of a minibatch from stage to stage and back, over the timeline
-    const number = pointedAt === null ? chosen : pointedAt, drawing = find("lanes").firstElementChild;
-    find("lanes").querySelectorAll(".sp-arrows").forEach((old) => old.remove());
-    const spans = number === null || !drawing ? [] : steps(scene, palette, number).flat();
-    if (spans.length) drawing.insertAdjacentHTML("beforeend", arrows(scene, palette, width, sight.seconds, number));
-    const took = spans.length && Math.max(...spans.map((span) => span[2])) - Math.min(...spans.map((span) => span[1]));
-    put("followed", spans.length ? whole(`Minibatch ${number}: ${duration(took)} from its first forward to its last backward`) : SPANS);
-  };
-  const point = (minibatch) => {
-    if (minibatch === pointedAt) return;
-    pointedAt = minibatch;
-    follow();
-  };
-  const choose = (minibatch) => { chosen = minibatch; follow(); };
-  const cell = () => root.closest(".jp-Cell");
-  let box = null;  // the box of ipywidgets that this is in, once it is: JupyterLab marks it when the kernel ends
-  const living = new MutationObserver(() => {
-    const dead = box.classList.contains("jupyter-widgets-disconnected");
-    find("dead").hidden = !dead;
-    find("again").hidden = !cell();
-    root.classList.toggle("sp-lost", dead);
-  });
-  find("again").addEventListener("click", () => {  // as a hand does: choose the cell, and press the notebook's own button
-    const own = cell(), run = own.closest(".jp-NotebookPanel").querySelector('[data-command="notebook:run-cell-and-select-next"]');
-    for (const target of [own.querySelector(".jp-InputPrompt"), run])
-      for (const kind of ["mousedown", "mouseup", "click"]) target.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, composed: true, button: 0 }));
-  });
   root.addEventListener("pointermove", pointed);
-  root.addEventListener("pointerleave", () => { tell("", -1); point(null); });
-  find("lanes").addEventListener("click", () => choose(chosen === pointedAt ? null : pointedAt));
-  find("seek").addEventListener("keydown", (event) => {
-    const step = { ArrowUp: 1, ArrowDown: -1, Escape: 0 }[event.key], numbers = (scene.spans || []).map((span) => span[5]);
-    if (step === undefined || !numbers.length) return;
-    event.preventDefault(); event.stopPropagation();
-    const low = Math.min(...numbers.filter((number) => number >= 0)), high = Math.max(...numbers);
-    choose(step ? Math.min(high, Math.max(low, chosen === null ? low : chosen + step)) : null);
-  });
+  root.addEventListener("pointerleave", () => { tell("", -1); timeline.point(null); });
   const swap = find("swap").firstElementChild;
   const drawSwap = () => { swap.checked = model.get("swap"); };
   swap.addEventListener("change", () => { model.set("swap", swap.checked); model.save_changes(); });
@@ -448,7 +267,7 @@ function render({ model, el }) {
   const drawGap = () => {
     if (painted === scene && !root.classList.contains("sp-foreseen")) put("tiles", tiles(closed(scene, JSON.parse(model.get("closing")))));
   };
-  const show = (next, text) => { scene = next; seen = text; scene.idles = scene.spans ? idles(scene, palette) : []; };
+  const show = (next, text) => { scene = next; seen = text; };
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
@@ -470,7 +289,6 @@ function render({ model, el }) {
   };
   const paint = (old) => {
     width = wide;
-    if (!box && (box = root.closest(".jupyter-widgets"))) living.observe(box, { attributes: true, attributeFilter: ["class"] });
     if (!scene.tiles || width < 50) return;
     root.classList.remove("sp-foreseen");
     const moved = painted === scene ? [] : swaps(painted, scene);
@@ -500,11 +318,7 @@ function render({ model, el }) {
     put("changes", changes(scene));
     put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
     put("stages", stages(scene, palette, width, performance.now() - swapped.at < COMING ? swapped.came : []));
-    LEFT = width < 480 ? 76 : 118;
-    find("seek").style.marginLeft = `${LEFT}px`;
-    sight.show(scene.end);
-    put("lanes", lanes(scene, palette, width, sight.seconds));
-    follow();
+    timeline.update(scene, palette, width);
     find("of").textContent = scene.pipelines ? "Coloured by the stages of pipeline 0" : "Coloured by stage";
     find("sizes-part").style.display = scene.sized ? "" : "none";
     find("graph-part").style.display = graph.positions ? "" : "none";
@@ -600,7 +414,6 @@ function render({ model, el }) {
     observer.disconnect();
     turn.port1.close();
     tip.remove();
-    living.disconnect();
     document.removeEventListener("sp-moved", slid);
   };
 }

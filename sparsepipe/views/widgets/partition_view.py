@@ -22,6 +22,15 @@ from .plan_picture import plan_picture, scene_of
 from .sentences import sentence
 from .view_model import PALETTE
 
+PARTS = (
+    "names",
+    "svg_marks",
+    "timeline",
+    "partition_cuts",
+    "device_map",
+    "candidates",
+    "partition_view",
+)  # of its page
 NO_PLAN = "these settings cannot be planned: see the message above the picture"
 
 
@@ -32,7 +41,7 @@ _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
 class PartitionView(looks.Control, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = page_code("names", "svg_marks", "partition_cuts", "device_map", "candidates", "partition_view")
+    _esm = page_code(*PARTS)
     _css = Path(__file__).with_name("explorer.css")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays

@@ -1,3 +1,4 @@
+// Draws a figure, by plotly or as the explorer draws a timeline: read together with names.js, svg_marks.js and timeline.js.
 // Draws a plotly figure as wide as its place, however wide that was given: the height stays. Its title, its note and
 // a badge with what is doubtful stand above it as words of the page, which go on in further lines where a line ends.
 // What stands between two @ is filled in by plot_view.py.
@@ -138,20 +139,40 @@ function themed(figure, heading, room) {
   return { data, layout: dark };
 }
 
+class Lanes {  // a timeline below a figure's heading, in place of plotly's
+  constructor(el) {
+    this.pane = Object.assign(document.createElement("div"), { className: "sp-view sp-timeline", innerHTML: `<div class="sp-part"><i class="sp-followed" role="status" data-tip="${SHADES}"></i></div>${TIMELINE}` });
+    el.append(this.pane);
+    this.tip = document.body.appendChild(Object.assign(document.createElement("div"), { className: "sp-tip" }));
+    this.timeline = new Timeline(this.pane, (words) => { this.pane.querySelector(".sp-followed").textContent = words; });
+    this.pane.addEventListener("pointermove", (event) => {
+      const of = event.target.closest("[data-tip]"), box = this.timeline.lanes.getBoundingClientRect();
+      const [words, , minibatch = null] = of || !this.timeline.lanes.contains(event.target) ? [of ? of.dataset.tip : ""] : this.timeline.under(event.clientX - box.left, event.clientY - box.top);
+      this.timeline.point(minibatch);
+      tellAt(this.tip, words, event.clientX, event.clientY);
+    });
+    this.pane.addEventListener("pointerleave", () => { this.timeline.point(null); tellAt(this.tip, ""); });
+  }
+  show(scene, width) {
+    this.pane.style.display = scene ? "" : "none";
+    if (scene) this.timeline.update(scene, scene.palette, width - 14);
+  }
+}
+
 export default {
   async render({ model, el }) {
-    const Plotly = await library(model);
     const style = Object.assign(document.createElement("style"), { textContent: STYLE });
     const above = Object.assign(document.createElement("div"), { className: "sp-heading" }), div = document.createElement("div");
     el.append(style, above, div);
-    let drawing = false, again = false, fresh = true, width = 0, size = "", number = 1;
-    const fitted = () => {  // names as large as their boxes, of a figure whose boxes shrink with it
+    let scene = null, spans = null;
+    let drawing = false, again = false, listens = false, fresh = true, width = 0, size = "", number = 1;
+    const fitted = async () => {  // names as large as their boxes, of a figure whose boxes shrink with it
       const axis = div._fullLayout && div._fullLayout.xaxis, { data = [], layout = {} } = JSON.parse(model.get("figure"));
       if (!axis || !layout.meta || !layout.meta.keeps_ratio) return;
       const share = axis._length / Math.abs(axis.range[1] - axis.range[0]) / layout.meta.pixels;
       const named = data.map((trace, k) => (trace.text && trace.textfont && trace.textfont.size ? k : -1)).filter((k) => k >= 0);
       const fits = named.map((k) => [data[k].textfont.size].flat().map((own) => Math.max(2, Math.min(own, Math.round(own * share)))));
-      if (String(fits) !== size && named.length) { size = String(fits); Plotly.restyle(div, { "textfont.size": fits }, named); }
+      if (String(fits) !== size && named.length) { size = String(fits); (await library(model)).restyle(div, { "textfont.size": fits }, named); }
     };
     const draw = async () => {
       again = true;
@@ -165,6 +186,12 @@ export default {
         const told = fresh;
         fresh = false;
         above.replaceChildren(...words(heading));
+        if (told) scene = figure.timeline || null;
+        div.hidden = Boolean(scene);
+        if (scene && !spans) spans = new Lanes(el);
+        if (spans) spans.show(scene, width);
+        if (scene) { div.dataset.drawn = String(Number(div.dataset.drawn || 0) + (told ? 1 : 0)); continue; }
+        const Plotly = await library(model);
         const { data, layout } = themed(figure, heading, width);
         layout.uirevision = number;  // not 0: what was zoomed stays so at another width and in another theme
         try {
@@ -173,7 +200,8 @@ export default {
           div.textContent = `this figure cannot be drawn: ${error.message}`;
           continue;
         }
-        if (!div.dataset.drawn) {  // plotly gives `on` with the first drawing
+        if (!listens) {  // plotly gives `on` with the first drawing
+          listens = true;
           div.on("plotly_click", clicked);
           div.on("plotly_relayout", fitted);
         }
@@ -195,6 +223,6 @@ export default {
     room.observe(el);
     theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
     await draw();
-    return () => { model.off("change:figure", changed); theme.disconnect(); room.disconnect(); Plotly.purge(div); };
+    return () => { model.off("change:figure", changed); theme.disconnect(); room.disconnect(); if (spans) spans.tip.remove(); if (listens) window.Plotly.purge(div); };
   },
 };

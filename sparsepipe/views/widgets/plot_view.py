@@ -7,7 +7,7 @@ folder can be written to, else the kernel sends it once.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache, reduce
 from pathlib import Path
@@ -32,11 +32,11 @@ _NO_PICTURE = "Live figure without a stored picture: call sparsepipe.plots.keep_
 
 
 def _page_code() -> str:
-    """names.js and plot_view.js, with the colours and the font of all figures."""
+    """The code of a figure's page, with the colours and the font of all figures."""
     lit = LIT | LIT_SHADES | LIT_TONES | LIT_POINTS
     told = {"LIT": json.dumps(lit), "LIT_TEXT": json.dumps(LIT_TEXT)}
     told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
-    code = page_code("names", "plot_view")
+    code = page_code("names", "svg_marks", "timeline", "plot_view")
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
 
 
@@ -44,6 +44,7 @@ class PlotView(looks.Control, anywidget.AnyWidget):
     """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
 
     _esm = _page_code()
+    _css = Path(__file__).with_name("explorer.css")
     figure = traitlets.Unicode("{}").tag(sync=True)  # JSON, with the `heading` that the page writes above it
     config = traitlets.Dict(MODEBAR).tag(sync=True)
     version = traitlets.Unicode(plotly.__version__).tag(sync=True)
@@ -57,16 +58,16 @@ class PlotView(looks.Control, anywidget.AnyWidget):
         if figure is not None:
             self.show(figure)
 
-    def show(self, figure: go.Figure) -> None:
-        """Replace what is drawn."""
+    def show(self, figure: go.Figure, *, timeline: Mapping[str, object] | None = None) -> None:
+        """Replace what is drawn. `timeline`: `timelines` of view_model.py, which a page shows in place of the plot."""
         heading = heading_of(figure)
-        told = json.dumps(heading and asdict(heading))
-        self.figure = f'{figure.to_json()[:-1]},"heading":{told}}}'  # one message: neither is drawn without the other
+        told = json.dumps({"heading": heading and asdict(heading), "timeline": timeline})
+        self.figure = f"{figure.to_json()[:-1]},{told[1:]}"  # one message: neither is drawn without the other
 
     def static_picture(self) -> dict[str, str]:
         """The figure's picture after `plots.keep_pictures()`; else its title and note, and how to keep the picture."""
         document = json.loads(self.figure)
-        heading = document.pop("heading", None)
+        heading, _ = document.pop("heading", None), document.pop("timeline", None)
         if not document:
             return {}
         if picture := kept_picture(go.Figure(document, skip_invalid=True)):

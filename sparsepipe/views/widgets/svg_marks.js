@@ -1,6 +1,14 @@
 // Shapes and words of a picture as SVG, in colours that are told apart and read on light pages and dark ones. Read together with
 // names.js and what draws with it, as one module: see page_code.py.
 
+// Three digits and all that stand before the point, as util/text/numbers.py writes what was measured or predicted.
+const measured = (v) => (Math.abs(v) >= 999.5 ? Math.round(v).toLocaleString("en") : v ? v.toPrecision(3) : "0");
+const duration = (s) => (Math.abs(s) >= 10 ? `${measured(s)} s` : `${measured(s * 1e3)} ms`);
+const size = (b) => {
+  for (const [unit, n] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (b >= n) return `${measured(b / n)} ${unit}`;
+  return `${b.toFixed(0)} B`;
+};
+
 const SVG = "http://www.w3.org/2000/svg";
 const rect = (x, y, w, h, fill, more = "", title = "") =>
   `<rect x="${x.toFixed(2)}" y="${y}" width="${Math.max(w, 0).toFixed(2)}" height="${h}" fill="${fill}" ${more}${title ? ` data-tip="${escape(title)}"` : ""}/>`;

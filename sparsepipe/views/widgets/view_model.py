@@ -1,5 +1,6 @@
 """The view model of the partition explorer: all that is drawn of a plan, as JSON-ready values."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,9 @@ from ...values.plan_parts import Estimate
 from ...values.trace import SPAN_KINDS, Trace
 from ..colors import STAGE_COLORS, edge_of, mixed
 from ..plots.theme import GREY, LIGHT_GREY
+from ..plots.timeline import window
 
+_AROUND = 8  # times the length in sight that a measured timeline goes on before and after it
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
 _EDGES = {color: edge_of(color) for color in [*sum(COLORS, []), LIGHT_GREY, GREY]}  # by which it is seen on any page
@@ -251,6 +254,38 @@ def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
         if s.end > s.start
     ]
     return {"ranks": list(rows), "spans": spans, "end": trace.makespan}
+
+
+def timelines(traces: Iterable[Trace], minibatches: tuple[int, int]) -> dict[str, Any]:
+    """Rows of each rank, one for each trace by its source, with the work on some minibatches in sight, and its sides.
+
+    All begin together: with the first forward of these minibatches. Raises InputError for a trace without work on them.
+    """
+    named = {trace.source: trace for trace in traces}
+    windows = {name: window(trace, minibatches) for name, trace in named.items()}
+    around = _AROUND * max(end - begin for begin, end in windows.values())
+    lead = min(around, max(begin - min(s.start for s in named[name].spans) for name, (begin, _) in windows.items()))
+    ranks = sorted({rank for trace in named.values() for rank in trace.ranks})
+    rows = {row: k for k, row in enumerate(itertools.product(ranks, named))}
+    spans = [
+        [rows[s.rank, name], *(round(at - begin + lead, 9) for at in (s.start, s.end)), SPAN_KINDS.index(s.kind)]
+        + [s.stage, s.minibatch]
+        for name, (begin, end) in windows.items()
+        for s in named[name].spans
+        if s.end > s.start and s.start >= begin - lead and s.end <= end + around and s.kind != "wait"
+    ]
+    last = max(span[2] for span in spans)
+    shown = max(end - begin for begin, end in windows.values())
+    return {
+        "ranks": [rank for rank, _ in rows],
+        "labels": [f"rank {rank} · {name}" for rank, name in rows],
+        "groups": [k % len(named) for k in range(len(rows))],
+        "traces": list(named),
+        "spans": spans,
+        "end": last,
+        "sight": [lead / last, min(1.0, (lead + shown) / last)],
+        "palette": PALETTE,
+    }
 
 
 def changes(before: Plan, after: Plan) -> list[str]:
