@@ -12,8 +12,7 @@ from sparsepipe import InputError
 from sparsepipe.launching.prepare import for_hosts
 from sparsepipe.launching.ssh.requests import ANSWERS, Requests
 from sparsepipe.records import Origin, RunRecord
-from sparsepipe.records.plans import followed_plans
-from sparsepipe.records.run_progress import num_processes
+from sparsepipe.records.run_progress import followed_plans, num_processes
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.wire.frames import FrameReader, FrameWriter
 from sparsepipe.values.plan import Plan

@@ -20,8 +20,8 @@ from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
 from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_show
 from sparsepipe.records import Origin
-from sparsepipe.records.plans import begin_plan
 from sparsepipe.records.record_files import CLOCK, read_fields
+from sparsepipe.records.run_progress import begin_plan
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import median_summaries
 from sparsepipe.runtime.reporting.recorder import forget_rows

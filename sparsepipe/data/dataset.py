@@ -23,15 +23,14 @@ from .augmentation import Augmentation, into_cube, named_augmentation, turned_ab
 from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
 from .crops import Crop, named_crop
-from .digest import files_digest
 from .folder import open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
-from .presence import look_at
 from .reach import can_be_held, near_origin
 from .recipe import ALL, OCCUPANCY, Recipe
 from .sampling import MESH_POINTS, sample_points
 from .sources import find
+from .split_files import files_digest, look_at
 from .voxels import (
     OutOfReach,
     cube_of,

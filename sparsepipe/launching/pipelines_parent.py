@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..errors import DamagedRecord
 from ..records import RunRecord
-from ..records.plans import begin_plan, followed_plans, newest_plan
+from ..records.run_progress import begin_plan, followed_plans, newest_plan
 from ..runtime import commands
 from ..runtime.pipelines.tallies import MINIBATCHES
 from ..util.io.files import read_rows

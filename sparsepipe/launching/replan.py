@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from ..records import RunRecord
-from ..records.plans import newest_plan
-from ..records.run_progress import num_processes
+from ..records.run_progress import newest_plan, num_processes
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits, check_memory, check_next_of_several, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch

@@ -1,4 +1,7 @@
-"""A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds."""
+"""A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds.
+
+Networks that are torch modules, by name: where each is built, without importing torch to know that it exists.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -249,3 +252,18 @@ class Network:
 def scaled(channels: int, width: float) -> int:
     """Return `channels` times a width multiplier, rounded, at least 1."""
     return max(1, math.floor(channels * width + 0.5))
+
+
+@dataclass(frozen=True)
+class ModuleNetwork:
+    """A builder: `function` of the file `home` below sparsepipe.networks, called with `args` and facts of the data.
+
+    Facts of the data (num_classes, in_channels, image_size, vocabulary_size, ...) are given to builders whose
+    parameters have these names. What the user gives as model arguments comes last, over both.
+    """
+
+    home: str  # "images.resnet"
+    function: str  # "resnet"
+    args: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""  # one line for `sparsepipe models`
+    takes: str = ""  # what data it is made for, in a few words: "images 224 x 224"

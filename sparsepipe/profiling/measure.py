@@ -31,10 +31,8 @@ from ..util.host.background_load import num_processors, watched
 from ..util.host.openmp import WAITING
 from ..values.profile import CostSample, LayerCost, Profile, StepOverhead
 from .devices import device_name, usable
-from .layer_timer import Updates, ends, judged, moment, seconds_between, send_back, time_layers
-from .repeats import Repeater, Repeats
-from .saved_bytes import kept_bytes
-from .temporary_bytes import temporary_bytes
+from .layer_timer import Repeater, Repeats, Updates, ends, judged, moment, seconds_between, send_back, time_layers
+from .temporary_bytes import kept_bytes, temporary_bytes
 
 _REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 

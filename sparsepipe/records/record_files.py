@@ -2,9 +2,12 @@
 
 What is damaged is refused in one line that names the file (and the row); unknown fields are left as they are, so that
 records of other versions open. A missing field raises when it is used (`fields.Fields`).
+
+What a user writes about a run, tags and a note, is in a file of its own alongside what the run wrote.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from ..util.io.fields import (
     text,
     texts,
 )
-from ..util.io.files import read_json, read_numbered_rows
+from ..util.io.files import read_json, read_numbered_rows, write_json
 from ..util.text.sizes import SIZE_UNITS
 
 _MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many
@@ -231,3 +234,42 @@ def _depth(document: Any) -> int:
         ]
         depth += 1
     return depth
+
+
+LABELS = "labels.json"
+_MOST_OF_A_NOTE = 10_000  # characters of a note
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Short words to find a run by, and a sentence on it."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Labels":
+        """Read those of a run's folder; none if nothing was written. Raises DamagedRecord for a damaged file."""
+        path = folder / LABELS
+        if not path.exists():
+            return cls()
+        try:
+            document = read_json(path, what="run's labels")
+            if not isinstance(document, dict) or not isinstance(document.get("note", ""), str):
+                raise InputError("labels.not_tags", f"{path}: expected an object with tags and a note")
+            return cls(tuple(texts(document.get("tags", []), f"{path}: tags")), document.get("note", ""))
+        except InputError as error:
+            raise DamagedRecord(error.code, str(error), **error.fields) from None
+
+    @classmethod
+    def read(cls, tags: str, note: str) -> "Labels":
+        """Take what was typed: tags with commas or spaces between. Raises InputError for a note that is too long."""
+        if len(note) > _MOST_OF_A_NOTE:
+            raise InputError(
+                "labels.note_too_long", f"the note has {len(note)} characters, expected at most {_MOST_OF_A_NOTE}"
+            )
+        return cls(tuple(dict.fromkeys(tags.replace(",", " ").split())), " ".join(note.split()))
+
+    def write(self, folder: Path) -> None:
+        """Write them alongside what the run wrote."""
+        write_json(folder / LABELS, {"tags": list(self.tags), "note": self.note}, make_folder=False)

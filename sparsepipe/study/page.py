@@ -27,9 +27,8 @@ from ..views.tables import scrolling
 from ..views.values import OURS
 from . import catalogue
 from .catalogue import exported_by
-from .executed import Executed, outputs, shown, source, text_of
+from .executed import Executed, outputs, shown, source, text_of, warnings_of
 from .notebook_job import NotebookJob
-from .report import warnings_of
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
 _PAGE = Html(

@@ -28,7 +28,7 @@ from ..views.plots.export import as_exported, described
 from ..views.plots.theme import resting_on
 from ..views.values import link_text
 from .contention import local_link
-from .report import report
+from .executed import report
 
 
 @dataclass(frozen=True)

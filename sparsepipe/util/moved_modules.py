@@ -14,6 +14,17 @@ _MOVED: Mapping[str, str] = {  # each move once: a name may take several; a part
     "sparsepipe.values.replication.diloco": "sparsepipe.values.replication.synchronous",
     "sparsepipe.values.replication.local_sgd": "sparsepipe.values.replication.synchronous",
     "sparsepipe.values.replication.quorum": "sparsepipe.values.replication.partial_reduce",
+    "sparsepipe.records.formats.dynpipe_logs": "sparsepipe.records.formats.dynpipe",
+    "sparsepipe.records.formats.stage_modules": "sparsepipe.records.formats.torch_pipelining",
+    **dict.fromkeys(
+        (f"sparsepipe.networks.{name}" for name in ("minkfcnn", "minkpointnet", "minkresnet", "minkvgg", "vgg")),
+        "sparsepipe.networks.classification",
+    ),
+    **dict.fromkeys(
+        (f"sparsepipe.networks.images.{name}" for name in ("alexnet", "convnet", "squeezenet", "vgg")),
+        "sparsepipe.networks.images.chains",
+    ),
+    "sparsepipe.networks.images.densenet": "sparsepipe.networks.images.resnet",
     "sparsepipe.cluster": "sparsepipe.values.cluster",
     "sparsepipe.display.markup": "sparsepipe.views.markup",
     "sparsepipe.display.ties": "sparsepipe.views.ties",

@@ -40,9 +40,9 @@ from ...util.text.sizes import SIZE_UNITS
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
 from ..labels import IGNORED
+from ..split_files import check_indices
 from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
-from .files import check_indices
 from .joining import OFFSET, is_named, joined_items, named_entries, num_points, target_names, with_tensors
 from .streams import Stream, is_stream, with_generators
 

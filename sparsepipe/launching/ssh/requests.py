@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.plans import begin_plan
-from ...records.run_progress import keep_processes
+from ...records.run_progress import begin_plan, keep_processes
 from ...runtime import commands, replan_request
 from ...values.plan import Plan
 from .connection import Connection

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.plans import begin_plan
-from ...records.run_progress import forget_processes, keep_processes
+from ...records.run_progress import begin_plan, forget_processes, keep_processes
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.io.files import cut_torn_row, write_atomic

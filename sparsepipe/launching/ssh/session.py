@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.plans import went_back
+from ...records.run_progress import went_back
 from ...runtime.processes import rank_readings
 from ...runtime.wire.encryption import CERTIFICATE, new_certificate
 from ...runtime.wire.handshake import new_secret

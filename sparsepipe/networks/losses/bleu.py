@@ -11,7 +11,7 @@ from ...data.examples import ExampleDataset
 from ...data.labels import IGNORED
 from ...errors import InputError
 from ..texts.gnmt import GNMT, State
-from .outputs import described, main_output
+from .base import described, main_output
 
 _INPUTS, _IDS = ("source", "source_mask", "target"), ("begin", "end")
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...util.text.counting import number_of
-from .attention_weights import attention_weights
+from .bert import attention_weights
 
 State = tuple[Tensor, Tensor]  # an LSTM's: hidden and cell, each [1, B, H]
 

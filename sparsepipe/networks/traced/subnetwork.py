@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from ...errors import InputError
 from ...util.derived.seeds import SHARED_GENERATORS, derived_seed
 from ...util.host.limits import is_out_of_memory
+from ..base import run_layers
 from ..batch_norm import GroupBatchNorm
-from ..running import run_layers
 from .building import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import filled, own_draws, run
@@ -114,7 +114,7 @@ class TracedSubnetwork(nn.Module):
     def forward(
         self, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """Run the layers on the values at the boundary before; see `run_layers` (networks/running.py).
+        """Run the layers on the values at the boundary before; see `run_layers` (networks/base.py).
 
         Raises InputError for a phase in which the module's own forward raises.
         """

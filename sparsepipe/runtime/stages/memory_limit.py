@@ -17,8 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...engines.allocator import return_freed_memory
 from ...errors import InputError
-from ...networks.base import LayerRow
-from ...networks.running import run_layers
+from ...networks.base import LayerRow, run_layers
 from ...util.io.told import tell
 from ...values.cluster import Cluster
 from ...values.costs import OPTIMIZER_SLOTS, LayerTable

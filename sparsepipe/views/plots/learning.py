@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.campaigns import when
 from ...records.provenance import Provenance
-from ...records.rates import MINIBATCHES, SAMPLES
+from ...records.workload_facts import MINIBATCHES, SAMPLES
 from ..markup import Html, figure_text
 from .accuracy import accuracy_table
 from .bar_numbers import SHORTER, Numbers, fitted

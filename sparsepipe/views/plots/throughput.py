@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.campaigns import when
 from ...records.provenance import Provenance
-from ...records.rates import MINIBATCHES, SAMPLES
+from ...records.workload_facts import MINIBATCHES, SAMPLES
 from ...util.text.numbers import as_measured
 from ..markup import Html
 from .bar_numbers import SHORTER, fitted

@@ -16,7 +16,7 @@ from ...launching.base import MetricsRow
 from ...launching.lock import is_held
 from ...launching.run_folders import delete_runs
 from ...records import RunRecord
-from ...records.labels import Labels
+from ...records.record_files import Labels
 from ...util.io.files import expanded
 from ...values.trace import Trace
 from .. import plots

@@ -16,8 +16,7 @@ import traitlets
 from ...errors import DamagedRecord, InputError
 from ...launching.supervisor import GOING_ON
 from ...records import RunRecord
-from ...records.labels import Labels
-from ...records.record_files import STATES
+from ...records.record_files import STATES, Labels
 from ...util.io.files import expanded
 from ...util.text.counting import number_of
 from ...util.text.numbers import Form, alike, as_given, as_measured
