@@ -6,7 +6,7 @@ from coded import raises
 
 from sparsepipe.data import split_files
 from sparsepipe.data.split_files import named_digest
-from sparsepipe.util.derived.seeds import sample_seed
+from sparsepipe.util.derived import sample_seed
 
 
 def test_names_come_first_and_contents_once(tmp_path):

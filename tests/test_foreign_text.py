@@ -45,7 +45,7 @@ from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.views import html
 from sparsepipe.views.markup import Html, figure_text, joined, markdown_text
 from sparsepipe.views.plots.outcomes import Outcome
-from sparsepipe.views.plots.points import Point
+from sparsepipe.views.plots.table import Point
 from sparsepipe.views.ties import in_bold
 from sparsepipe.views.values import left_out
 from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
@@ -366,7 +366,7 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
-    ("views/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
+    ("views/markup.py", "_whole"),  # a part of markup, whose names alone get a span around them
     ("views/plots/theme.py", "title_of"),  # a finished figure's title
     ("views/plots/export.py", "_title"),  # the same of another figure, to take its tags off
     ("views/plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's

@@ -10,12 +10,11 @@ import pytest
 from coded import raises
 
 from sparsepipe.errors import InputError
-from sparsepipe.launching.run_state import tell_going_on, went_on
+from sparsepipe.launching.run_folders import tell_going_on, went_on
 from sparsepipe.launching.ssh.controller import controlled
 from sparsepipe.launching.ssh.facts import check_alike, facts_here, interface_of
 from sparsepipe.launching.ssh.hosted_run import Shards
-from sparsepipe.launching.ssh.mirror import Copy, Growth, Mirror
-from sparsepipe.launching.ssh.pieces import Arrivals, place, send_content, send_file
+from sparsepipe.launching.ssh.pieces import Arrivals, Copy, Growth, Mirror, place, send_content, send_file
 from sparsepipe.launching.ssh.placement import hosted_ranks
 from sparsepipe.launching.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launching.ssh.run_files import RunFiles
@@ -97,7 +96,7 @@ def test_a_log_goes_on_where_it_begins_anew_on_another_host(tmp_path):
 
 def test_a_log_of_a_host_is_bounded_in_the_record(tmp_path, monkeypatch):
     """A host that printed without end filled the disk of the machine that launched the run: 1.6 GB in ten seconds."""
-    monkeypatch.setattr("sparsepipe.launching.ssh.mirror.MOST_LOG_BYTES", 1000)
+    monkeypatch.setattr("sparsepipe.launching.ssh.pieces.MOST_LOG_BYTES", 1000)
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     mirror, copy, sent = Mirror(there, ("*",)), Copy(), 0

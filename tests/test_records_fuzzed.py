@@ -29,7 +29,7 @@ from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.util.io.functions import UserFunction
 from sparsepipe.views import html
-from sparsepipe.views.plots.epochs import working_epoch
+from sparsepipe.views.plots.timeline import working_epoch
 from sparsepipe.views.widgets import runs_table
 from sparsepipe.views.widgets.live import doings, doings_table, learned, newest_spans, phase
 

@@ -14,7 +14,7 @@ from ..data.order import SHUFFLE
 from ..errors import InputError, one_line
 from ..launching import LOCAL, RAY, Job
 from ..launching.inference import run_of
-from ..launching.run_state import state_of, went_on
+from ..launching.run_folders import state_of, went_on
 from ..launching.slurm import sbatch_script, submit
 from ..records import RunRecord, load_warnings
 from ..records.sinks import Sink, described, open_sink

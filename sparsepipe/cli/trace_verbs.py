@@ -77,7 +77,7 @@ def export(options: argparse.Namespace) -> Answer:
         )
     trace = _opened(options)
     if path.suffix.lower() == ".html":
-        from ..views.plots.trace_page import trace_page
+        from ..views.plots.timeline import trace_page
 
         write_atomic(path, trace_page(trace, title=one_line(options.file.name)))
         told = "open it in a browser"

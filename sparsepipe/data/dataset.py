@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError
-from ..util.derived.seeds import sample_seed
+from ..util.derived import sample_seed
 from ..util.io.fields import given_integer
 from ..util.io.told import tell
 from ..util.text.counting import number_of

@@ -1,6 +1,7 @@
 """A synthetic data set: seeded CAD-like shapes as OFF meshes in ModelNet's layout, with parts, marked as synthetic.
 
-The function of a family draws one shape's proportions from a random generator. Lengths are in units of roughly one object; z is up. Families overlap on purpose (a table and a desk, a cylinder and a
+The function of a family draws one shape's proportions from a random generator.
+Lengths are in units of roughly one object; z is up. Families overlap on purpose (a table and a desk, a cylinder and a
 pipe, a box and a bed), so that telling them apart takes more than one voxel. Faces know which part they belong to.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from ..errors import InputError
-from ..util.derived.seeds import sample_seed
+from ..util.derived import sample_seed
 from ..util.io.fields import given_integer
 from ..util.io.files import expanded, folder_beside, read_json, write_json
 from .layouts import MARKER

@@ -13,7 +13,7 @@ from ..networks.base import LayerRow, run_layers
 from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from ..networks.freezing import RUNNING_MEAN, check_trains, in_epoch, matching
 from ..networks.rows import INPUT, Network, Row
-from ..util.derived.seeds import derived_seed
+from ..util.derived import derived_seed
 from .base import Engine
 
 SEEDED_KINDS = frozenset(

@@ -18,7 +18,7 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from .memory_need import MemoryNeed, check_limit_of_job, need_of_job
-from .run_state import is_alive, state_of
+from .run_folders import is_alive, state_of
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
 

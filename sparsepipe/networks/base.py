@@ -1,6 +1,4 @@
-"""What every network offers, a table of rows or a traced torch module: layers, what they read and give; run in order.
-
-What every network offers, a table of rows or a traced torch module: layers, what they read and give, a graph.
+"""What every network offers, a table of rows or a traced torch module: layers, what they read and give, a graph.
 
 A *value* is what one layer gives and others read: a tensor, dense or sparse. It has a name. A layer of a table gives
 one value, of its own name; a traced layer may give several.

@@ -1,6 +1,6 @@
 """A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds.
 
-Networks that are torch modules, by name: where each is built, without importing torch to know that it exists.
+One that is a torch module has a row by its name, which says where it is built: nobody imports torch to list it.
 """
 
 import math

@@ -28,7 +28,7 @@ from ..runtime.transport.compression import Compressor
 from ..runtime.transport.packet import FORWARD, Packet, Slot, encode
 from ..runtime.transport.zero_elision import values_at
 from ..util.host.background_load import num_processors, watched
-from ..util.host.openmp import WAITING
+from ..util.host.cpu import WAITING
 from ..values.profile import CostSample, LayerCost, Profile, StepOverhead
 from .devices import device_name, usable
 from .layer_timer import Repeater, Repeats, Updates, ends, judged, moment, seconds_between, send_back, time_layers

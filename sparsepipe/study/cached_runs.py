@@ -27,8 +27,7 @@ from ..values.plan import Plan, Stage
 from ..values.profile import Profile
 from ..values.schedule import compile_until_steady
 from ..views import Table, table_markdown
-from ..views.markup import markdown_text
-from ..views.names import TIE
+from ..views.markup import TIE, markdown_text
 from ..views.plots import throughput_table
 from ..views.plots.table import ONE_PROCESS
 from ..views.ties import EXACT

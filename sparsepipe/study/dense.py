@@ -10,7 +10,7 @@ from ..data import fetch, find
 from ..data.examples import open_examples
 from ..errors import InputError
 from ..runtime.config import RunConfig
-from ..views.names import TIE
+from ..views.markup import TIE
 from ..views.plots.table import ONE_PROCESS
 from ..views.ties import from_to
 from .learning import most_frequent_share

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, RunFailed, one_line
 from ..records.run_progress import RunProgress
-from ..util.host.file_locks import lock_file
+from ..util.io.files import lock_file
 from . import catalogue
 from .executed import Executed, not_drawn, run_rows, warnings_of
 from .notebook_job import NotebookJob, Outcome, has_minkowski

@@ -20,8 +20,7 @@ import mistune
 from ..errors import InputError
 from ..util.io.files import read_json, write_atomic
 from ..util.text.counting import number_of
-from ..views import names
-from ..views.markup import Html, joined, unescaped
+from ..views.markup import Html, joined, unbroken, unescaped
 from ..views.plots.theme import BETWEEN, tied
 from ..views.tables import scrolling
 from ..views.values import OURS
@@ -63,7 +62,7 @@ def page(title: str, body: Html) -> str:
 
 def unbroken(text: str) -> Html:
     """Return text whose names with hyphens are in one line each, as far as a line has room for them."""
-    return names.unbroken(text, _WHOLE)
+    return unbroken(text, _WHOLE)
 
 
 def of_markdown(text: str) -> Html:

@@ -12,7 +12,7 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..views.plots import Point
-from ..views.plots.points import SPARSEPIPE_2020
+from ..views.plots.table import SPARSEPIPE_2020
 from .machines import Machines
 
 PLANNERS = {  # a strategy's name in figures: the planner that finds its plan

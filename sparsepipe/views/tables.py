@@ -12,8 +12,7 @@ from typing import Literal
 
 from ..errors import one_line
 from ..util.text.numbers import Form, as_given, duration, scaled_bytes
-from .markup import Html, joined, markdown_text
-from .names import unbroken
+from .markup import Html, joined, markdown_text, unbroken
 
 Cell = str | float | None
 Unit = Literal["s", "B", "share"]  # seconds, bytes, and a part of 1

@@ -31,8 +31,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...errors import CODE_FAILURES, InputError
-from ...util.derived.digests import digest
-from ...util.derived.seeds import sample_seed
+from ...util.derived import digest, sample_seed
 from ...util.io.fields import complaint, shown
 from ...util.io.functions import UserFunction
 from ...util.text.counting import number_of

@@ -26,8 +26,7 @@ from .. import supervisor
 from ..failure_cause import KILLED
 from ..local.started import environment_of
 from ..lock import hold, is_held
-from .mirror import Mirror
-from .pieces import send_file
+from .pieces import Mirror, send_file
 from .placement import own_prefix
 from .requests import ANSWERS
 from .rows import METRICS, OwnRows

@@ -24,7 +24,7 @@ from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..failure_cause import KILLED, FailureCause, clear
 from ..pipelines_parent import awaiting
-from ..run_state import tell_going_on, went_on
+from ..run_folders import tell_going_on, went_on
 from ..supervisor import tell_status
 from .connection import Reach
 from .placement import HostedPipeline, HostedRanks

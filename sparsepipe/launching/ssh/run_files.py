@@ -31,10 +31,9 @@ from ...util.io.files import read_json, sha256
 from ...util.io.functions import functions_of, with_functions
 from ...util.text.counting import number_of
 from ...values.plan import Plan
-from .brought_data import files_of, name_of
 from .connection import Connection
-from .mirror import Copy, Growth
-from .pieces import Arrivals, place, send_content, send_file
+from .facts import files_of, name_of
+from .pieces import Arrivals, Copy, Growth, place, send_content, send_file
 from .placement import own_prefix
 from .rows import METRICS, RowsOfHosts
 

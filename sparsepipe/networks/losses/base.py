@@ -1,6 +1,6 @@
 """What every loss offers: a scalar to train on, and what to report of a minibatch.
 
-What a network's forward gives, as losses take it: which tensor counts, and what to say of one that does not fit.
+Of what a network's forward gives, one tensor counts: see `main_output`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...errors import InputError
-from ...util.derived.seeds import SHARED_GENERATORS, derived_seed
+from ...util.derived import SHARED_GENERATORS, derived_seed
 from ...util.host.limits import is_out_of_memory
 from ..base import run_layers
 from ..batch_norm import GroupBatchNorm

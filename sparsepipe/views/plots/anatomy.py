@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ...errors import InputError
 from ...values.trace import Trace
 from ..markup import Html
-from .bar_numbers import numbered
+from .marks import numbered
 from .theme import GREY, LIGHT_GREY, SMALL, finished, with_held_up
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")

@@ -13,9 +13,8 @@ from ...records import RunRecord
 from ...records.provenance import Provenance
 from ...util.text.numbers import alike, byte_unit, scaled_bytes
 from ..markup import Html
-from .bar_numbers import fitted
-from .points import Point, looks, points_table
-from .table import noted_of, of_readable, readable
+from .marks import fitted
+from .table import Point, looks, noted_of, of_readable, points_table, readable
 from .theme import FONT_SIZE, GREY, INK, LIGHT_GREY, RUN_COLORS, bar_marker, finished, with_held_up
 
 _SPREAD = 0.5  # of the distance between two ways to compress is taken by the seeds of one

@@ -16,12 +16,9 @@ from ...records.provenance import Provenance
 from ...records.workload_facts import MINIBATCHES, SAMPLES
 from ..markup import Html, figure_text
 from .accuracy import accuracy_table
-from .bar_numbers import SHORTER, Numbers, fitted
-from .levels import level_line
-from .marks import THICK, nothing_to_draw, outline_of
-from .points import planner_label
+from .marks import SHORTER, THICK, Numbers, fitted, level_line, nothing_to_draw, outline_of
 from .system_bars import system_places
-from .table import noted_of, strategy
+from .table import noted_of, planner_label, strategy
 from .theme import (
     INK,
     RUN_COLORS,

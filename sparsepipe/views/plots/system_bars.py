@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 from ...util.text.numbers import time_unit
 from ..colors import mixed
 from ..markup import Html
-from .bar_numbers import Numbers, fewer_digits, fitted
-from .marks import category_axis, nothing_to_draw
+from .marks import Numbers, category_axis, fewer_digits, fitted, nothing_to_draw
 from .outcomes import in_lines
 from .theme import GREY, RUN_COLORS, SMALL, finished, whisker_on
 

@@ -13,10 +13,8 @@ from ...records.provenance import Provenance
 from ...records.workload_facts import MINIBATCHES, SAMPLES
 from ...util.text.numbers import as_measured
 from ..markup import Html
-from .bar_numbers import SHORTER, fitted
-from .marks import in_room
-from .run_places import run_places
-from .table import noted_of, of_readable, readable, record_names
+from .marks import SHORTER, fitted, in_room
+from .table import noted_of, of_readable, readable, record_names, run_places
 from .theme import FONT_SIZE, RUN_COLORS, WIDTH, bar_marker, finished, resting_on, source_key
 
 _AROUND, _LEAST = 110, 90  # pixels beside the axis, about, and of it for each strategy at least

@@ -1,16 +1,96 @@
-"""Timelines: what each rank does over time, simulated and replayed above measured. Rows name their source."""
+"""Timelines: what each rank does over time, simulated and replayed above measured. Rows name their source.
 
+A trace, as that of one epoch of a run, is also written as one self-contained HTML page: a timeline to zoom and drag.
+"""
+
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from ...errors import InputError
-from ...values.trace import Span, Trace
+from ...records import RunRecord
+from ...records.trace_file import MEGABYTES
+from ...util.io.files import write_atomic, write_json
+from ...util.text.numbers import alike
+from ...values.trace import SPAN_KINDS, WORK, Span, Trace
+from ..colors import STAGE_COLORS, edge_of
 from ..markup import Html
-from .bar_numbers import numbered
-from .epochs import pace_told
-from .theme import SMALL, finished, stage_color, with_held_up
+from ..ties import TIE
+from ..values import left_out
+from .marks import numbered
+from .theme import SMALL, finished, ink_on, stage_color, with_held_up
+
+_BETWEEN_EPOCHS = ("evaluate", "checkpoint")
+
+
+def epoch_trace(record: RunRecord, epoch: int) -> Trace:
+    """Extract the trace of one epoch of a run, with minibatches numbered from 0.
+
+    Args:
+        record: The run.
+        epoch: Number of the epoch, from 0.
+
+    Returns:
+        The trace. Its fact "paces" contains the throughput of the epoch and of the run in samples/s, if known.
+
+    Raises:
+        InputError: No complete trace of this epoch. Long runs store only part of their trace.
+
+    Example:
+        >>> sp.plots.epoch_trace(sp.RunRecord.load(run_dir), 1).ranks
+        (0, 1)
+
+    See also:
+        `plots.timeline`, `load_trace`
+    """
+    steps = {row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch}
+    whole = record.trace()
+    if missing := [one for one in whole.left_out.get("minibatches", ()) if any(one[0] <= m <= one[1] for m in steps)]:
+        first, last = missing[0]
+        raise InputError(
+            "run.trace_left_out",
+            f"{record.folder}: the trace lacks minibatches {first} to {last} and so at least part of epoch {epoch}; "
+            f"choose another epoch, or raise the trace size limit ({MEGABYTES})",
+        )
+    spans = [s for s in whole.spans if s.minibatch in steps and s.kind not in _BETWEEN_EPOCHS]
+    if not spans:
+        raise InputError("run.epoch_unknown", f"{record.folder}: has no trace of epoch {epoch}; choose another epoch")
+    facts = {key: value for key, value in whole.facts.items() if key != "left_out"}  # of this epoch nothing is
+    facts |= {"paces": paces} if (paces := _paces(record, epoch)) else {}
+    return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, facts)
+
+
+def pace_told(trace: Trace) -> str:
+    """Say how fast a run was in the epoch of a trace, compared with the median one; nothing if that is a tie."""
+    own, whole = trace.facts.get("paces", (0.0, 0.0))
+    if abs(own - whole) <= TIE * whole:
+        return ""
+    form = alike((own, whole), 3)
+    return f"this epoch: {form(own)} samples/s, {own / whole:.2f} × as fast as the median one ({form(whole)} samples/s)"
+
+
+def _paces(record: RunRecord, epoch: int) -> tuple[float, float] | None:
+    rows, summaries = record.metrics("epoch"), record.metrics("summary")
+    own = next((row.get("samples_per_second") for row in rows if row.get("epoch") == epoch), None)
+    whole = summaries[-1].get("samples_per_second") if summaries else None
+    one = len(record.pipelines) == 1
+    return (float(own), float(whole)) if own and whole and len(rows) > 1 and one else None
+
+
+def working_epoch(record: RunRecord, epoch: int) -> Trace:
+    """One epoch of a run from its first to its last work: what the simulator plays through."""
+    whole = epoch_trace(record, epoch)
+    work = [span for span in whole.spans if span.kind in (*WORK, "average")]
+    if not work:
+        raise InputError(
+            "run.epoch_empty", f"{record.folder}: the trace of epoch {epoch} contains no work; choose another epoch"
+        )
+    return whole.between(min(span.start for span in work), max(span.end for span in work))
+
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
@@ -187,3 +267,46 @@ def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:
 def _unit(seconds: float) -> tuple[float, str]:
     """Milliseconds below two seconds, else seconds."""
     return (1.0, "s") if seconds >= 2 else (1e3, "ms")
+
+
+_PAGE = Path(__file__).with_name("trace_page.html")
+
+
+def trace_page(trace: Trace, *, title: str) -> str:
+    """The whole page as text."""
+    rows = {rank: k for k, rank in enumerate(trace.ranks)}
+    start = min((span.start for span in trace.spans), default=0.0)
+    spans = [
+        [
+            rows[s.rank],
+            round(s.start - start, 7),
+            round(s.end - start, 7),
+            SPAN_KINDS.index(s.kind),
+            s.stage,
+            s.minibatch,
+            s.peer,
+        ]
+        for s in trace.spans
+    ]
+    colors = [[stage_color(k, kind) for kind in SPAN_KINDS] for k in range(len(STAGE_COLORS))]
+    document = {
+        "ranks": list(rows),
+        "kinds": SPAN_KINDS,
+        "work": WORK,
+        "spans": spans,
+        "colors": colors,
+        "edges": [[edge_of(color) for color in own] for own in colors],
+        "inks": [[ink_on(color) for color in own] for own in colors],
+    }
+    # No name in it ends the script it stands in, or begins a comment: in JSON "<" may be written otherwise.
+    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    told = title + (f" ({left_out(trace)})" if trace.left_out else "")
+    parts = {"@TITLE@": Html.escape(told), "@TRACE@": text}  # put in at once: a title may have a mark in it
+    return re.sub("|".join(parts), lambda mark: parts[mark[0]], _PAGE.read_text(encoding="utf-8"))
+
+
+def write_trace(trace: Trace, stem: Path, *, title: str) -> tuple[Path, Path]:
+    """Write `<stem>.html` and `<stem>.json`, the same for Perfetto; returns both paths."""
+    page = stem.with_name(f"{stem.name}.html")
+    write_atomic(page, trace_page(trace, title=title))
+    return page, write_json(stem.with_name(f"{stem.name}.json"), trace.to_chrome())

@@ -19,6 +19,7 @@ from ..glossary import definition
 from ..markup import Html
 from . import looks
 from .controls import (
+    StragglerPicker,
     bandwidth_slider,
     choice_slider,
     count_slider,
@@ -31,14 +32,12 @@ from .controls import (
     written,
 )
 from .html_view import HtmlView
+from .looks import sentence
 from .messages import Messages
 from .planning import Answer
-from .sentences import sentence
-from .settings import AS_GIVEN, BY_TYPE, Settings, hosts_of, placement_told
-from .several import NOBODY, Several
+from .settings import AS_GIVEN, BY_TYPE, NOBODY, Settings, Several, hosts_of, placement_told
 from .stage_editor import SMALL, StagesByHand, StagesPerDevice
 from .stop_slider import StopSlider
-from .straggler_picker import StragglerPicker
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6

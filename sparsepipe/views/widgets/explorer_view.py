@@ -26,7 +26,7 @@ from .picture import explorer_export, in_lines, picture
 from .pipelines_planning import PipelinesAnswer
 from .plan_picture import plan_figure, scene_of
 from .planning import Answer
-from .several import MINIBATCHES
+from .settings import MINIBATCHES
 from .sizes import (
     AskedSizes,
     SizesForecasts,

@@ -12,12 +12,11 @@ import ipywidgets
 import traitlets
 
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
-from ..markup import Html, joined
-from ..names import unbroken_within
+from ..markup import Html, joined, unbroken_within
 from ..plots.theme import tied
 from ..tables import SIDEWAYS, scrolling
 from . import looks
-from .sentences import sentence
+from .looks import sentence
 
 
 def explained(words: Mapping[str, str], *, schedules: bool = False) -> Html:

@@ -24,8 +24,8 @@ from ...values.plan import Estimate, Plan
 from ...values.trace import Trace
 from .. import plots
 from ..markup import Html, joined
-from ..plots.epochs import working_epoch
 from ..plots.theme import resting_on
+from ..plots.timeline import working_epoch
 from . import looks
 from .controls import folded
 from .html_view import HtmlView, scrolled

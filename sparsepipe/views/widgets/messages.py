@@ -11,7 +11,7 @@ from ...errors import InputError, RunFailed
 from ..markup import Html, joined
 from . import looks
 from .html_view import HtmlView
-from .sentences import sentence
+from .looks import sentence
 
 # Of text in a <pre>, which JupyterLab's own rule breaks within words.
 WHOLE_WORDS = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"

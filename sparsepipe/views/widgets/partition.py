@@ -19,21 +19,19 @@ from ...values.trace import Trace
 from ..markup import Html
 from . import looks
 from .candidates import Candidates, CandidatesPanel
-from .controls import folded
+from .controls import Shown, folded, with_tips
 from .explorer_controls import ExplorerControls
 from .explorer_page import PageGrid, explorer_page, write_page
 from .explorer_view import OF_ONE, ExplorerView
-from .exporter import Exporter
+from .exporter import Board, Exporter, PlanSaver
 from .html_view import HtmlView
 from .labs import Lab, LabMenu
 from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
 from .pipelines_planning import PLANNING, Asked, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
-from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning, unless
 from .settings import map_of
 from .sizes import AskedSizes
-from .tips import Shown, with_tips
 
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PAUSE = 0.25  # seconds from the last move until what takes longer is begun

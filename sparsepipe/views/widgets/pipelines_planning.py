@@ -12,7 +12,7 @@ from ...planning.estimate import data_parallel_period
 from ...planning.run_estimate import judged
 from ...planning.scale import Scaled
 from ...planning.simulator import PipelinesForecast, simulate_pipelines
-from ...util.derived.remembered import Kept, remembered
+from ...util.derived import Kept, remembered
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
@@ -23,8 +23,7 @@ from ...values.trace import Trace
 from .as_code import pipelines_code
 from .partition_view import NO_PLAN
 from .planning import Answer, Planning
-from .settings import Settings
-from .several import MINIBATCHES, TYPED, HeldUp, Several
+from .settings import MINIBATCHES, TYPED, HeldUp, Settings, Several
 
 MOST_PLANS = 64  # parts of the devices that are planned: some seconds
 _MOST_MINIBATCHES = 240  # of each pipeline that are simulated

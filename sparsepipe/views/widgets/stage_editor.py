@@ -14,9 +14,9 @@ from ..markup import Html
 from . import looks
 from .controls import count_slider, toggle
 from .html_view import HtmlView
+from .looks import sentence
 from .messages import Messages
 from .planning import Answer
-from .sentences import sentence
 from .stop_slider import StopSlider
 
 SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")

@@ -16,8 +16,7 @@ import traitlets
 from ...errors import InputError
 from ...util.io.fields import MOST, shown
 from . import looks
-from .page_code import page_code
-from .sentences import sentence
+from .looks import page_code, sentence
 
 
 class Reading(Protocol):

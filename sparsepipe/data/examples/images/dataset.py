@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator
 
 from ....errors import InputError
-from ....util.derived.seeds import sample_seed
+from ....util.derived import sample_seed
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...augmentation import OF_IMAGES

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ....errors import InputError
-from ....util.derived.seeds import sample_seed
+from ....util.derived import sample_seed
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key

@@ -3,8 +3,9 @@
 Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15% of the words are predicted; of these 80%
 are masked, 10% become any other and 10% stay. Every other time the second piece is of another document.
 
-Documents are in train/*.txt and test/*.txt, or *.txt in one folder. A document is a file, or where a split is a single file what stands between its empty lines. Sentences are lines, long
-ones divided where a sentence ends. In one folder every tenth document, by name or place, is for testing.
+Documents are in train/*.txt and test/*.txt, or *.txt in one folder. A document is a file, or where a split is a single
+file what stands between its empty lines. Sentences are lines, long ones divided where a sentence ends. In one folder
+every tenth document, by name or place, is for testing.
 """
 
 import re
