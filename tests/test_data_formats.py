@@ -10,7 +10,7 @@ from coded import raises
 from pypcd4 import Encoding, PointCloud
 
 from sparsepipe.data.formats import Cloud, Mesh, read
-from sparsepipe.data.sampling import sample_points
+from sparsepipe.data.recipe import sample_points
 from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.errors import InputError
 

@@ -10,7 +10,7 @@ from numpy.random import default_rng
 
 from sparsepipe import data
 from sparsepipe.data.formats import Mesh, read
-from sparsepipe.data.sampling import sample_points
+from sparsepipe.data.recipe import sample_points
 from sparsepipe.data.shapes import FAMILIES
 
 

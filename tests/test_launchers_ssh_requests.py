@@ -10,7 +10,7 @@ from runtime_jobs import PLAIN, plan_of, settings
 
 from sparsepipe import InputError
 from sparsepipe.launching.prepare import for_hosts
-from sparsepipe.launching.ssh.requests import ANSWERS, Requests
+from sparsepipe.launching.ssh.rows import ANSWERS, Requests
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.records.run_progress import followed_plans, num_processes
 from sparsepipe.runtime import commands, replan_request

@@ -20,7 +20,7 @@ _SHOWN_SHARE = 0.01  # of a rank's time, from which waiting for data is shown
 
 def show(options: argparse.Namespace) -> Answer:
     """Print the time of all devices by cause, and which ranks waited for which."""
-    from ..views.plots.anatomy import PARTS, anatomy_table
+    from ..views.plots.timeline import PARTS, anatomy_table
 
     trace = _opened(options)
     shares = anatomy_table({"trace": trace}).iloc[0]

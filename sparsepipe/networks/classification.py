@@ -22,8 +22,7 @@ here the coarser features are handed down from one level to the next, which give
 
 from typing import Any
 
-from .blocks import Table
-from .rows import Network, scaled
+from .rows import Network, Table, scaled
 
 # depth -> how many convolutions in each of the five blocks
 BLOCKS: dict[int, tuple[int, ...]] = {

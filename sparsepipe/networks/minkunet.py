@@ -10,8 +10,7 @@ way down, in the strided convolutions, and its batch norms average over more min
 
 from typing import Any
 
-from .blocks import Table
-from .rows import INPUT, Network, scaled
+from .rows import INPUT, Network, Table, scaled
 
 _STEM_CHANNELS = 32
 _ENCODER = (32, 64, 128, 256)

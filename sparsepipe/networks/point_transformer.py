@@ -8,8 +8,7 @@ and the layers' order are those of Pointcept's configurations, whose checkpoints
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .blocks import Table
-from .rows import CURVES, INPUT, Network, scaled
+from .rows import CURVES, INPUT, Network, Table, scaled
 
 _NORM = {"epsilon": 1e-3, "momentum": 0.01}
 _EXPANSION = 4  # of the two linear layers after an attention

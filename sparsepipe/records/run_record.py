@@ -43,13 +43,16 @@ from ..values.stragglers import Stragglers
 from ..values.trace import Span, Trace
 from .record_files import (
     CONFIG,
+    EVENTS,
     ORIGIN,
     STATUS,
+    flat_frame,
     read_beside,
     read_drifts,
     read_fields,
     read_merges,
     read_metrics,
+    stage_frame,
 )
 from .run_progress import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .trace_file import bytes_of_rank, merged, put_together, read_spans
@@ -321,8 +324,6 @@ class RunRecord:
         One column for each number: "train.loss", "validation.accuracy". Raises InputError for another event, and
         DamagedRecord that names file and row where one of them is damaged.
         """
-        from .frames import EVENTS, flat_frame, stage_frame  # here: pandas takes a second to come
-
         if event not in EVENTS:
             raise InputError(
                 "event.unknown", f"event {event!r} given, expected one of {', '.join(EVENTS)}", event=event

@@ -30,7 +30,7 @@ from ..views import Table, table_markdown
 from ..views.markup import TIE, markdown_text
 from ..views.plots import throughput_table
 from ..views.plots.table import ONE_PROCESS
-from ..views.ties import EXACT
+from ..views.tables import EXACT
 from .executed import report
 from .workplace import digest
 

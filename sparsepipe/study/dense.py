@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..runtime.config import RunConfig
 from ..views.markup import TIE
 from ..views.plots.table import ONE_PROCESS
-from ..views.ties import from_to
+from ..views.tables import from_to
 from .learning import most_frequent_share
 from .workplace import digest
 

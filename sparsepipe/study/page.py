@@ -20,7 +20,8 @@ import mistune
 from ..errors import InputError
 from ..util.io.files import read_json, write_atomic
 from ..util.text.counting import number_of
-from ..views.markup import Html, joined, unbroken, unescaped
+from ..views import markup
+from ..views.markup import Html, joined, unescaped
 from ..views.plots.theme import BETWEEN, tied
 from ..views.tables import scrolling
 from ..views.values import OURS
@@ -62,7 +63,7 @@ def page(title: str, body: Html) -> str:
 
 def unbroken(text: str) -> Html:
     """Return text whose names with hyphens are in one line each, as far as a line has room for them."""
-    return unbroken(text, _WHOLE)
+    return markup.unbroken(text, _WHOLE)
 
 
 def of_markdown(text: str) -> Html:

@@ -28,8 +28,7 @@ from ..local.started import environment_of
 from ..lock import hold, is_held
 from .pieces import Mirror, send_file
 from .placement import own_prefix
-from .requests import ANSWERS
-from .rows import METRICS, OwnRows
+from .rows import ANSWERS, METRICS, OwnRows
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0

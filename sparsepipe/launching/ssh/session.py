@@ -17,8 +17,7 @@ from ..failure_cause import KILLED, FailureCause
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedPipeline, HostedRanks, own_prefix
-from .requests import Requests
-from .rows import RowsOfHosts
+from .rows import Requests, RowsOfHosts
 from .run_files import RunFiles
 
 TO_CONNECT = 60.0  # seconds for an agent to say who it is: Python's start on a busy host

@@ -1,25 +1,11 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) with both heads that it is trained by: masked words, next sentence.
-
-How much of each place an attention takes: a softmax that leaves out padding.
-"""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) with both heads that it is trained by: masked words, next sentence."""
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
 from ...util.text.counting import number_of
-
-# A score so low that its weight is exactly 0, in half precision too; infinity would make a row of padding alone NaN.
-_LEFT_OUT = -1e4
-
-
-def attention_weights(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return weights that add up to 1 along the last axis of `scores`.
-
-    `mask`, of a shape that broadcasts to theirs, is false (or 0) for padding: the weight there is 0.
-    """
-    return scores.masked_fill(mask == 0, _LEFT_OUT).softmax(-1)
-
+from .gnmt import attention_weights
 
 _EPSILON = 1e-12  # of layer norms
 _SPREAD = 0.02  # standard deviation of the first weights

@@ -31,9 +31,8 @@ from .controls import (
     toggle,
     written,
 )
-from .html_view import HtmlView
+from .html_view import HtmlView, Messages
 from .looks import sentence
-from .messages import Messages
 from .planning import Answer
 from .settings import AS_GIVEN, BY_TYPE, NOBODY, Settings, Several, hosts_of, placement_told
 from .stage_editor import SMALL, StagesByHand, StagesPerDevice

@@ -20,8 +20,7 @@ from ...values.profile import Profile
 from ..markup import Html
 from ..plots import COLUMN_WIDTHS, export
 from . import looks
-from .html_view import HtmlView
-from .messages import Messages
+from .html_view import HtmlView, Messages
 from .partition_view import PartitionView, SettledButton
 from .pipelines_planning import PipelinesAnswer
 from .planning import Answer

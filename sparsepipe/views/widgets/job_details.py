@@ -28,9 +28,8 @@ from ..plots.theme import resting_on
 from ..plots.timeline import working_epoch
 from . import looks
 from .controls import folded
-from .html_view import HtmlView, scrolled
+from .html_view import HtmlView, Messages, scrolled
 from .live import doings_of, doings_table, log_of, recent_spans
-from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
 from .runs import RunsFigures, TraceLink

@@ -18,10 +18,9 @@ from ...values.plan import Plan
 from ...values.replication import rule_text
 from ..markup import Html
 from . import looks
-from .html_view import HtmlView
+from .html_view import HtmlView, Messages
 from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_spans, recent_trace
 from .looks import sentence
-from .messages import Messages
 from .promised import differences, samples_per_second
 from .view_model import devices
 

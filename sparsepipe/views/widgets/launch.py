@@ -27,10 +27,9 @@ from ...values.profile import Profile
 from ..glossary import definitions
 from . import looks
 from .controls import Shown, with_tips
-from .html_view import HtmlView, explained
+from .html_view import HtmlView, Messages, Question, explained
 from .job_details import JobDetails, JobsCompared, JobWatch, TrainingCurves
 from .job_line import Board, JobLine
-from .messages import Messages, Question
 from .promised import MadeFor, measured_here, promised, same_data, unit_of
 from .run_settings import LaunchDrawer, PlanChange, RunSettings
 

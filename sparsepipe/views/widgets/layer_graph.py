@@ -15,8 +15,7 @@ from ..plots.layout import layout
 from ..plots.theme import INK
 from . import looks
 from .controls import Shown, with_tips
-from .html_view import HtmlView, scrolled
-from .messages import Messages
+from .html_view import HtmlView, Messages, scrolled
 from .plot_view import PlotView
 
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for

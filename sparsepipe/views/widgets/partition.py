@@ -24,9 +24,8 @@ from .explorer_controls import ExplorerControls
 from .explorer_page import PageGrid, explorer_page, write_page
 from .explorer_view import OF_ONE, ExplorerView
 from .exporter import Board, Exporter, PlanSaver
-from .html_view import HtmlView
+from .html_view import HtmlView, Messages
 from .labs import Lab, LabMenu
-from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
 from .pipelines_planning import PLANNING, Asked, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
 from .planning import Answer, Planning, unless

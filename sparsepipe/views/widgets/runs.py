@@ -26,7 +26,7 @@ from ..plots.timeline import write_trace
 from . import looks
 from .controls import Shown, with_tips
 from .exporter import Export, Exporter
-from .messages import Messages, Question
+from .html_view import Messages, Question
 from .plot_view import PlotView
 from .promised import same_data
 from .runs_rows import RunsListing

@@ -27,8 +27,7 @@ from ..plots.theme import tied
 from ..plots.throughput import pace_of
 from ..tables import Table, of_numbers, table_html
 from . import looks
-from .html_view import HtmlView
-from .messages import Messages
+from .html_view import HtmlView, Messages
 from .promised import same_data
 
 COLUMNS = (

@@ -13,9 +13,8 @@ from ..glossary import definition
 from ..markup import Html
 from . import looks
 from .controls import count_slider, toggle
-from .html_view import HtmlView
+from .html_view import HtmlView, Messages
 from .looks import sentence
-from .messages import Messages
 from .planning import Answer
 from .stop_slider import StopSlider
 

@@ -24,7 +24,7 @@ from ..glossary import definition
 from . import looks
 from .controls import Shown, StragglerPicker, bandwidth_slider, count_slider, dropdown, with_tips
 from .exporter import Export, Exporter
-from .messages import Messages
+from .html_view import Messages
 from .settings import MINIBATCHES
 from .waiting_figures import Compared, WaitingFigures
 

@@ -20,9 +20,8 @@ from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...split_files import check_indices, look_at, named_digest
-from ..base import ExampleBatch
+from ..base import ExampleBatch, TextExamples
 from . import masking
-from .base import TextExamples
 from .masking import Chunks, MaskedSample, PlainTexts, masked_sample
 from .vocabulary import BERT_TOKENS, Ragged, Vocabulary, opened_vocabulary, padded
 

@@ -13,8 +13,7 @@ from ....util.io.fields import given_integer
 from ....util.io.files import name_text, read_text
 from ...labels import IGNORED
 from ...split_files import check_indices, look_at, named_digest
-from ..base import ExampleBatch
-from .base import TextExamples
+from ..base import ExampleBatch, TextExamples
 from .bert import bert_batch
 from .masking import MaskedSample
 from .shard_files import files_of, opened_shard, shape_of

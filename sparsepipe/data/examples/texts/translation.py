@@ -21,10 +21,9 @@ from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...split_files import check_indices, look_at, named_digest
-from ..base import ExampleBatch
+from ..base import ExampleBatch, TextExamples
 from . import aligned
 from .aligned import AlignedTexts
-from .base import TextExamples
 from .vocabulary import BEGIN, END, PADDING, TRANSLATION_TOKENS, Ragged, Vocabulary, opened_vocabulary, padded
 
 
