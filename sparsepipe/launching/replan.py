@@ -17,7 +17,7 @@ from ..util.io.files import expanded
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
-from .memory_need import MemoryNeed, check_limit_of_job, need_of_job
+from .memory_need import PlacedMemory, check_limit_of_job, need_of_job
 from .run_folders import is_alive, state_of
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
@@ -148,7 +148,7 @@ def check_running(record: RunRecord) -> None:
         )
 
 
-def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
+def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> PlacedMemory:
     """Return what memory pipeline `k` would need under its plan of `whole`, with ranks as among all.
 
     Raises InputError for one that it cannot switch to while the others keep theirs.
@@ -167,7 +167,7 @@ def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
     return need
 
 
-def _checked_plan(record: RunRecord, plan: Plan) -> MemoryNeed:
+def _checked_plan(record: RunRecord, plan: Plan) -> PlacedMemory:
     """Return what memory the job would need under a plan. Raises InputError for one that it cannot switch to."""
     before, config = record.plan, RunConfig.from_json(record.config)
     ranks = range(count := num_processes(record.folder, before))

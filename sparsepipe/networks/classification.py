@@ -22,7 +22,7 @@ here the coarser features are handed down from one level to the next, which give
 
 from typing import Any
 
-from .rows import Network, Table, scaled
+from .rows import Network, TableBuilder, scaled
 
 # depth -> how many convolutions in each of the five blocks
 BLOCKS: dict[int, tuple[int, ...]] = {
@@ -40,7 +40,7 @@ def minkvgg(
     depth: int, *, name: str, num_classes: int, in_channels: int, batch_norm: bool, width: float = 1.0
 ) -> Network:
     """Build MinkVGG of a depth in 11, 13, 16, 19 with every width multiplied by `width`, as a chain of rows."""
-    table = Table(in_channels)
+    table = TableBuilder(in_channels)
     for block, (count, channels) in enumerate(zip(BLOCKS[depth], CHANNELS, strict=True), start=1):
         for position in range(1, count + 1):
             shape: dict[str, Any] = {"channels": scaled(channels, width), "kernel_size": 3, "stride": 1}
@@ -55,7 +55,7 @@ def minkvgg(
     return Network(name, tuple(table.rows), in_channels, num_classes)
 
 
-def classifier(table: Table, *, num_classes: int, width: float) -> None:
+def classifier(table: TableBuilder, *, num_classes: int, width: float) -> None:
     """Add VGG's head: two hidden layers with dropout, then one output a class."""
     hidden = scaled(_VGG_CLASSIFIER, width)
     for position in (1, 2):
@@ -78,7 +78,7 @@ def vgg(
     width: float = 1.0,
 ) -> Network:
     """Build VGG of a depth in 11, 13, 16, 19 on a grid of `size` cells along each of `dimension` axes, 32 or more."""
-    table = Table(in_channels)
+    table = TableBuilder(in_channels)
     table.add("grid", "dense_grid", size=size, dimension=dimension)
     for block, (count, channels) in enumerate(zip(BLOCKS[depth], CHANNELS, strict=True), start=1):
         for position in range(1, count + 1):
@@ -116,7 +116,7 @@ _RESNET_CHANNELS = (64, 128, 256, 512)
 
 def minkresnet(depth: int, *, name: str, num_classes: int, in_channels: int, width: float = 1.0) -> Network:
     """Build MinkResNet of a depth in 14, 18, 34, 50, 101 with every width multiplied by `width`."""
-    table = Table(in_channels)
+    table = TableBuilder(in_channels)
     stem = scaled(_RESNET_CHANNELS[0], width)
     table.convolution("conv0", channels=stem, kernel_size=3, stride=2)
     table.add("norm0", "instance_norm", channels=stem)
@@ -143,7 +143,7 @@ _POINTNET_CLASSIFIER = 512
 
 def minkpointnet(*, name: str, num_classes: int, in_channels: int, width: float = 1.0) -> Network:
     """Build MinkowskiPointNet with every width multiplied by `width`, as a chain of rows."""
-    table = Table(in_channels)
+    table = TableBuilder(in_channels)
     for number, channels in enumerate(_POINTNET_CHANNELS, start=1):
         _pointnet_linear(table, number, scaled(channels, width))
     table.add("global_pool", "global_max_pool")
@@ -153,7 +153,7 @@ def minkpointnet(*, name: str, num_classes: int, in_channels: int, width: float 
     return Network(name, tuple(table.rows), in_channels, num_classes)
 
 
-def _pointnet_linear(table: Table, number: int, channels: int) -> None:
+def _pointnet_linear(table: TableBuilder, number: int, channels: int) -> None:
     table.add(
         f"linear{number}",
         "linear",
@@ -182,7 +182,7 @@ def minkfcnn(*, name: str, num_classes: int, in_channels: int, width: float = 1.
                           | conv3 (/2), pool              | 4
     32                    +-------------------------------+ conv4 (/2), pool, 4
     """
-    table = Table(in_channels)
+    table = TableBuilder(in_channels)
     first, *levels = (scaled(channels, width) for channels in _FCNN_CHANNELS)
     linear = _fcnn_linear(table, 1, first)
     pooled = [linear]
@@ -210,17 +210,17 @@ def minkfcnn(*, name: str, num_classes: int, in_channels: int, width: float = 1.
     return Network(name, tuple(table.rows), in_channels, num_classes)
 
 
-def _fcnn_linear(table: Table, number: int, channels: int) -> str:
+def _fcnn_linear(table: TableBuilder, number: int, channels: int) -> str:
     args: dict[str, Any] = {"in_channels": table.channels[table.last], "out_channels": channels, "bias": False}
     table.add(f"linear{number}", "linear", output_channels=channels, **args)
     return _activated(table, f"_linear{number}", channels)
 
 
-def _convolution(table: Table, number: int, channels: int, *, stride: int) -> str:
+def _convolution(table: TableBuilder, number: int, channels: int, *, stride: int) -> str:
     table.convolution(f"conv{number}", channels=channels, kernel_size=3, stride=stride)
     return _activated(table, f"{number}", channels)
 
 
-def _activated(table: Table, tag: str, channels: int) -> str:
+def _activated(table: TableBuilder, tag: str, channels: int) -> str:
     table.add(f"bn{tag}", "batch_norm", channels=channels)
     return table.add(f"relu{tag}", "leaky_relu")

@@ -1,7 +1,7 @@
 """A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds.
 
 One that is a torch module has a row by its name, which says where it is built: nobody imports torch to list it.
-`Table` builds networks: it names layers, tracks channels and tensor strides, and adds blocks that networks share.
+`TableBuilder` names layers, tracks channels and tensor strides, adds shared blocks.
 """
 
 import math
@@ -270,7 +270,7 @@ class ModuleNetwork:
     takes: str = ""  # what data it is made for, in a few words: "images 224 x 224"
 
 
-class Table:
+class TableBuilder:
     """Collects the rows of a network. Methods add rows after the last one, or those named; they return the new last."""
 
     def __init__(self, in_channels: int, **norm: float) -> None:

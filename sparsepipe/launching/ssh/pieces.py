@@ -91,7 +91,7 @@ MOST_LOG_BYTES = 2**26  # of a log of a host that are kept in the record
 _LEFT_OUT = f"\n[…] only {MOST_LOG_BYTES >> 20} MiB of this log are kept; the rest was discarded\n".encode()
 
 
-class Growth(NamedTuple):
+class FileGrowth(NamedTuple):
     """Bytes that a file has more. `anew`: it is another file, which begins with them."""
 
     name: str
@@ -100,7 +100,7 @@ class Growth(NamedTuple):
     more: bool  # of what was there at this look follows in the next one
 
 
-class Mirror:
+class FolderMirror:
     """Follows the files of a folder that match any of `patterns`."""
 
     def __init__(self, folder: Path, patterns: tuple[str, ...]) -> None:
@@ -113,7 +113,7 @@ class Mirror:
             status = path.stat()
             self._known[path.relative_to(self._folder).as_posix()] = (status.st_ino, status.st_size)
 
-    def changes(self) -> Iterator[Growth]:
+    def changes(self) -> Iterator[FileGrowth]:
         """Yield what is new since the last call, of each file in order."""
         for path in self._paths():
             yield from self._growth(path)
@@ -121,7 +121,7 @@ class Mirror:
     def _paths(self) -> list[Path]:
         return sorted({path for pattern in self._patterns for path in self._folder.glob(pattern)})
 
-    def _growth(self, path: Path) -> Iterator[Growth]:
+    def _growth(self, path: Path) -> Iterator[FileGrowth]:
         name = path.relative_to(self._folder).as_posix()
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -139,7 +139,7 @@ class Mirror:
                 data = os.pread(descriptor, min(_LOOK_BYTES, end - offset), offset)
                 offset += len(data)
                 self._known[name] = (status.st_ino, offset)
-                yield Growth(name, data, anew, offset < end and bool(data))
+                yield FileGrowth(name, data, anew, offset < end and bool(data))
                 anew = False
                 if not data:
                     return
@@ -157,7 +157,7 @@ class Copy:
     def __init__(self) -> None:
         self._replacing: set[str] = set()
 
-    def take(self, growth: Growth, path: Path) -> None:
+    def take(self, growth: FileGrowth, path: Path) -> None:
         """Write a growth to `path`. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.arriving")

@@ -120,7 +120,7 @@ ANSWERS = tuple(f"{commands.FOLDER}/{name}" for name in (commands.TAKEN, command
 
 
 @dataclass
-class Requests:
+class HostRequests:
     """Requests to the workers of a session, one at a time."""
 
     record: RunRecord

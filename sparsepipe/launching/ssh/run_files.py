@@ -33,7 +33,7 @@ from ...util.text.counting import number_of
 from ...values.plan import Plan
 from .connection import Connection
 from .facts import files_of, name_of
-from .pieces import Arrivals, Copy, Growth, place, send_content, send_file
+from .pieces import Arrivals, Copy, FileGrowth, place, send_content, send_file
 from .placement import own_prefix
 from .rows import METRICS, RowsOfHosts
 
@@ -219,7 +219,7 @@ class RunFiles:
                 )
             if own == "logs/launcher.log":
                 path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
-            growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
+            growth = FileGrowth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
             self._copies.setdefault(host, Copy()).take(growth, path)
         elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
             raise InputError(

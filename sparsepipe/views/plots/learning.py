@@ -167,7 +167,7 @@ def progress(
     return finished(figure, "Training", note=note, width=960, height=330)
 
 
-class Candidate(Protocol):
+class DrawnCandidate(Protocol):
     """Values of a candidate that are drawn; `sweeps.Candidate` has them."""
 
     @property
@@ -195,7 +195,7 @@ class Candidate(Protocol):
     def fits(self) -> bool: ...
 
 
-def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] = ()) -> pd.DataFrame:
+def trade_off_table(candidates: Sequence[DrawnCandidate], best: Sequence[DrawnCandidate] = ()) -> pd.DataFrame:
     """One row for each candidate, the fastest first; `best`: none is faster with as little memory.
 
     The column is `minibatches_per_second` if no one knows how many samples a minibatch has.
@@ -209,7 +209,9 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
     return table.rename(columns={"samples_per_second": f"{candidates[0].counted}_per_second"})
 
 
-def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
+def trade_off(
+    candidates: Sequence[DrawnCandidate], best: Sequence[DrawnCandidate] = (), *, note: str = ""
+) -> go.Figure:
     """Draw throughput against peak memory of simulated plans, with their Pareto front.
 
     The colour shows the planner, the marker shows the schedule. Plans that exceed the memory are outlines.
@@ -283,7 +285,7 @@ def _marks(part: pd.DataFrame, name: str, color: str, symbol: str, counted: str)
     )
 
 
-def _in_order(candidates: Sequence[Candidate]) -> tuple[list[str], list[str]]:
+def _in_order(candidates: Sequence[DrawnCandidate]) -> tuple[list[str], list[str]]:
     return [one.planner for one in candidates], [one.schedule for one in candidates]
 
 

@@ -34,7 +34,7 @@ from .controls import (
 from .html_view import HtmlView, Messages
 from .looks import sentence
 from .planning import Answer
-from .settings import AS_GIVEN, BY_TYPE, NOBODY, Settings, Several, hosts_of, placement_told
+from .settings import AS_GIVEN, BY_TYPE, NOBODY, Settings, SeveralPipelines, hosts_of, placement_told
 from .stage_editor import SMALL, StagesByHand, StagesPerDevice
 from .stop_slider import StopSlider
 
@@ -382,13 +382,13 @@ class PipelinesChoice:
         return self.slider, self.rule, self.options, *self.straggler.controls
 
     @property
-    def picked(self) -> Several | None:
+    def picked(self) -> SeveralPipelines | None:
         count = 1 if self._pinned else self.slider.value
         if count == 1:
             return None
         options = self.options.value.strip()
         rule = f"{self.rule.value}:{options}" if options else self.rule.value
-        return Several(int(count), rule, self.straggler.picked)
+        return SeveralPipelines(int(count), rule, self.straggler.picked)
 
     def follow(self, change: Any, *, pinned: bool) -> None:
         """Offer what goes with what is picked, after a `change` if there was one.

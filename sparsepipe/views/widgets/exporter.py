@@ -100,7 +100,7 @@ _APPLIED = Html("The job on the launch board prepares the switch to {}, saved as
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
-class Board(Protocol):
+class LaunchTarget(Protocol):
     """A place to launch a plan: a LaunchBoard."""
 
     drawer: LaunchDrawer
@@ -125,7 +125,7 @@ class PlanSaver:
         answer: Callable[[], Answer | PipelinesAnswer],
         *,
         folder: Path,
-        board: Board | None,
+        board: LaunchTarget | None,
     ) -> None:
         self.profile, self.folder, self.board, self._answer = profile, folder, board, answer
         self.save_button = SettledButton(view, description="save plan", icon="save")
@@ -178,7 +178,7 @@ class PlanSaver:
         self.told.value = _SMALL.format(_APPLIED.format(path.stem, path))
         return path.stem
 
-    def _board(self) -> Board:
+    def _board(self) -> LaunchTarget:
         if self.board is None:
             raise InputError(
                 "explorer.no_board", "the explorer has no launch board; pass board=LaunchBoard({}, config, runs='runs')"

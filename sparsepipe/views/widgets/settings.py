@@ -65,7 +65,7 @@ class HeldUp:
 
 
 @dataclass(frozen=True)
-class Several:
+class SeveralPipelines:
     """Number of pipelines, synchronization scheme as on the command line, and straggler."""
 
     count: int
@@ -101,7 +101,7 @@ class Settings:
     recompute: bool = False
     cuts: tuple[int, ...] | None = None  # pinned: layers before each cut
     stage_devices: tuple[tuple[tuple[str, int], ...], ...] | None = None  # pinned: the devices of each stage
-    several: Several | None = None  # pipelines; None: one
+    several: SeveralPipelines | None = None  # pipelines; None: one
     hosts: tuple[tuple[tuple[str, int], ...], ...] | None = None  # devices of each node given, as set on the map
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from . import looks
 from .looks import page_code, sentence
 
 
-class Reading(Protocol):
+class SliderReading(Protocol):
     """Reads what is typed, writes what is shown. `read` raises InputError for what is no such value."""
 
     def read(self, text: str) -> float: ...
@@ -100,7 +100,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         self,
         name: str,
         value: object,
-        reading: Reading,
+        reading: SliderReading,
         *,
         stops: Iterable[float],
         named: Mapping[Any, tuple[str, float]] | None = None,
