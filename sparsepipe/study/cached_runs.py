@@ -3,6 +3,8 @@
 Emulations are reused, too: real processes that sleep for the profiled times.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -32,7 +34,6 @@ from ..views.plots import throughput_table
 from ..views.plots.table import ONE_PROCESS
 from ..views.tables import EXACT
 from .executed import report
-from .workplace import digest
 
 _OF_PROGRESS = ("event", "epoch", "epoch_minibatches", "minibatches")
 
@@ -315,6 +316,11 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         loads = record.background_load.doubts()
         reasons += [f"while it ran, {' and '.join(loads)}"] if loads else ["no other load was noticed while it ran"]
     return [*reasons, *(markdown_text(in_few_words(warning)) for warning in plan.warnings)]
+
+
+def digest(settings: Sequence[Any]) -> str:
+    """A short name for settings: the same ones give the same name."""
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:10]
 
 
 def _finished(folder: Path) -> bool:
