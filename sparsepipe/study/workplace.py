@@ -25,6 +25,7 @@ from ..views.plots import NoPicture, Paper, export
 from ..views.plots.export import as_exported, described
 from ..views.plots.theme import resting_on
 from ..views.values import link_text
+from .cached_runs import digest
 from .contention import local_link
 from .executed import report
 
