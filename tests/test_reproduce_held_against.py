@@ -14,7 +14,7 @@ from sparsepipe.study.held_against import (
     slow_downs,
     slow_downs_beside_others,
 )
-from sparsepipe.views.plots import HeldAgainst, contradictions, held_against_table, system_bars
+from sparsepipe.views.plots import HeldAgainst, contradictions, held_against, held_against_table
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +101,14 @@ def test_a_number_is_off_by_hand():
     """Ours 10% above, theirs 20% below; a mark each, an outline where the record contradicts itself."""
     numbers = [HeldAgainst("step", "a", 2.0, 2.2, others=1.6), HeldAgainst("step", "b", 2.0, 2.0, doubt="no")]
     assert contradictions(numbers) == "step, b: no" and not contradictions(numbers[:1])
-    assert "2 numbers" in system_bars(numbers).layout.title.text
-    told = system_bars([*numbers, numbers[1]] * 500).layout.title.text
+    assert "2 numbers" in held_against(numbers).layout.title.text
+    told = held_against([*numbers, numbers[1]] * 500).layout.title.text
     assert "1,000 of 1,500 numbers" in told.replace("<br>", " ")
     table = held_against_table(numbers)
     assert list(table.error) == pytest.approx([0.1, 0.0])
     assert table.others_error[0] == pytest.approx(-0.2) and table.others_error.isna()[1]
-    marks = [trace for trace in system_bars(numbers).data if trace.mode == "markers" and trace.x[0] is not None]
+    marks = [trace for trace in held_against(numbers).data if trace.mode == "markers" and trace.x[0] is not None]
     assert [len(trace.x) for trace in marks] == [1, 2]
-    proved = system_bars([HeldAgainst("optimum", "a", 2.0, 2.0, known_as="known optimum"), *numbers])
+    proved = held_against([HeldAgainst("optimum", "a", 2.0, 2.0, known_as="known optimum"), *numbers])
     assert proved.layout.xaxis.title.text == "known optimum (s)" and proved.layout.xaxis2.title.text == "measured (s)"
     assert marks[1].marker.symbol == ("circle", "circle-open") and list(marks[0].customdata) == ["a: -20.0%"]
