@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from .errors import InputError, RunFailed
 from .records import RunRecord, load_trace
-from .util.lazy_names import lazy_names
-from .util.moved_modules import find_old_names
+from .util.lazy_names import find_old_names, lazy_names
 from .values.cluster import Cluster
 from .values.cluster_parts import DeviceType, Link, Node
 from .values.graph import Layer, LayerGraph

@@ -31,7 +31,7 @@ FAMILIES = ("box", "cone", "sphere")
 
 def shapes(folder: Path) -> Path:
     """Write 18 training and 9 test shapes of three classes."""
-    from sparsepipe.data.families import FAMILIES as known
+    from sparsepipe.data.shapes import FAMILIES as known
 
     return make_shapes(folder / "shapes", num_train=6, num_test=3, families=sorted(known)[:3])
 

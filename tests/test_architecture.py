@@ -33,7 +33,7 @@ SHOWN = VALUES | {"planning"}  # what tables and figures know; widgets launch an
 ORDER = "sparsepipe.data.order"  # functions of numbers alone: which samples make a minibatch, and in what order
 HEAVY = {"torch", "MinkowskiEngine", "spconv", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "monitoring", "views"}
-RAY = ("connected", "placed_ranks")  # in launching/ray/
+RAY = ("controller", "placed_ranks")  # in launching/ray/
 OF_TORCH = {("networks", name) for name in ("traced", "images", "texts", "batch_norm", "losses")}
 OF_TORCH |= {("records", "sinks")}
 

@@ -19,7 +19,7 @@ from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, 
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.launches import run_lines
 from sparsepipe.data import make_shapes
-from sparsepipe.data.families import FAMILIES
+from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.launching import LAUNCHERS, SLURM
 from sparsepipe.monitoring.variants import VARIANTS
 from sparsepipe.networks import network

@@ -14,7 +14,7 @@ from sparsepipe import Cluster, CostSample, LayerCost, Plan, Profile, RunRecord,
 from sparsepipe.cli.plan_file_verbs import PlanFacts
 from sparsepipe.cli.run_file import read_changes, read_run_file, run_file_text
 from sparsepipe.data import make_shapes
-from sparsepipe.data.families import FAMILIES
+from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.networks import network
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.config import PARTS

@@ -22,7 +22,7 @@ from processes import ENOUGH, until
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.launching.probes import check_cluster, measure_cluster
 from sparsepipe.launching.probes.check import HostFacts, _wrong, unlike_networks
-from sparsepipe.launching.probes.hosts import Probe, probes, with_unmeasured
+from sparsepipe.launching.probes.hosts import HostProbe, probes, with_unmeasured
 from sparsepipe.launching.probes.measure import (
     MeasuredLink,
     measure_network_time,
@@ -89,7 +89,7 @@ exec "$@"
 
 
 def test_a_probe_is_heard_though_its_login_shell_goes_on_printing():
-    probe = Probe(HERE, before=("sh", "-c", NOISY, "sh"))
+    probe = HostProbe(HERE, before=("sh", "-c", NOISY, "sh"))
     try:
         assert probe.ask("facts")["hostname"] == socket.gethostname()
         assert all(probe.ask("clock")["clock"] > 0 for _ in range(50))

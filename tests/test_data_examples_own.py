@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from sparsepipe import data
 from sparsepipe.data.batch import PointBatch
 from sparsepipe.data.examples import ExampleDataset, is_examples, open_examples
-from sparsepipe.util.derived.seeds import SHARED_GENERATORS
+from sparsepipe.util.derived import SHARED_GENERATORS
 
 
 def own(folder: Path, body: str, name: str = "mine") -> str:

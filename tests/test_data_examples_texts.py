@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.data.examples import is_examples, open_examples
 from sparsepipe.data.examples.texts.aligned import held_out
-from sparsepipe.data.examples.texts.plain import sentences
+from sparsepipe.data.examples.texts.masking import sentences
 from sparsepipe.data.examples.texts.vocabulary import BERT_TOKENS, TRANSLATION_TOKENS, opened_vocabulary
 from sparsepipe.errors import InputError
 

@@ -9,9 +9,9 @@ import trimesh
 from coded import raises
 from pypcd4 import Encoding, PointCloud
 
-from sparsepipe.data.families import FAMILIES
 from sparsepipe.data.formats import Cloud, Mesh, read
-from sparsepipe.data.sampling import sample_points
+from sparsepipe.data.recipe import sample_points
+from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.errors import InputError
 
 SQUARE = "0 0 0\n1 0 0\n1 1 0\n0 1 0\n"

@@ -12,7 +12,7 @@ from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.formats import Cloud, Mesh, Reading, read
-from sparsepipe.data.sampling import sample_points
+from sparsepipe.data.recipe import sample_points
 from sparsepipe.errors import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sparsepipe import RunConfig, data
-from sparsepipe.util.derived.seeds import derived_seed, sample_seed
+from sparsepipe.util.derived import derived_seed, sample_seed
 from sparsepipe.util.io.files import name_text, write_atomic
 
 ODD = os.fsdecode(b"st\xfchle")  # Latin-1

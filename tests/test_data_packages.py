@@ -13,7 +13,7 @@ from coded import raises
 from sparsepipe import data
 from sparsepipe.data.examples import is_examples, open_examples
 from sparsepipe.data.manifests import get_manifest, package_address
-from sparsepipe.data.preparing.digits_table import held_out
+from sparsepipe.data.preparing import held_out
 from sparsepipe.errors import InputError
 
 HEAD = "title: t\nlicence: l\ncitation: c\nhomepage: https://example.org/\nsplits: {train: 1}\nkind: images\n"

@@ -8,8 +8,8 @@ import pytest
 from coded import raises
 
 from sparsepipe import data
-from sparsepipe.data.address import NOT_USED
 from sparsepipe.data.predicted_points import joined
+from sparsepipe.data.recipe import NOT_USED
 
 SIZE = 0.25
 MAP = np.array([448000.0, 5428000.0, 120.0])  # UTM, metres

@@ -10,9 +10,7 @@ from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.examples import open_examples
-from sparsepipe.data.preparing import preparer
-from sparsepipe.data.preparing.help_paragraphs import is_for_testing
-from sparsepipe.data.preparing.wiki_pages import prose
+from sparsepipe.data.preparing import is_for_testing, preparer, prose
 from sparsepipe.errors import InputError
 
 PAGE = """<html><head><meta charset="utf-8"/></head><body><h1 id="hd_id1">{0}</h1><div class="x">

@@ -9,9 +9,9 @@ from coded import raises
 from numpy.random import default_rng
 
 from sparsepipe import data
-from sparsepipe.data.families import FAMILIES
 from sparsepipe.data.formats import Mesh, read
-from sparsepipe.data.sampling import sample_points
+from sparsepipe.data.recipe import sample_points
+from sparsepipe.data.shapes import FAMILIES
 
 
 def _digest(folder: Path) -> dict[str, str]:
@@ -67,7 +67,7 @@ def test_every_family_is_a_solid_that_reads_back(family: str, tmp_path: Path) ->
 
 
 def test_prisms_are_closed_and_have_the_volume_of_their_outline() -> None:
-    from sparsepipe.data.families import _polar, _prism
+    from sparsepipe.data.shapes import _polar, _prism
 
     outline = _polar(np.ones(6), np.arange(6) * np.pi / 3)
     prism = _prism(outline, 0.5)

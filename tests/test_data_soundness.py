@@ -10,11 +10,11 @@ from coded import raises
 from runtime_jobs import plan_of
 
 from sparsepipe import Cluster, InputError, RunConfig, data, launch, profile_model
-from sparsepipe.data import PointBatch, soundness
+from sparsepipe.data import PointBatch, describing
+from sparsepipe.data.describing import check_split
 from sparsepipe.data.folder import open_folder
 from sparsepipe.data.reach import can_be_held, reach, within_reach
 from sparsepipe.data.recipe import Recipe
-from sparsepipe.data.soundness import check_split
 
 SEGMENTED = "minkunet14a-segmentation-narrow"
 FAR = (1.0, 2e6, 3.0)
@@ -107,7 +107,7 @@ def test_a_sound_split_is_read_once_and_a_large_one_not_at_all(tmp_path: Path, m
     scans(tmp_path / "scans")
     with raises("voxels.out_of_reach", point=123):
         checked(tmp_path / "scans", "test", cache=store)
-    monkeypatch.setattr(soundness, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(describing, "_MOST_BYTES", 1000)
     (line,) = checked(tmp_path / "scans", "test", cache=store)
     assert "not checked" in line
     (tmp_path / "scans/tile/test/0.txt").write_text("")

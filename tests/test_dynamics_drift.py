@@ -11,7 +11,7 @@ from sparsepipe import Cluster, DeviceType, Link, Node, Plan, Profile, Stage, si
 from sparsepipe.monitoring import Alarm, Watch
 from sparsepipe.monitoring.drift import Series
 from sparsepipe.monitoring.expected import Expected
-from sparsepipe.monitoring.observations import LeftOut, left_out_of
+from sparsepipe.monitoring.observations import LeftOutWork, left_out_of
 
 SEEDS = (0, 1, 2)
 SLOW, USUAL = 150, 60  # minibatches of a run before the change, and after it
@@ -248,7 +248,7 @@ def test_a_rank_that_the_plan_leaves_out_is_held_against_its_first_times(work, f
     assert len(watch.alarms) == 1 and watch.factors.ranks[1] == pytest.approx(2, rel=0.15)
     for place, factor in enumerate(factors):
         numbers = range(first + place * 30, first + (place + 1) * 30)
-        times = [LeftOut(1, m, work * factor * math.exp(noise.gauss(0, 0.05)), float(m)) for m in numbers]
+        times = [LeftOutWork(1, m, work * factor * math.exp(noise.gauss(0, 0.05)), float(m)) for m in numbers]
         watch.see([], {}, times)
         assert watch.factors.ranks[1] == pytest.approx(factor, rel=0.15)
     last = watch.alarms[-1]
@@ -263,7 +263,7 @@ def test_times_of_ranks_left_out_that_tell_nothing_are_passed_over():
         {"event": "left_out", "rank": 1, "probe_seconds": 0.01},
         {"event": "step", "minibatch": 3, "seconds": 2.0},
     ]
-    assert left_out_of(rows) == [LeftOut(1, 3, 0.01, 2.0)]
+    assert left_out_of(rows) == [LeftOutWork(1, 3, 0.01, 2.0)]
 
 
 @pytest.mark.parametrize(("beyond", "alarms"), [(1.0, True), (8.0, False)])

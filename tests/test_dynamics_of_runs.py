@@ -12,7 +12,7 @@ from sparsepipe import Plan, RunRecord, Stage
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.monitoring import Follower, RunRows, drift_of
 from sparsepipe.records import Origin
-from sparsepipe.records.plans import begin_plan
+from sparsepipe.records.run_progress import begin_plan
 from sparsepipe.util.io.files import write_json
 from sparsepipe.values.replication import parse_rule
 

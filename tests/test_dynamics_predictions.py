@@ -23,7 +23,8 @@ from sparsepipe.monitoring.predictions import Predictions, check_predictor
 from sparsepipe.monitoring.variants import Situation, predicted_factors
 from sparsepipe.runtime.processes import rank_readings, rank_watches
 from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
-from sparsepipe.util.host.metrics import MachineWatch, machine_watch
+from sparsepipe.util.host import machine_watch
+from sparsepipe.util.host.machine_watch import MachineWatch
 
 
 @pytest.fixture(scope="module")

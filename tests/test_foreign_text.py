@@ -45,14 +45,13 @@ from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.views import html
 from sparsepipe.views.markup import Html, figure_text, joined, markdown_text
 from sparsepipe.views.plots.outcomes import Outcome
-from sparsepipe.views.plots.points import Point
-from sparsepipe.views.ties import in_bold
+from sparsepipe.views.plots.table import Point
+from sparsepipe.views.tables import in_bold
 from sparsepipe.views.values import left_out
 from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
 from sparsepipe.views.widgets.exporter import Exporter
-from sparsepipe.views.widgets.html_view import HtmlView
+from sparsepipe.views.widgets.html_view import HtmlView, Messages
 from sparsepipe.views.widgets.live import Doing, doings_table, learned, log_of
-from sparsepipe.views.widgets.messages import Messages
 
 NAME = "<img src=x onerror=alert(1)><b>\"'&$x$%{y}\x1b[31m\u202e"
 LINES = f"{NAME}\n{NAME}"
@@ -366,7 +365,7 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
-    ("views/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
+    ("views/markup.py", "_whole"),  # a part of markup, whose names alone get a span around them
     ("views/plots/theme.py", "title_of"),  # a finished figure's title
     ("views/plots/export.py", "_title"),  # the same of another figure, to take its tags off
     ("views/plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
@@ -396,7 +395,7 @@ def test_html_is_put_together_by_the_helper_alone():
     assert not found
 
 
-READERS_OF_ENTITIES = {"data/preparing/wiki_pages.py"}
+READERS_OF_ENTITIES = {"data/preparing.py"}
 
 
 def test_no_other_door_to_html():

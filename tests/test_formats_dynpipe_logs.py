@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from coded import mentions, raises
 
-from sparsepipe.records.formats.dynpipe_logs import read_curve, read_log
+from sparsepipe.records.formats.dynpipe import read_curve, read_log
 from sparsepipe.study.published_dynpipe import (
     PublishedDynPipe,
     disturbed_bars,

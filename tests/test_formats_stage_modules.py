@@ -9,7 +9,7 @@ from sparsepipe.data import PointBatch
 from sparsepipe.engines import engine
 from sparsepipe.engines.subnetwork import Subnetwork
 from sparsepipe.networks import network
-from sparsepipe.records.formats.stage_modules import write_stage_modules
+from sparsepipe.records.formats.torch_pipelining import write_stage_modules
 
 NETWORK = network("minkvgg11bn-narrow", num_classes=10)
 IDS = tuple(row.id for row in NETWORK.rows)

@@ -19,7 +19,7 @@ from sparsepipe.runtime.processes.ballot import Ballot
 from sparsepipe.runtime.processes.heartbeats import Heartbeats
 from sparsepipe.runtime.processes.mapped_file import mapped_file
 from sparsepipe.runtime.workloads.replay import LinksOfHost
-from sparsepipe.util.host.file_locks import lock_file
+from sparsepipe.util.io.files import lock_file
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of NFS, Lustre, FUSE
 

@@ -11,8 +11,7 @@ from coded import mentions
 
 from sparsepipe.errors import InputError
 from sparsepipe.runtime.failures import PeerLost, described, translated
-from sparsepipe.util.host.limits import _of_container, limit_in, limit_met
-from sparsepipe.util.host.memory_kills import MemoryKills
+from sparsepipe.util.host.limits import MemoryKills, _of_container, limit_in, limit_met
 
 
 def _caused(error: Exception, cause: Exception) -> Exception:

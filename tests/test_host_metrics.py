@@ -12,9 +12,9 @@ from coded import raises
 from nvml_library import BUSY, FIRST, UUID, answering
 from processes import until
 
+from sparsepipe.util.host import machine_watch
 from sparsepipe.util.host.background_load import cpu_seconds
-from sparsepipe.util.host.metrics import MachineWatch, machine_watch
-from sparsepipe.util.host.metrics.machine_watch import gpu_metrics, library, stalled_seconds
+from sparsepipe.util.host.machine_watch import MachineWatch, gpu_metrics, library, stalled_seconds
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 

@@ -4,7 +4,7 @@ import pytest
 
 from sparsepipe.launching.local.started import environment_of
 from sparsepipe.runtime import RunConfig
-from sparsepipe.util.host.openmp import waiting
+from sparsepipe.util.host.cpu import waiting
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def test_who_is_told(engine: str, threads: int, told: bool) -> None:
 def test_auto_is_minkowski_where_native_has_no_machine_code(
     flags: str, installed: set[str], told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsepipe.util.host.openmp.find_spec", lambda name: name in installed or None)
-    monkeypatch.setattr("sparsepipe.util.host.openmp.cpu.facts", lambda: {"flags": flags})
+    monkeypatch.setattr("sparsepipe.util.host.cpu.find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr("sparsepipe.util.host.cpu.facts", lambda: {"flags": flags})
     assert bool(waiting("auto", 2)) == told
 
 

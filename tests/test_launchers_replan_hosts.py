@@ -24,7 +24,7 @@ from sparsepipe.monitoring.following import DECISIONS
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.training_state.checkpoint import latest
-from sparsepipe.util.host.metrics import MachineWatch
+from sparsepipe.util.host.machine_watch import MachineWatch
 from sparsepipe.util.io.files import read_json, read_rows
 from sparsepipe.values.replication import parse_rule
 

@@ -10,12 +10,11 @@ import pytest
 from coded import raises
 
 from sparsepipe.errors import InputError
-from sparsepipe.launching.run_state import tell_going_on, went_on
+from sparsepipe.launching.run_folders import tell_going_on, went_on
 from sparsepipe.launching.ssh.controller import controlled
 from sparsepipe.launching.ssh.facts import check_alike, facts_here, interface_of
 from sparsepipe.launching.ssh.hosted_run import Shards
-from sparsepipe.launching.ssh.mirror import Copy, Growth, Mirror
-from sparsepipe.launching.ssh.pieces import Arrivals, place, send_content, send_file
+from sparsepipe.launching.ssh.pieces import Arrivals, Copy, FileGrowth, FolderMirror, place, send_content, send_file
 from sparsepipe.launching.ssh.placement import hosted_ranks
 from sparsepipe.launching.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launching.ssh.run_files import RunFiles
@@ -86,7 +85,7 @@ def test_a_log_goes_on_where_it_begins_anew_on_another_host(tmp_path):
         there = tmp_path / f"host{number}"
         there.mkdir()
         (there / here.name).write_text(said)
-        mirror, copy = Mirror(there, ("*.log",)), Copy()
+        mirror, copy = FolderMirror(there, ("*.log",)), Copy()
         for text in ("", "more\n"):
             with (there / here.name).open("a") as log:
                 log.write(text)
@@ -97,10 +96,10 @@ def test_a_log_goes_on_where_it_begins_anew_on_another_host(tmp_path):
 
 def test_a_log_of_a_host_is_bounded_in_the_record(tmp_path, monkeypatch):
     """A host that printed without end filled the disk of the machine that launched the run: 1.6 GB in ten seconds."""
-    monkeypatch.setattr("sparsepipe.launching.ssh.mirror.MOST_LOG_BYTES", 1000)
+    monkeypatch.setattr("sparsepipe.launching.ssh.pieces.MOST_LOG_BYTES", 1000)
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
-    mirror, copy, sent = Mirror(there, ("*",)), Copy(), 0
+    mirror, copy, sent = FolderMirror(there, ("*",)), Copy(), 0
     for text in ("x" * 600, "y" * 600, "z" * 600):
         for name in ("rank0.log", "trace.jsonl"):
             with (there / name).open("a") as handle:
@@ -113,7 +112,7 @@ def test_a_log_of_a_host_is_bounded_in_the_record(tmp_path, monkeypatch):
     assert "discarded" in kept and kept.count("\n") == 2 and sent == 1001
     assert (here / "trace.jsonl").read_bytes() == (there / "trace.jsonl").read_bytes(), "what is no log is whole"
     for _ in range(3):  # of a host that does not stop by itself
-        copy.take(Growth("rank0.log", b"w" * 5000, False, False), here / "rank0.log")
+        copy.take(FileGrowth("rank0.log", b"w" * 5000, False, False), here / "rank0.log")
     assert (here / "rank0.log").read_text() == kept
 
 
@@ -121,7 +120,7 @@ def test_a_mirror_has_what_grows_and_what_is_replaced(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     (there / "old.jsonl").write_text("known\n")
-    mirror, copy = Mirror(there, ("*.jsonl",)), Copy()
+    mirror, copy = FolderMirror(there, ("*.jsonl",)), Copy()
     mirror.skip()
     here.mkdir()
     (here / "old.jsonl").write_text("known\n")

@@ -10,10 +10,9 @@ from runtime_jobs import PLAIN, plan_of, settings
 
 from sparsepipe import InputError
 from sparsepipe.launching.prepare import for_hosts
-from sparsepipe.launching.ssh.requests import ANSWERS, Requests
+from sparsepipe.launching.ssh.rows import ANSWERS, HostRequests
 from sparsepipe.records import Origin, RunRecord
-from sparsepipe.records.plans import followed_plans
-from sparsepipe.records.run_progress import num_processes
+from sparsepipe.records.run_progress import followed_plans, num_processes
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.wire.frames import FrameReader, FrameWriter
 from sparsepipe.values.plan import Plan
@@ -27,7 +26,7 @@ def asked(tmp_path):
     """A run on hosts, what it is asked for, and what its hosts hear."""
     record = RunRecord.create(tmp_path / "run", PLAN, settings(tmp_path).to_json(), Origin.here())
     reading, writing = os.pipe()
-    yield Requests(record, 3), record.folder, SimpleNamespace(writer=FrameWriter(writing)), FrameReader(reading)
+    yield HostRequests(record, 3), record.folder, SimpleNamespace(writer=FrameWriter(writing)), FrameReader(reading)
     os.close(writing)
     os.close(reading)
 
@@ -62,7 +61,7 @@ def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
 
 def test_one_of_several_pipelines_is_asked_in_its_folder_on_the_host_and_for_plans_alone(asked):
     whole, folder, host, heard = asked
-    requests = Requests(whole.record, 3, "pipelines/1/")
+    requests = HostRequests(whole.record, 3, "pipelines/1/")
     commands.ask(folder, commands.STOP)
     requests.forward(host)
     commands.clear(folder)

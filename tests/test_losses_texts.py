@@ -9,8 +9,8 @@ from torch.nn.functional import log_softmax, pad
 
 from sparsepipe.data import IGNORED
 from sparsepipe.networks.losses import Tally, open_loss
+from sparsepipe.networks.losses.base import num_correct
 from sparsepipe.networks.losses.masked_words import MaskedWords, TokenCrossEntropy, perplexity
-from sparsepipe.networks.losses.outputs import num_correct
 
 VOCABULARY = 7
 

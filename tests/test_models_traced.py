@@ -17,8 +17,8 @@ from torch import nn
 from traced_zoo import EXACT, ZOO, build, engine, missing
 
 from sparsepipe.engines.plain import PlainEngine
+from sparsepipe.networks.base import layer_by_layer
 from sparsepipe.networks.images.resnet import resnet
-from sparsepipe.networks.running import layer_by_layer
 from sparsepipe.networks.traced import trace, verify
 from sparsepipe.networks.traced.building import build_module
 from sparsepipe.networks.traced.verification import differences, mean_square, run_cut

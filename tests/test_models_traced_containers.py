@@ -21,7 +21,7 @@ from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.networks.losses import open_loss
 from sparsepipe.networks.traced import trace, verify
 from sparsepipe.networks.traced.containers import Reader, built
-from sparsepipe.networks.traced.inputs import Inputs
+from sparsepipe.networks.traced.inputs import ForwardInputs
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.resolved import resolve
@@ -162,7 +162,7 @@ class Words(nn.Module):
 @pytest.mark.parametrize(("module", "whole"), [(segmentor(), True), (Words(), False)])
 def test_a_dict_is_the_argument_of_a_forward_without_such_keywords(module, whole):
     example = {"feat": torch.ones(3, 6), "mask": torch.ones(3)}
-    inputs = Inputs.of("it", example, module.forward)
+    inputs = ForwardInputs.of("it", example, module.forward)
     args, kwargs = inputs.arguments({})
     assert inputs.takes_dict is whole and [len(args), len(kwargs)] == ([1, 0] if whole else [0, 2])
     assert inputs.bind(example).keys() == inputs.tensors.keys() == {"input:feat", "input:mask"}

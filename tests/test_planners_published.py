@@ -32,8 +32,7 @@ from sparsepipe.planning.published.pipedream import PipeDream
 from sparsepipe.planning.published.sparsepipe import SparsePipe, exchange_gpu
 from sparsepipe.values.profile import CostSample
 from sparsepipe.views.plots.plans import Gap
-from sparsepipe.views.plots.points import SPARSEPIPE_2020
-from sparsepipe.views.plots.table import plan_names
+from sparsepipe.views.plots.table import SPARSEPIPE_2020, plan_names
 
 
 @pytest.fixture(scope="module")

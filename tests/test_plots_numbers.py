@@ -17,11 +17,10 @@ from sparsepipe.util.text.numbers import (
     duration,
     scaled_bytes,
 )
-from sparsepipe.views.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted
 from sparsepipe.views.plots.chromium import drawn
 from sparsepipe.views.plots.layer_graph import overlap
-from sparsepipe.views.plots.marks import width_of
-from sparsepipe.views.plots.points import STRATEGIES, Point
+from sparsepipe.views.plots.marks import LEAST, SHORTER, fewer_digits, fitted, width_of
+from sparsepipe.views.plots.table import STRATEGIES, Point
 
 # Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.
 SEEN = """() => {

@@ -25,7 +25,7 @@ from sparsepipe.records import Origin
 from sparsepipe.util.io.files import write_rows
 from sparsepipe.values.replication import parse_rule
 from sparsepipe.values.stragglers import Stragglers
-from sparsepipe.views.plots.points import STRATEGIES, Point
+from sparsepipe.views.plots.table import STRATEGIES, Point
 
 POINTS = [
     Point(name, cluster, 4, 100.0 * (k + 1), bound_samples_per_second=800.0, activation_bytes=1e6 * k,

@@ -15,7 +15,7 @@ from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.networks import INPUT, Network, Row, network
 from sparsepipe.networks.losses import CrossEntropy
-from sparsepipe.profiling import layer_timer, measure, of_model, repeats
+from sparsepipe.profiling import layer_timer, measure, of_model
 from sparsepipe.runtime.training_state.optimizer import SGD
 from sparsepipe.values.profile import Profile, StepOverhead
 
@@ -27,7 +27,7 @@ WAYS = ("forward", "backward")
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """What else the machine does while the tests run is none of theirs."""
-    monkeypatch.setattr(repeats, "waited_share", lambda before, after: 0.0)
+    monkeypatch.setattr(layer_timer, "waited_share", lambda before, after: 0.0)
 
 
 def batches(*points):
@@ -252,7 +252,7 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
         passes.append(found)
         return found
 
-    monkeypatch.setattr(repeats, "time_layers", counted)
+    monkeypatch.setattr(layer_timer, "time_layers", counted)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
     assert one.origin["repeats"] == [len(passes)] == [3]
     for position, cost in enumerate(one.costs["cpu"]):
@@ -282,8 +282,8 @@ def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, second
         taken.append(found)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
 
-    monkeypatch.setattr(repeats, "time_layers", timed)
-    monkeypatch.setattr(repeats, "whole_step", lambda *args, **kwargs: seconds)
+    monkeypatch.setattr(layer_timer, "time_layers", timed)
+    monkeypatch.setattr(layer_timer, "whole_step", lambda *args, **kwargs: seconds)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0)
     assert one.origin["repeats"] == [len(taken)] == [passes]
     assert one.origin["layers_over_whole"] == pytest.approx(2 if slow == 99 else 1)
@@ -307,8 +307,8 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
         taken.append(1e-3 if len(taken) >= busy else 1e-2)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), taken[-1] / 100) for way in WAYS})
 
-    monkeypatch.setattr(repeats, "time_layers", timed)
-    monkeypatch.setattr(repeats, "waited_share", lambda before, after: 0.3 if taken[-1] == 1e-2 else 0.04)
+    monkeypatch.setattr(layer_timer, "time_layers", timed)
+    monkeypatch.setattr(layer_timer, "waited_share", lambda before, after: 0.3 if taken[-1] == 1e-2 else 0.04)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=given)
     assert (one.origin["repeats"], one.origin["repeated_again"]) == ([kept], [again])
     assert one.costs["cpu"][0].samples[0].forward == (1e-4 if busy == 99 else 1e-5)
@@ -345,7 +345,7 @@ def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, to
 
 
 def test_where_nobody_tells_of_other_load_passes_count_as_they_are(monkeypatch):
-    monkeypatch.setattr(repeats, "waited_share", lambda before, after: None)
+    monkeypatch.setattr(layer_timer, "waited_share", lambda before, after: None)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=2)
     assert (one.origin["repeats"], one.origin["repeated_again"]) == ([2], [0])
     assert one.origin["background_load"]["run_queue_wait_share"] is None

@@ -13,7 +13,7 @@ from sparsepipe import Profile
 from sparsepipe.engines import engine
 from sparsepipe.networks import network
 from sparsepipe.networks.losses import CrossEntropy
-from sparsepipe.profiling import measure, repeats
+from sparsepipe.profiling import layer_timer, measure
 from sparsepipe.profiling.of_model import cropped
 from sparsepipe.profiling.temporary_bytes import live_bytes, peak_bytes
 from sparsepipe.runtime.config import RunConfig
@@ -47,7 +47,7 @@ def profiled() -> tuple[SimpleNamespace, Profile, list]:
     whole = random_batch(channels=1, reach=40, num_points=3000, seed=1)
     at = {share: whole if share == 4 else cropped(whole, share / 4) for share in (0.5, 1.0, 2.0, 4.0)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "waited_share", lambda before, after: 0.0)  # seconds are not looked at here
+        patch.setattr(layer_timer, "waited_share", lambda before, after: 0.0)  # seconds are not looked at here
         found = measure.profile(net, [at[0.5], at[1.0], at[2.0]], native, warmup=0, repeats=1)
     training = SimpleNamespace(targets_are_labels=True)
     task = SimpleNamespace(network=net, engine=native, training=training, loss=CrossEntropy(5))

@@ -12,7 +12,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.records.campaigns import differences, new_campaign, when
 from sparsepipe.records.provenance import Provenance, in_few_words, plan_digest
-from sparsepipe.util.derived.digests import canonical, digest
+from sparsepipe.util.derived import canonical, digest
 from sparsepipe.values.cluster import Cluster, Link
 from sparsepipe.values.graph import Layer, LayerGraph
 from sparsepipe.values.plan import Plan, Stage

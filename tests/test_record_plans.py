@@ -5,8 +5,7 @@ import pytest
 from sparsepipe import InputError, Plan, RunRecord, Stage
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.records import Origin
-from sparsepipe.records.plans import begin_plan, plan_at
-from sparsepipe.records.run_progress import forget_processes, keep_processes, num_processes
+from sparsepipe.records.run_progress import begin_plan, forget_processes, keep_processes, num_processes, plan_at
 from sparsepipe.util.io.files import write_rows
 
 ONE = Plan((Stage(("a", "b"), (0,)),))

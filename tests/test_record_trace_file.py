@@ -13,9 +13,7 @@ from sparsepipe.records.trace_file import MEGABYTES, bytes_of_rank, merged, read
 from sparsepipe.runtime.reporting.recorder import Recorder
 from sparsepipe.util.io.files import write_rows
 from sparsepipe.views import html
-from sparsepipe.views.plots.epochs import epoch_trace, working_epoch
-from sparsepipe.views.plots.timeline import timeline
-from sparsepipe.views.plots.trace_page import trace_page
+from sparsepipe.views.plots.timeline import epoch_trace, timeline, trace_page, working_epoch
 
 EPOCH = 10
 

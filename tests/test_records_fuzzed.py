@@ -20,8 +20,8 @@ from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
 from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_show
 from sparsepipe.records import Origin
-from sparsepipe.records.plans import begin_plan
 from sparsepipe.records.record_files import CLOCK, read_fields
+from sparsepipe.records.run_progress import begin_plan
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import median_summaries
 from sparsepipe.runtime.reporting.recorder import forget_rows
@@ -29,7 +29,7 @@ from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.util.io.functions import UserFunction
 from sparsepipe.views import html
-from sparsepipe.views.plots.epochs import working_epoch
+from sparsepipe.views.plots.timeline import working_epoch
 from sparsepipe.views.widgets import runs_table
 from sparsepipe.views.widgets.live import doings, doings_table, learned, newest_spans, phase
 

@@ -3,7 +3,7 @@
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
 from sparsepipe.planning import Problem
 from sparsepipe.planning.cuts import Cuts
-from sparsepipe.util.derived.remembered import remembered
+from sparsepipe.util.derived import remembered
 from sparsepipe.values.costs import LayerTable
 
 

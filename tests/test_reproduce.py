@@ -29,7 +29,7 @@ from sparsepipe.study.cached_runs import campaign_of, kept_campaign, print_epoch
 from sparsepipe.study.contention import averaging_link
 from sparsepipe.study.notebook_job import NotebookJob, NotebookKernels, Outcome
 from sparsepipe.study.workplace import Workplace
-from sparsepipe.util.derived.digests import digest
+from sparsepipe.util.derived import digest
 from sparsepipe.util.io.files import read_json
 from sparsepipe.values.cluster import Cluster, Link
 from sparsepipe.values.graph import Layer, LayerGraph

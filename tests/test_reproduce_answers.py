@@ -12,7 +12,7 @@ from sparsepipe.planning import comparable
 from sparsepipe.planning.forecast import minibatches_of_a_step, steady_rate
 from sparsepipe.planning.simulator import simulate
 from sparsepipe.records import Origin, RunRecord
-from sparsepipe.study import emulation
+from sparsepipe.study import cached_runs
 from sparsepipe.study.cached_runs import (
     explain_prediction,
     explain_throughput,
@@ -79,10 +79,10 @@ def test_paces_have_units_and_as_many_digits_as_each_other():
 
 def test_a_line_of_a_replay_names_its_schedule(averaging, tmp_path, monkeypatch, capsys):
     """Three schedules of one plan were three lines "emulation of optimal: …", one like the other."""
-    monkeypatch.setattr(emulation, "launch", lambda *plan, **how: Mock())
+    monkeypatch.setattr(cached_runs, "launch", lambda *plan, **how: Mock())
     profile, cluster = averaging
     for plan in (*plans_of(profile, cluster, {"optimal": 0}), Plan((Stage(("a", "b"), (0,)),), planner="alone")):
-        emulation.emulated(tmp_path, plan, profile, cluster, 2)
+        cached_runs.emulated(tmp_path, plan, profile, cluster, 2)
     first, second = capsys.readouterr().out.splitlines()
     assert mentions(first, "1f1b", "3 processes", "2 minibatches")
     assert mentions(second, "1 process"), "one stage: schedules do not differ"

@@ -10,10 +10,9 @@ from coded import mentions
 from sparsepipe.records.run_progress import RunProgress
 from sparsepipe.study import NOTEBOOKS, catalogue
 from sparsepipe.study.driver import Progress
-from sparsepipe.study.executed import Executed, first_sentence
+from sparsepipe.study.executed import REPORT, Executed, first_sentence, report, run_rows
 from sparsepipe.study.notebook_job import NotebookJob, show_exported
 from sparsepipe.study.page import notebook_page, of_markdown, write_page
-from sparsepipe.study.report import REPORT, report, run_rows
 from sparsepipe.util.io.files import write_json
 
 NAME = "<img src=x onerror=alert(1)>"

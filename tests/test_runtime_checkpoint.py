@@ -14,7 +14,7 @@ from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError, RunFailed, RunRecord
 from sparsepipe.data import make_shapes
-from sparsepipe.data.families import FAMILIES
+from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.launching import launch
 from sparsepipe.launching.prepare import _changed
 from sparsepipe.records import Origin

@@ -21,7 +21,7 @@ from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, settings
 from test_runtime_laws import CLOSE, FULL, HALF, _has_minkowski
 
 from sparsepipe.networks import network
-from sparsepipe.records.plans import begin_plan, followed_plans, plan_at, went_back
+from sparsepipe.records.run_progress import begin_plan, followed_plans, plan_at, went_back
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.processes.ballot import Answer, Ballot
 from sparsepipe.runtime.transport.state_transfer import packed, unpacked

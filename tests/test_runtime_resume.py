@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Profile, Trace, data
 from sparsepipe.data import make_shapes
-from sparsepipe.data.families import FAMILIES
+from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.networks import network
 from sparsepipe.planning.simulator.simulation import Simulation

@@ -7,7 +7,7 @@ import pytest
 from coded import raises
 
 from sparsepipe.data import make_shapes
-from sparsepipe.data.families import FAMILIES
+from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.engines import ENGINES, Subnetwork
 from sparsepipe.networks import INPUT
 from sparsepipe.records.workload_facts import LEARNING, REPLAY, workload_facts

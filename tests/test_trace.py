@@ -2,7 +2,7 @@ import pytest
 from coded import raises
 
 from sparsepipe import Span, Trace
-from sparsepipe.views.plots.anatomy import anatomy_table
+from sparsepipe.views.plots.timeline import anatomy_table
 
 TRACE = Trace(
     (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.views.ties import EXACT, TIE, from_to, in_bold, ties
+from sparsepipe.views.tables import EXACT, TIE, from_to, in_bold, ties
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from processes import ENOUGH, until
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PlotView, plot_view
-from sparsepipe.views.widgets.messages import Messages
+from sparsepipe.views.widgets.html_view import Messages
 
 NUM_LAYERS = 12
 

@@ -19,7 +19,7 @@ from sparsepipe.values.replication import RULES
 from sparsepipe.views.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
 from sparsepipe.views.widgets import pipelines_planning as planning_module
 from sparsepipe.views.widgets.pipelines_planning import Later
-from sparsepipe.views.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, TYPED
+from sparsepipe.views.widgets.settings import JITTER, NOBODY, PIPELINE, SLOW, TYPED
 
 NUM_LAYERS, BATCH_SIZE = 8, 16
 

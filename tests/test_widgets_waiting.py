@@ -12,7 +12,7 @@ from sparsepipe import Link, simulate_pipelines
 from sparsepipe.cli.plan_verbs import forecast_text
 from sparsepipe.values.stragglers import Stragglers
 from sparsepipe.views.widgets import WaitingExplorer
-from sparsepipe.views.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED
+from sparsepipe.views.widgets.settings import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED
 from sparsepipe.views.widgets.waiting_figures import waits_table
 
 RULES = ("all-reduce", "partial-reduce:wait=0.1", "local-sgd:every=2")

@@ -14,11 +14,11 @@ from ..data.order import SHUFFLE
 from ..errors import InputError, one_line
 from ..launching import LOCAL, RAY, Job
 from ..launching.inference import run_of
-from ..launching.run_state import state_of, went_on
+from ..launching.run_folders import state_of, went_on
 from ..launching.slurm import sbatch_script, submit
 from ..records import RunRecord, load_warnings
-from ..records.rates import MINIBATCHES, SAMPLES
 from ..records.sinks import Sink, described, open_sink
+from ..records.workload_facts import MINIBATCHES, SAMPLES
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, CheckpointConfig, EvaluationConfig, OptimizerConfig
 from ..util.host.background_load import BackgroundLoad

@@ -12,8 +12,7 @@ from ..networks import is_table, network
 from ..records.formats.pipedream_conf import export_plan
 from ..records.formats.plan_files import check_plan
 from ..records.formats.runtime_settings import SETTINGS, runtime_settings
-from ..records.formats.stage_modules import write_stage_modules
-from ..records.formats.torch_pipelining import ScriptTraining, training_script
+from ..records.formats.torch_pipelining import ScriptTraining, training_script, write_stage_modules
 from ..runtime.config import BUDGETS, RunConfig
 from ..runtime.workloads.resolved import resolve
 from ..util.io.fields import json_object

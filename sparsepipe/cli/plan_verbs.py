@@ -36,7 +36,7 @@ from ..planning.simulator import (
 )
 from ..records.formats.plan_files import load_plan
 from ..runtime.config import ProfileConfig
-from ..util.host.openmp import waiting
+from ..util.host.cpu import waiting
 from ..util.io.fields import json_object
 from ..util.io.files import write_json
 from ..util.io.settings import rows

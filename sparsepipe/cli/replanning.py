@@ -9,7 +9,7 @@ from ..monitoring.oracle import oracle_segments
 from ..monitoring.segments import seconds_of
 from ..monitoring.simulated import ReplanForecast, check_replans, simulate_replans
 from ..monitoring.variants import VARIANTS, variant
-from ..records.rates import MINIBATCHES, SAMPLES
+from ..records.workload_facts import MINIBATCHES, SAMPLES
 from ..util.io.files import write_json
 from ..util.text.counting import number_of
 from ..util.text.numbers import as_measured

@@ -12,8 +12,7 @@ from ..errors import DamagedRecord, InputError, one_line, visible
 from ..launching import attach
 from ..launching.lock import is_held
 from ..launching.replan import check_running, replanned, request_replan
-from ..launching.run_folders import delete_runs
-from ..launching.run_state import is_alive, state_of, went_on
+from ..launching.run_folders import delete_runs, is_alive, state_of, went_on
 from ..records import RunRecord
 from ..records.formats.clusters import load_cluster
 from ..records.formats.plan_files import load_plan

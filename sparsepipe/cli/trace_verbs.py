@@ -20,7 +20,7 @@ _SHOWN_SHARE = 0.01  # of a rank's time, from which waiting for data is shown
 
 def show(options: argparse.Namespace) -> Answer:
     """Print the time of all devices by cause, and which ranks waited for which."""
-    from ..views.plots.anatomy import PARTS, anatomy_table
+    from ..views.plots.timeline import PARTS, anatomy_table
 
     trace = _opened(options)
     shares = anatomy_table({"trace": trace}).iloc[0]
@@ -77,7 +77,7 @@ def export(options: argparse.Namespace) -> Answer:
         )
     trace = _opened(options)
     if path.suffix.lower() == ".html":
-        from ..views.plots.trace_page import trace_page
+        from ..views.plots.timeline import trace_page
 
         write_atomic(path, trace_page(trace, title=one_line(options.file.name)))
         told = "open it in a browser"

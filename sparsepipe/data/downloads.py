@@ -25,10 +25,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
-from ..util.host.file_locks import lock_file
 from ..util.host.imports import python_command
 from ..util.io.fields import complaint, shown
-from ..util.io.files import expanded, open_lock, sha256
+from ..util.io.files import expanded, lock_file, open_lock, sha256
 from ..util.io.quantities import SIZE
 from .layouts import is_litter
 from .manifests import Manifest, PackageAddress, RemoteFile, get_manifest, package_address

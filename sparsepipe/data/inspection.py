@@ -137,7 +137,7 @@ def check(
             Fault(str(folder.path), f"no split train, only {', '.join(folder.splits)}", "add training samples")
         )
     tasks = (task,) if task else folder.tasks
-    reader = _Reader(folder, recipe, tasks, reach(engine, 3), progress or (lambda line: None))
+    reader = _CloudReader(folder, recipe, tasks, reach(engine, 3), progress or (lambda line: None))
     splits = {split: reader.read_split(split) for split in folder.splits}
     return Report(
         name=folder.name,
@@ -153,7 +153,7 @@ def check(
     )
 
 
-class _Reader:
+class _CloudReader:
     """Reads the files of a data set one after the other and gathers what is wrong and what is there twice."""
 
     def __init__(

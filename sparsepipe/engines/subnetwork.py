@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..networks.base import LayerRow
+from ..networks.base import LayerRow, run_layers
 from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from ..networks.freezing import RUNNING_MEAN, check_trains, in_epoch, matching
 from ..networks.rows import INPUT, Network, Row
-from ..networks.running import run_layers
-from ..util.derived.seeds import derived_seed
+from ..util.derived import derived_seed
 from .base import Engine
 
 SEEDED_KINDS = frozenset(
@@ -121,7 +120,7 @@ class Subnetwork(nn.Module):
     ) -> dict[str, Any]:
         """Run the layers on the tensors `alive` at the boundary before ("input" names the network's input).
 
-        What it returns `run_layers` (networks/running.py) says.
+        What it returns `run_layers` (networks/base.py) says.
         """
         return run_layers(self, alive, minibatch=minibatch, keep=keep)
 

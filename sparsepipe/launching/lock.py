@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import InputError
-from ..util.host.file_locks import lock_file
+from ..util.io.files import lock_file
 
 LOCK = Path("logs", ".lock")
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a folder of others may have a link or a pipe in its place

@@ -33,7 +33,7 @@ _NAMED = 4  # of the samples that are left out
 _NOTHING_TELLS = "the plan's memory need could not be checked before the run: {}"
 
 
-class MemoryNeed(NamedTuple):
+class PlacedMemory(NamedTuple):
     """Bytes of a rank at each of a plan's places, None if nothing tells; then `doubt` says so in a line."""
 
     by_place: tuple[float, ...] | None
@@ -176,13 +176,13 @@ class _PlanNeed:
         return max(_LeastLimit(memory.least_bytes(stage, size), k, stage) for k, stage, memory in self.memories)
 
 
-def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
+def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> PlacedMemory:
     """Return what the job at work in a folder would need under a plan.
 
     Raises InputError if a device of the cluster that it was launched for has less.
     """
     if not config.workload.trains:
-        return MemoryNeed(None)  # it holds nothing
+        return PlacedMemory(None)  # it holds nothing
     why = "it has no estimate, and the run was launched without a profile"
     limit = config.memory_limit
     cluster: Cluster | None = None
@@ -195,13 +195,13 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     except InputError as error:
         why = f"the run's profile does not contain it ({error})"
     if expected is None:
-        return MemoryNeed(None, _NOTHING_TELLS.format(why))
+        return PlacedMemory(None, _NOTHING_TELLS.format(why))
     if limit is None and (told := _beyond_devices(expected, cluster)):
         raise InputError("memory.too_little", told)
     by_place = bytes_by_place(expected)
     if limit is not None and by_place is not None:  # larger minibatches recompute layers, so that ranks keep to it
         by_place = tuple(min(each, limit) for each in by_place)
-    return MemoryNeed(by_place)
+    return PlacedMemory(by_place)
 
 
 def check_limit_of_job(folder: Path, plan: Plan, config: RunConfig) -> None:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from ..errors import DamagedRecord
 from ..records import RunRecord
-from ..records.plans import begin_plan, followed_plans, newest_plan
+from ..records.run_progress import begin_plan, followed_plans, newest_plan
 from ..runtime import commands
 from ..runtime.pipelines.tallies import MINIBATCHES
 from ..util.io.files import read_rows
 from ..util.text.counting import number_of
 from ..values.plan import Plan
-from .run_state import went_on
+from .run_folders import went_on
 from .supervisor import GOING_ON, STATUS, kill_worker, read_status, tell_begun, tell_status
 
 # In the status of a run that has lost hosts: which ones it waits for, to go on, and the attempt that lost them.

@@ -18,10 +18,9 @@ import numpy as np
 from ..data.sources import found
 from ..errors import InputError
 from ..records import Origin, RunRecord
-from ..records.plans import begin_plan
 from ..records.provenance import Provenance
 from ..records.record_files import CLOCK, read_fields
-from ..records.run_progress import forget_processes, num_processes
+from ..records.run_progress import begin_plan, forget_processes, num_processes
 from ..runtime import RunConfig, commands
 from ..runtime.config import OPTIMIZERS, Composition, without_profile
 from ..runtime.forward_only import write_forward_only

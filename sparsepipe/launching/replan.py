@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from ..records import RunRecord
-from ..records.plans import newest_plan
-from ..records.run_progress import num_processes
+from ..records.run_progress import newest_plan, num_processes
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits, check_memory, check_next_of_several, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
@@ -18,8 +17,8 @@ from ..util.io.files import expanded
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
-from .memory_need import MemoryNeed, check_limit_of_job, need_of_job
-from .run_state import is_alive, state_of
+from .memory_need import PlacedMemory, check_limit_of_job, need_of_job
+from .run_folders import is_alive, state_of
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
 
@@ -149,7 +148,7 @@ def check_running(record: RunRecord) -> None:
         )
 
 
-def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
+def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> PlacedMemory:
     """Return what memory pipeline `k` would need under its plan of `whole`, with ranks as among all.
 
     Raises InputError for one that it cannot switch to while the others keep theirs.
@@ -168,7 +167,7 @@ def _checked_pipeline(record: RunRecord, whole: Plan, k: int) -> MemoryNeed:
     return need
 
 
-def _checked_plan(record: RunRecord, plan: Plan) -> MemoryNeed:
+def _checked_plan(record: RunRecord, plan: Plan) -> PlacedMemory:
     """Return what memory the job would need under a plan. Raises InputError for one that it cannot switch to."""
     before, config = record.plan, RunConfig.from_json(record.config)
     ranks = range(count := num_processes(record.folder, before))

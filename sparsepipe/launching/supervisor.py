@@ -252,11 +252,11 @@ def _last_line(log: Path) -> str:
 
 
 def _memory_kills() -> Any:
-    """Return the class of util/host/memory_kills.py, loaded as a file: this script stands alone, and starts at once."""
-    path = Path(__file__).parent.parent / "util" / "host" / "memory_kills.py"
-    spec = importlib.util.spec_from_file_location("memory_kills", path)
+    """Return the class of util/host/limits.py, loaded as a file: this script stands alone, and starts at once."""
+    path = Path(__file__).parent.parent / "util" / "host" / "limits.py"
+    spec = importlib.util.spec_from_file_location("limits", path)
     assert spec is not None and spec.loader is not None
-    module = sys.modules["memory_kills"] = importlib.util.module_from_spec(spec)
+    module = sys.modules["limits"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.MemoryKills
 

@@ -20,7 +20,17 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from .factors import Factors
-from .moves import Move, MoveCost, Pace, cost_of, largest_payload, moves_between, nearest, to_json, transfer_seconds
+from .moves import (
+    LayerMove,
+    MoveCost,
+    Pace,
+    cost_of,
+    largest_payload,
+    moves_between,
+    nearest,
+    to_json,
+    transfer_seconds,
+)
 
 
 def faster_or_slower(share: float) -> str:
@@ -50,7 +60,7 @@ class Decision:
     changes: bool
     gain_seconds: float  # over the minibatches that it was decided for, by the best change looked at
     cost: MoveCost  # of that change
-    moves: tuple[Move, ...]  # what changes hands; nothing where nothing is to change
+    moves: tuple[LayerMove, ...]  # what changes hands; nothing where nothing is to change
     why: str  # one line
     simulated: float = 0.0  # the share by which the simulator has minibatches shorter under that change
     share: float = 0.0  # by which they are believed to be, of which the gain is told
@@ -160,7 +170,7 @@ class _Looked:
     simulated: float  # by which the simulator has them shorter
     left_seconds: float  # that the minibatches left take under the present plan
     cost: MoveCost
-    moves: tuple[Move, ...]
+    moves: tuple[LayerMove, ...]
 
     @property
     def gain(self) -> float:

@@ -27,7 +27,7 @@ from .alarms import Alarm, Standing
 from .change_point import SETTLED, Change, ChangePoint
 from .expected import Expected
 from .factors import LEAST, MOST, Factors, Pair
-from .observations import LeftOut, Ports, Transfer, TransfersOfLinks, Work, WorkOfRanks
+from .observations import LeftOutWork, MinibatchWork, Ports, Transfer, TransfersOfLinks, WorkOfRanks
 
 _BLOCK = 10  # minibatches: some tenths of a second
 _KNOWN = 5  # differences, before they tell anything
@@ -215,7 +215,7 @@ _FIRST_TIMES = 5  # of a rank that is left out, whose median says what it takes 
 _APART = ((1.25, SETTLED), (1.5, 40))
 _SURE = 2.0  # standard errors
 _MOST_WAITING = 20_000  # measured times whose minibatches' sizes did not come
-Found = Work | Transfer | LeftOut
+Found = MinibatchWork | Transfer | LeftOutWork
 
 
 class Watch:
@@ -267,7 +267,9 @@ class Watch:
         self._eras = [era for era in self._eras if era.first < first_minibatch]
         self._eras.append(_Era(first_minibatch, expected, WorkOfRanks(plan), others))
 
-    def see(self, spans: Iterable[Span], sizes: Mapping[int, float], left_out: Iterable[LeftOut] = ()) -> list[Alarm]:
+    def see(
+        self, spans: Iterable[Span], sizes: Mapping[int, float], left_out: Iterable[LeftOutWork] = ()
+    ) -> list[Alarm]:
         """Take new spans, those of each rank in the order of time, and the sizes of minibatches by their numbers.
 
         Sizes may come before or after the spans of their minibatches, and ranks in any order. What is no training is
@@ -277,7 +279,9 @@ class Watch:
         for era in self._eras:
             era.expected.learn(size for number, size in sizes.items() if self._era(number) is era)
         for span in spans:
-            found: Work | Transfer | None = self._era(span.minibatch).work.take(span) or self._transfers.take(span)
+            found: MinibatchWork | Transfer | None = self._era(span.minibatch).work.take(span) or self._transfers.take(
+                span
+            )
             if found is not None:
                 self._waiting.append((found, span.end))
         if new := [(found, found.end) for found in left_out]:
@@ -324,13 +328,13 @@ class Watch:
         known: list[tuple[Found, float]] = []
         waiting: list[tuple[Found, float]] = []
         for one in self._waiting:
-            (known if isinstance(one[0], LeftOut) or one[0].minibatch in self._sizes else waiting).append(one)
+            (known if isinstance(one[0], LeftOutWork) or one[0].minibatch in self._sizes else waiting).append(one)
         self._waiting = waiting[-_MOST_WAITING:]
         for number in list(self._sizes)[: max(0, len(self._sizes) - _MOST_SIZES)]:
             del self._sizes[number]
         return known
 
-    def _look_left_out(self, found: LeftOut) -> Alarm | None:
+    def _look_left_out(self, found: LeftOutWork) -> Alarm | None:
         """Compare a time with the first ones under this plan, when the rank was as slow as it was known to be before.
 
         Of a rank that was never seen at work nothing is known: its times tell nothing.
@@ -348,12 +352,12 @@ class Watch:
 
     def _look(self, found: Found, seconds: float) -> Alarm | None:
         """Compare a time with the expected one."""
-        if isinstance(found, LeftOut):
+        if isinstance(found, LeftOutWork):
             return self._look_left_out(found)
         era = self._era(found.minibatch)
         size = self._sizes[found.minibatch]
         times = era.expected.of(size)
-        if isinstance(found, Work):
+        if isinstance(found, MinibatchWork):
             series = self.ranks.setdefault(found.rank, Series(rank=found.rank))
             if found.rank in era.others:
                 era.others.remove(found.rank)

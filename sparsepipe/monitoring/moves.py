@@ -19,7 +19,7 @@ _TELLS_BANDWIDTH = 5e-3  # seconds that a transfer must be expected to take
 
 
 @dataclass(frozen=True)
-class Move:
+class LayerMove:
     """Layers that one rank sends to another, which had none of their state."""
 
     source: int
@@ -60,7 +60,7 @@ class Pace:
         return cls(seconds, max(0.0, trace.makespan - count * seconds))
 
 
-def moves_between(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> tuple[Move, ...]:
+def moves_between(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> tuple[LayerMove, ...]:
     """Return the moved layers: each layer that is new to a rank of `new` is sent to it once.
 
     It comes from the rank among those that had it that has least to send so far, from the rank's own node if it can.
@@ -82,7 +82,7 @@ def moves_between(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> 
             to_send[source] += size[id]
             found[source, target].append(id)
     return tuple(
-        Move(source, target, tuple(layers), sum(size[id] for id in layers))
+        LayerMove(source, target, tuple(layers), sum(size[id] for id in layers))
         for (source, target), layers in sorted(found.items())
     )
 
@@ -97,7 +97,7 @@ def _held(plan: Plan) -> dict[int, dict[str, None]]:
 
 
 def transfer_seconds(
-    moves: Iterable[Move], cluster: Cluster, factors: Factors | None = None, *, seen_bytes: float = 0.0
+    moves: Iterable[LayerMove], cluster: Cluster, factors: Factors | None = None, *, seen_bytes: float = 0.0
 ) -> float:
     """Seconds until all has arrived: a rank sends one layer after another, and receives so; ranks do it at once.
 
@@ -161,6 +161,6 @@ def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:
     return replace(new, stages=stages)
 
 
-def to_json(moves: Iterable[Move]) -> list[dict[str, Any]]:
+def to_json(moves: Iterable[LayerMove]) -> list[dict[str, Any]]:
     """Return the moves as JSON values."""
     return [{**asdict(move), "layers": list(move.layers)} for move in moves]

@@ -13,7 +13,7 @@ _SHORTEST = 1e-6  # seconds: what was timed as less took no time that a clock te
 _WAITED = 0.5  # of a transfer's time, at the least, somebody waited for it: else it may have been there long before
 
 
-class Work(NamedTuple):
+class MinibatchWork(NamedTuple):
     """A rank's forward and backward of one minibatch, of all its stages, are done."""
 
     rank: int
@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
     waited: bool = True
 
 
-class LeftOut(NamedTuple):
+class LeftOutWork(NamedTuple):
     """A rank that the plan leaves out took so many seconds over the work that it is timed on (worker/left_out.py)."""
 
     rank: int
@@ -46,11 +46,11 @@ class LeftOut(NamedTuple):
     end: float  # when it was done, in the run's seconds
 
 
-def left_out_of(rows: Iterable[Mapping[str, Any]]) -> list[LeftOut]:
+def left_out_of(rows: Iterable[Mapping[str, Any]]) -> list[LeftOutWork]:
     """Times of ranks that are left out, from rows of a run's metrics."""
     names = ("rank", "minibatch", "probe_seconds", "seconds")
     whole = (row for row in rows if row["event"] == "left_out" and all(name in row for name in names))
-    return [LeftOut(*(row[name] for name in names)) for row in whole if row["probe_seconds"] >= _SHORTEST]
+    return [LeftOutWork(*(row[name] for name in names)) for row in whole if row["probe_seconds"] >= _SHORTEST]
 
 
 class WorkOfRanks:
@@ -63,7 +63,7 @@ class WorkOfRanks:
         self._stages = {rank: plan.stages_of(rank) for rank in plan.ranks}
         self._open: dict[tuple[int, int], dict[int, tuple[float, bool]]] = {}  # → stage → (seconds, whether done)
 
-    def take(self, span: Span) -> Work | None:
+    def take(self, span: Span) -> MinibatchWork | None:
         """Take a span, those of a rank in the order of time; return the work that it ends, if it ends one."""
         stages = self._stages.get(span.rank, ())
         if span.kind not in ("forward", "backward", "weights") or span.stage not in stages:
@@ -81,7 +81,7 @@ class WorkOfRanks:
         if len(parts) < len(stages) or not all(done for _, done in parts.values()):
             return None
         del self._open[key]
-        return Work(span.rank, span.minibatch, sum(seconds for seconds, _ in parts.values()))
+        return MinibatchWork(span.rank, span.minibatch, sum(seconds for seconds, _ in parts.values()))
 
     def _begin(self, key: tuple[int, int], span: Span) -> None:
         self._open.setdefault(key, {})[span.stage] = span.seconds, False

@@ -15,10 +15,10 @@ from .alarms import Alarm, Standing
 from .drift import Watch, factors_of
 from .drift_file import DriftFile
 from .factors import Factors
-from .observations import LeftOut, left_out_of
+from .observations import LeftOutWork, left_out_of
 from .run_rows import RunRows, step_sizes
 
-Found = tuple[Iterable[Span], Mapping[int, float], Iterable[LeftOut]]  # and sizes of minibatches by their numbers
+Found = tuple[Iterable[Span], Mapping[int, float], Iterable[LeftOutWork]]  # and sizes of minibatches by their numbers
 Told = TypeVar("Told", Alarm, Standing)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..runtime.processes import rank_readings
 from ..runtime.processes.rank_watches import RankWatches
-from ..util.host.metrics import MachineWatch
+from ..util.host.machine_watch import MachineWatch
 from ..values.cluster import Cluster
 from ..values.profile import Profile
 from .interference.predictor import Predictor

@@ -12,7 +12,7 @@ from ..values.trace import Span
 from .alarms import Alarm
 from .decision import CAUTION, Caution, Decision
 from .factors import Factors
-from .observations import LeftOut
+from .observations import LeftOutWork
 from .outcomes import Outcomes
 from .variants import LayerFactors, Situation, Variant
 
@@ -26,14 +26,14 @@ _SURER = 20  # minibatches after an alarm, by which more is known of what it tol
 _LEAST_KNOWN, _REMEMBERED = 2, 3  # times between changes, before they tell anything; of the newest
 
 
-class Watcher(Protocol):
+class ChangeWatcher(Protocol):
     """Tells lasting changes of devices and links from what a run measures."""
 
     @property
     def factors(self) -> Factors: ...
 
     def see(
-        self, spans: Sequence[Span], sizes: Mapping[int, float], left_out: Sequence[LeftOut] = ()
+        self, spans: Sequence[Span], sizes: Mapping[int, float], left_out: Sequence[LeftOutWork] = ()
     ) -> Sequence[Alarm]:
         """Take what ended since the last call and sizes of further minibatches; return the alarms that this raises."""
         ...
@@ -63,7 +63,7 @@ class Replanner:
         plan: Plan,
         profile: Profile,
         cluster: Cluster,
-        watcher: Watcher,
+        watcher: ChangeWatcher,
         variant: Variant,
         *,
         num_minibatches: int,
@@ -88,7 +88,7 @@ class Replanner:
         sizes: Mapping[int, float],
         minibatch: int,
         *,
-        left_out: Sequence[LeftOut] = (),
+        left_out: Sequence[LeftOutWork] = (),
         ends_epoch: bool = False,
         seconds_per_minibatch: float | None = None,
     ) -> Decision | None:

@@ -10,7 +10,7 @@ from ..launching.metrics_tail import Tail
 from ..runtime.pipelines.tallies import MINIBATCHES
 from ..util.text.sizes import SIZE_UNITS
 from ..values.trace import Span, span_of
-from .observations import LeftOut, left_out_of
+from .observations import LeftOutWork, left_out_of
 
 _BYTES_AT_ONCE = 2**22
 _LOOKS = 20  # after which nobody says any more who took a minibatch: it was before
@@ -26,7 +26,7 @@ class RunRows:
         """`units`: of the sizes wanted; the first of them that a row has counts."""
         self._folder, self._units = folder, units
         self._metrics = Tail(folder / "metrics.jsonl")
-        self._left_out: list[LeftOut] = []
+        self._left_out: list[LeftOutWork] = []
         self._ranks: dict[Path, _SpanTail] = {}
 
     @property
@@ -45,7 +45,7 @@ class RunRows:
             spans += self._ranks.setdefault(path, _SpanTail(path)).read()
         return spans, sizes
 
-    def left_out(self) -> list[LeftOut]:
+    def left_out(self) -> list[LeftOutWork]:
         """Return the times of ranks that the plan leaves out which `read` has met since the last call."""
         found, self._left_out = self._left_out, []
         return found
@@ -129,7 +129,7 @@ class PipelineRows:
         self._sizes = {m: (n - 1, s) for m, (n, s) in self._sizes.items() if n > 1 and self._taken.own(m) is None}
         return known, found
 
-    def left_out(self) -> list[LeftOut]:
+    def left_out(self) -> list[LeftOutWork]:
         """Return nothing: none of its ranks is left out."""
         return []
 

@@ -12,8 +12,8 @@ from ..values.profile import Profile
 from ..values.stragglers import Stragglers
 from ..values.trace import Span, Trace
 from .decision import CAUTION, Caution, Decision
-from .observations import LeftOut
-from .replanner import Replanner, Watcher
+from .observations import LeftOutWork
+from .replanner import ChangeWatcher, Replanner
 from .segments import NO_KILLS, UNDISTURBED, Segment, seconds_of, simulate_from, simulate_plans
 from .variants import LayerFactors, Variant
 
@@ -79,7 +79,7 @@ def simulate_replans(
     sizes: Sequence[float],
     *,
     variant: Variant,
-    watcher: Watcher,
+    watcher: ChangeWatcher,
     stragglers: Stragglers = UNDISTURBED,
     epoch_minibatches: int | None = None,
     caution: Caution = CAUTION,
@@ -127,7 +127,7 @@ def _first_change(
         ends_epoch = following >= boundary
         new = {m: sizes[m] for m in range(shown, following)}
         left_out = [
-            LeftOut(rank, m, 1 + stragglers.extra_seconds(rank, m, 1.0), spans[-1].end)
+            LeftOutWork(rank, m, 1 + stragglers.extra_seconds(rank, m, 1.0), spans[-1].end)
             for m in range(shown, following)
             for rank in range(len(replanner.cluster.devices))
             if rank not in plan.ranks

@@ -7,17 +7,12 @@ from functools import partial
 from ..errors import InputError
 from ..util.io.functions import is_function
 from ..util.lazy_names import lazy_names
+from .classification import BLOCKS, LEVELS, minkfcnn, minkpointnet, minkresnet, minkvgg, vgg
 from .images import IMAGE_NETWORKS
-from .minkfcnn import minkfcnn
-from .minkpointnet import minkpointnet
-from .minkresnet import LEVELS, minkresnet
 from .minkunet import DECODERS, minkunet, spunet
-from .minkvgg import BLOCKS, minkvgg
-from .modules import ModuleNetwork
 from .point_transformer import SHAPES, point_transformer
-from .rows import INPUT, Network, Row
+from .rows import INPUT, ModuleNetwork, Network, Row
 from .texts import TEXT_NETWORKS
-from .vgg import vgg
 
 __all__ = ["INPUT", "MODULE_NETWORKS", "NETWORKS", "ModuleNetwork", "Network", "Row", "is_table", "network"]
 

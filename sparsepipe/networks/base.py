@@ -4,8 +4,8 @@ A *value* is what one layer gives and others read: a tensor, dense or sparse. It
 one value, of its own name; a traced layer may give several.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..values.graph import LayerGraph
 
@@ -97,3 +97,42 @@ def direct_reads(network: AnyNetwork, rows: Iterable[LayerRow], *, last: bool) -
     """Return the inputs that a stage of these layers takes from the samples itself; the last one for the result too."""
     read = {name for row in rows for name in row.inputs}.union(network.outputs if last else ())
     return read.intersection(network.direct_inputs)
+
+
+class Layers(Protocol):
+    """Some layers of a network, in the order in which they run."""
+
+    @property
+    def table(self) -> Sequence[LayerRow]: ...
+
+    def run_layer(self, row: Any, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
+        """Run one layer on its inputs among `tensors`; return its outputs by name."""
+        ...
+
+
+def run_layers(
+    layers: Layers, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Run the layers on the values `alive` at the boundary before them.
+
+    Returns every value passed in or produced here; with `keep`, only those it names, each of the others let go after
+    its last use here.
+    """
+    tensors = dict(alive)
+    for _ in layer_by_layer(layers, tensors, minibatch=minibatch, keep=keep):
+        pass
+    return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
+
+
+def layer_by_layer(
+    layers: Layers, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
+) -> Iterator[LayerRow]:
+    """Do what `run_layers` does, in `tensors` itself, and yield each layer once its outputs exist."""
+    last_use = {name: place for place, row in enumerate(layers.table) for name in (*row.inputs, *row.outputs)}
+    for place, row in enumerate(layers.table):
+        tensors.update(layers.run_layer(row, tensors, minibatch=minibatch))
+        if keep is not None:
+            for name in {*row.inputs, *row.outputs}:
+                if last_use[name] == place and name not in keep:
+                    tensors.pop(name, None)
+        yield row

@@ -6,14 +6,10 @@ from functools import partial
 from typing import Any
 
 from . import MODULE_NETWORKS, NETWORKS, network
-from .minkfcnn import minkfcnn
-from .minkpointnet import minkpointnet
-from .minkresnet import minkresnet
+from .classification import minkfcnn, minkpointnet, minkresnet, minkvgg, vgg
 from .minkunet import minkunet, spunet
-from .minkvgg import minkvgg
 from .point_transformer import point_transformer
 from .rows import Network
-from .vgg import vgg
 
 _FAMILIES: Mapping[Callable[..., Network], str] = {
     minkvgg: "VGG on sparse voxels",

@@ -10,8 +10,7 @@ way down, in the strided convolutions, and its batch norms average over more min
 
 from typing import Any
 
-from .blocks import Table
-from .rows import INPUT, Network, scaled
+from .rows import INPUT, Network, TableBuilder, scaled
 
 _STEM_CHANNELS = 32
 _ENCODER = (32, 64, 128, 256)
@@ -58,7 +57,7 @@ def minkunet(
                 | ...                                       |
     16                     +-- blocks4 --------- up1 + blocks
     """
-    table = Table(in_channels)
+    table = TableBuilder(in_channels)
     counts, decoder = BLOCKS[depth], DECODERS[depth, variant]
     skips = [table.normalised("0", INPUT, channels=scaled(_STEM_CHANNELS, width), kernel_size=5, stride=1)]
     for level, channels in enumerate(_ENCODER, start=1):
@@ -81,14 +80,14 @@ def minkunet(
     return Network(name, tuple(table.rows), in_channels, num_classes)
 
 
-def _blocks(table: Table, level: int, count: int, channels: int) -> None:
+def _blocks(table: TableBuilder, level: int, count: int, channels: int) -> None:
     for position in range(1, count + 1):
         table.basic_block(f"{level}_{position}", channels=channels)
 
 
 def spunet(*, name: str, num_classes: int, in_channels: int, per_voxel: bool = False, width: float = 1.0) -> Network:
     """Build SpUNet34: classes for each voxel, or for each sample after the encoder, as Pointcept has them."""
-    table = Table(in_channels, epsilon=1e-3, momentum=0.01)
+    table = TableBuilder(in_channels, epsilon=1e-3, momentum=0.01)
     skips = [table.normalised("_stem", INPUT, channels=scaled(_STEM_CHANNELS, width), kernel_size=5, stride=1)]
     for level, (count, channels) in enumerate(zip(BLOCKS[34][:4], _ENCODER, strict=True)):
         table.normalised(f"_down{level}", channels=scaled(channels, width), kernel_size=2, stride=2)

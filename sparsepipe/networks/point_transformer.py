@@ -8,8 +8,7 @@ and the layers' order are those of Pointcept's configurations, whose checkpoints
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .blocks import Table
-from .rows import CURVES, INPUT, Network, scaled
+from .rows import CURVES, INPUT, Network, TableBuilder, scaled
 
 _NORM = {"epsilon": 1e-3, "momentum": 0.01}
 _EXPANSION = 4  # of the two linear layers after an attention
@@ -79,7 +78,7 @@ def point_transformer(
         drop_path: Probability to drop a voxel's branch in the last block of the encoder, and of the decoder's end; it
             grows from 0 by equal steps.
     """
-    table, sizes = Table(in_channels, **_NORM), SHAPES[shape]
+    table, sizes = TableBuilder(in_channels, **_NORM), SHAPES[shape]
     heads, decoder_heads = ([scaled(count, width) for count in level] for level in (sizes.heads, sizes.decoder_heads))
     table.convolution("stem_conv", INPUT, channels=sizes.head_channels * heads[0], kernel_size=5, stride=1)
     _activated(table, "stem")
@@ -138,7 +137,7 @@ def _increasing(most: float, depths: Sequence[int]) -> list[list[float]]:
     ]
 
 
-def _activated(table: Table, tag: str) -> str:
+def _activated(table: TableBuilder, tag: str) -> str:
     table.add(f"{tag}_norm", "batch_norm", channels=table.channels[table.last], **table.norm)
     return table.add(f"{tag}_gelu", "gelu")
 
@@ -147,7 +146,7 @@ def _activated(table: Table, tag: str) -> str:
 class _Blocks:
     """Adds blocks to a table: a convolution that tells voxels where they are, attention, two linear layers."""
 
-    table: Table
+    table: TableBuilder
     sizes: Shape
     patch_size: int
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..util.derived.remembered import remembered
+from ..util.derived import remembered
 from ..values.costs import Array, LayerTable
 from ..values.graph import LayerGraph
 

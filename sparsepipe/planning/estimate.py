@@ -25,7 +25,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..util.derived.remembered import remembered
+from ..util.derived import remembered
 from ..values.costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..values.plan import Estimate, Plan, Stage, StageEstimate
 from ..values.schedule import compile_until_steady, steady_period

@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from ..util.derived.remembered import remembered
+from ..util.derived import remembered
 from ..util.text.counting import number_of
 from ..util.text.numbers import Printed, at_most, duration, duration_or_none, gap_text
 from ..values.cluster import Cluster

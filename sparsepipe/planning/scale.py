@@ -16,7 +16,7 @@ from math import exp, log
 
 import numpy as np
 
-from ..util.derived.remembered import remembered
+from ..util.derived import remembered
 from ..values.costs import Array
 from ..values.profile import LayerCost, Profile, voxels_by_stride
 

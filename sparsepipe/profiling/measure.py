@@ -28,13 +28,11 @@ from ..runtime.transport.compression import Compressor
 from ..runtime.transport.packet import FORWARD, Packet, Slot, encode
 from ..runtime.transport.zero_elision import values_at
 from ..util.host.background_load import num_processors, watched
-from ..util.host.openmp import WAITING
+from ..util.host.cpu import WAITING
 from ..values.profile import CostSample, LayerCost, Profile, StepOverhead
 from .devices import device_name, usable
-from .layer_timer import Updates, ends, judged, moment, seconds_between, send_back, time_layers
-from .repeats import Repeater, Repeats
-from .saved_bytes import kept_bytes
-from .temporary_bytes import temporary_bytes
+from .layer_timer import Repeater, Repeats, Updates, ends, judged, moment, seconds_between, send_back, time_layers
+from .temporary_bytes import kept_bytes, temporary_bytes
 
 _REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 
@@ -298,7 +296,7 @@ def _interquartile(values: Sequence[float]) -> float:
     return high - low
 
 
-class KernelMap(NamedTuple):
+class LayerKernelMap(NamedTuple):
     source: tuple[int, ...]  # tensor strides
     target: tuple[int, ...]
     kernel_size: tuple[int, ...]
@@ -306,7 +304,7 @@ class KernelMap(NamedTuple):
     pairs: int
 
 
-def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, KernelMap]:
+def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, LayerKernelMap]:
     """Name the kernel map of every layer that has one: a fact of the coordinates, so one count serves every engine.
 
     They are the layers with a kernel on voxels: convolutions, pools, and those that lead back up, whose map is that of
@@ -326,7 +324,7 @@ def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, KernelMap]:
             given = (row.args["kernel_size"], row.args.get("dilation", 1))
             size, dilation = (each_axis(given_map, manager.dimension) for given_map in given)
             pairs = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
-            maps[row.id] = KernelMap(source, target, size, dilation, pairs)
+            maps[row.id] = LayerKernelMap(source, target, size, dilation, pairs)
     return maps
 
 
@@ -334,7 +332,7 @@ def kernel_map_seconds(
     subnetwork: Any,
     rows: Sequence[Row],
     tensors: Mapping[str, Any],
-    maps: Mapping[str, KernelMap],
+    maps: Mapping[str, LayerKernelMap],
     forwards: Mapping[str, float],
     device: torch.device,
 ) -> dict[str, float]:
@@ -342,7 +340,7 @@ def kernel_map_seconds(
 
     `tensors` are those of a pass: their coordinate manager has all maps. `forwards` are the seconds without.
     """
-    cost: dict[KernelMap, float] = {}
+    cost: dict[LayerKernelMap, float] = {}
     for row in rows:
         own = maps.get(row.id)
         if own is None or own in cost:

@@ -30,7 +30,7 @@ from ..runtime.config import ProfileConfig, RunConfig
 from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.host.contention import contending_processes
-from ..util.host.openmp import check_threads
+from ..util.host.cpu import check_threads
 from ..util.io.fields import given_integer
 from ..util.io.quantities import knows_its_keywords
 from ..util.text.counting import number_of

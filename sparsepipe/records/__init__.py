@@ -5,7 +5,7 @@ from pathlib import Path
 from ..util.io.files import expanded
 from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
-from .plans import FollowedPlan
+from .run_progress import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
 from .torch_jobs.activity import activity_of
 from .torch_jobs.events import is_from_torch, read_rank, unpacked

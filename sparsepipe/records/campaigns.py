@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..util.derived.digests import digest
+from ..util.derived import digest
 from . import RunRecord
 
 MOST_APART = 3600.0  # seconds from one run's end to the next one's start: more is another hour of the machine

@@ -1,6 +1,6 @@
 """Provenance: the profiles, clusters, plans, settings and runs that a figure, a table, a plan or a run is made from.
 
-Digests name values (see digests.py): two figures with the same digest of a cluster were planned for the same links.
+Digests name values (see derived.py): two figures with the same digest of a cluster were planned for the same links.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from ..errors import InputError
-from ..util.derived.digests import canonical, digest
+from ..util.derived import canonical, digest
 from ..util.io.fields import shown
 from ..values.cluster import Cluster
 from ..values.plan import Plan

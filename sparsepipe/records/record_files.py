@@ -2,11 +2,17 @@
 
 What is damaged is refused in one line that names the file (and the row); unknown fields are left as they are, so that
 records of other versions open. A missing field raises when it is used (`fields.Fields`).
+
+What a user writes about a run, tags and a note, is in a file of its own alongside what the run wrote.
+Rows of metrics are given as flat tables: one column for each number, whatever it was nested in.
+
+Rows of a run's metrics as flat tables: one column for each number, whatever it was nested in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DamagedRecord, InputError
 from ..util.io.fields import (
@@ -24,8 +30,11 @@ from ..util.io.fields import (
     text,
     texts,
 )
-from ..util.io.files import read_json, read_numbered_rows
+from ..util.io.files import read_json, read_numbered_rows, write_json
 from ..util.text.sizes import SIZE_UNITS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many
 
@@ -231,3 +240,74 @@ def _depth(document: Any) -> int:
         ]
         depth += 1
     return depth
+
+
+LABELS = "labels.json"
+_MOST_OF_A_NOTE = 10_000  # characters of a note
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Short words to find a run by, and a sentence on it."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Labels":
+        """Read those of a run's folder; none if nothing was written. Raises DamagedRecord for a damaged file."""
+        path = folder / LABELS
+        if not path.exists():
+            return cls()
+        try:
+            document = read_json(path, what="run's labels")
+            if not isinstance(document, dict) or not isinstance(document.get("note", ""), str):
+                raise InputError("labels.not_tags", f"{path}: expected an object with tags and a note")
+            return cls(tuple(texts(document.get("tags", []), f"{path}: tags")), document.get("note", ""))
+        except InputError as error:
+            raise DamagedRecord(error.code, str(error), **error.fields) from None
+
+    @classmethod
+    def read(cls, tags: str, note: str) -> "Labels":
+        """Take what was typed: tags with commas or spaces between. Raises InputError for a note that is too long."""
+        if len(note) > _MOST_OF_A_NOTE:
+            raise InputError(
+                "labels.note_too_long", f"the note has {len(note)} characters, expected at most {_MOST_OF_A_NOTE}"
+            )
+        return cls(tuple(dict.fromkeys(tags.replace(",", " ").split())), " ".join(note.split()))
+
+    def write(self, folder: Path) -> None:
+        """Write them alongside what the run wrote."""
+        write_json(folder / LABELS, {"tags": list(self.tags), "note": self.note}, make_folder=False)
+
+
+EVENTS = ("step", "epoch", "stage")
+
+
+def flat_frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Return one row for each of `rows`; of {"train": {"loss": 1}} the column is "train.loss". Lists are left out."""
+    import pandas as pd  # here: it takes a second to come
+
+    return pd.DataFrame([dict(_flat(row)) for row in rows])
+
+
+def stage_frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Return one row for each stage of each of `rows` that has stages: epochs and summaries."""
+    import pandas as pd
+
+    facts = [
+        {key: row[key] for key in ("event", "epoch", "seconds") if key in row} | dict(_flat(stage))
+        for row in rows
+        for stage in row.get("stages") or ()
+        if isinstance(stage, Mapping)
+    ]
+    return pd.DataFrame(facts)
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in row.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        elif not isinstance(value, list | tuple):
+            yield name, value

@@ -1,8 +1,8 @@
 """One run on disk: the plans it followed, what it measured, and where it came from.
 
 runs/<name>/plan.json config.json origin.json   the plan, the settings, and the code and data behind them
-            plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
-            labels.json                         tags and a note that a user gave it: see labels.py
+            plans/000.json …                    every plan it followed, and the minibatch each began at: run_progress.py
+            labels.json                         tags and a note that a user gave it: see record_files.py
             beside.json                            runs that shared the machine with it, if there were any
             status.json                         its state: running, finished, stopped, failed, refused (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written.
@@ -41,20 +41,22 @@ from ..util.text.sizes import SIZE_UNITS
 from ..values.plan import Plan
 from ..values.stragglers import Stragglers
 from ..values.trace import Span, Trace
-from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
-from .rates import in_minibatches, knows_samples
 from .record_files import (
     CONFIG,
+    EVENTS,
     ORIGIN,
     STATUS,
+    flat_frame,
     read_beside,
     read_drifts,
     read_fields,
     read_merges,
     read_metrics,
+    stage_frame,
 )
+from .run_progress import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .trace_file import bytes_of_rank, merged, put_together, read_spans
-from .workload_facts import WorkloadFacts, workload_facts
+from .workload_facts import WorkloadFacts, in_minibatches, knows_samples, workload_facts
 
 _ROOT = Path(__file__).parents[2]
 
@@ -322,8 +324,6 @@ class RunRecord:
         One column for each number: "train.loss", "validation.accuracy". Raises InputError for another event, and
         DamagedRecord that names file and row where one of them is damaged.
         """
-        from .frames import EVENTS, flat_frame, stage_frame  # here: pandas takes a second to come
-
         if event not in EVENTS:
             raise InputError(
                 "event.unknown", f"event {event!r} given, expected one of {', '.join(EVENTS)}", event=event

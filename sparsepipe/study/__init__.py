@@ -23,7 +23,7 @@ _HOME = {
     "Study": "claim_runs",
     "Workplace": "workplace",
     "campaign_of": "cached_runs",
-    "emulated": "emulation",
+    "emulated": "cached_runs",
     "equal_stages": "cached_runs",
     "explain_prediction": "cached_runs",
     "explain_throughput": "cached_runs",

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import InputError, RunFailed
 from ..records import Origin
-from ..util.derived.digests import digest
+from ..util.derived import digest
 from ..util.host.background_load import BackgroundLoad, Usage, load_between
 from ..util.host.imports import python_command, python_environment
 from ..util.io.fields import complaint

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..util.derived.digests import digest
+from ..util.derived import digest
 from ..util.io.fields import shown
 from ..util.io.files import expanded, read_text
 from ..util.io.functions import is_function

@@ -10,11 +10,11 @@ from ..data import fetch, find
 from ..data.examples import open_examples
 from ..errors import InputError
 from ..runtime.config import RunConfig
-from ..views.names import TIE
+from ..views.markup import TIE
 from ..views.plots.table import ONE_PROCESS
-from ..views.ties import from_to
+from ..views.tables import from_to
+from .cached_runs import digest
 from .learning import most_frequent_share
-from .workplace import digest
 
 _DIGITS = "sparsepipe.study.digit_images:digits"
 _AT_ONCE = 64  # samples that are counted

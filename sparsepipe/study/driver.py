@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, RunFailed, one_line
 from ..records.run_progress import RunProgress
-from ..util.host.file_locks import lock_file
+from ..util.io.files import lock_file
 from . import catalogue
-from .executed import Executed
+from .executed import Executed, not_drawn, run_rows, warnings_of
 from .notebook_job import NotebookJob, Outcome, has_minkowski
 from .page import write_page
-from .report import not_drawn, run_rows, warnings_of
 
 _BUILD_LOCK = Path(sys.prefix, "minkowski-build.lock")  # which scripts/setup.sh holds; its log has the same name
 _TERMINAL, _LOG = 1.0, 30.0  # seconds between two looks at what is at work

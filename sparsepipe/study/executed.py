@@ -1,5 +1,7 @@
-"""An executed notebook as it is kept: its title, its result, and the cells that a page shows."""
+"""An executed notebook as it is kept: its title, result and cells; and what it reports while it is executed."""
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..util.io.files import read_json
+from ..util.io.files import read_json, read_rows
 from ..views.markup import unescaped
 
 _LONGEST = 320  # characters of an answer in one line
@@ -96,3 +98,32 @@ def plain(markdown: str) -> str:
 def text_of(value: object) -> str:
     """A text as nbformat keeps it: a string, or its lines."""
     return "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
+
+
+REPORT = "SPARSEPIPE_REPORT"  # names the file that a kernel adds its rows to; without it nothing is written
+
+
+def report(**row: Any) -> None:
+    """Add a row: `warning="…"`, `not_drawn="figure", why="…"`, or `run={…}`, a row of metrics of a run it waits for."""
+    if path := os.environ.get(REPORT):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def warnings_of(path: Path) -> list[str]:
+    """The warnings that a notebook left, each once."""
+    return list(dict.fromkeys(str(row["warning"]) for row in _rows(path) if "warning" in row))
+
+
+def not_drawn(path: Path) -> dict[str, str]:
+    """The figures that a notebook could not draw, and why."""
+    return {str(row["not_drawn"]): str(row.get("why", "")) for row in _rows(path) if "not_drawn" in row}
+
+
+def run_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of metrics of the runs that a notebook waited for, in their order."""
+    return [row["run"] for row in _rows(path) if isinstance(row.get("run"), dict)]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [row for row in read_rows(path) if isinstance(row, dict)] if path.exists() else []

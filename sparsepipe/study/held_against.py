@@ -26,7 +26,7 @@ from ..util.io.files import read_json, read_text
 from ..util.io.yaml_files import read_yaml
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import Profile
-from ..views.plots.held_against import HeldAgainst
+from ..views.plots.system_bars import HeldAgainst
 from .machines import folder_of, reference_folders
 
 SCANNED = "points of a scan"  # the kind of what is counted and not predicted

@@ -23,7 +23,7 @@ from ..values.stragglers import Stragglers
 from ..values.trace import WORK
 from ..views import Table, table_markdown
 from ..views.plots.system_bars import SystemBar
-from ..views.ties import TIE
+from ..views.tables import TIE
 from .contention import came_and_went
 
 _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean

@@ -30,7 +30,7 @@ from ..util.io.files import expanded, read_json, write_atomic, write_json
 from ..util.io.functions import is_function
 from ..util.io.quantities import meant
 from . import catalogue
-from .report import REPORT, not_drawn
+from .executed import REPORT, not_drawn
 
 if TYPE_CHECKING:
     from ..views.plots import Paper

@@ -83,7 +83,7 @@ class Overview:
         return cls(root_path, expanded(figures).resolve() if figures else root_path / "figures", rows)
 
     @property
-    def loop(self) -> "Shown":
+    def loop(self) -> "ShownHtml":
         """The loop in one picture: each step leads to its notebook."""
         arrow = Html("<div style='align-self:center' aria-hidden='true'>➜</div>")
         boxes = [
@@ -95,24 +95,24 @@ class Overview:
         steps = arrow.join(boxes)
         text = "↻ 06 compares measurement and prediction; if they differ, profile and plan again"
         whole = Html("<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>")
-        return Shown(whole.format(steps, text))
+        return ShownHtml(whole.format(steps, text))
 
     @property
-    def data(self) -> "Shown":
+    def data(self) -> "ShownHtml":
         """The data sets that were made or prepared here, the newest first."""
         folders = (path for path in self.root.glob("work/data/*") if path.is_dir())
         head = ("data", "classes", "training samples", "folder")
         return self._table(head, folders, _of_data, "no data yet: 02_data makes some")
 
     @property
-    def profiles(self) -> "Shown":
+    def profiles(self) -> "ShownHtml":
         """The profiles that were measured here, the newest first."""
         head = ("model", "device types", "measured with", "ms per minibatch", "measured", "doubtful")
         paths = self.root.glob("work/profiles/*.json")
         return self._table(head, paths, _of_profile, "no profile yet: 03_profile measures one", counted=" files")
 
     @property
-    def runs(self) -> "Shown":
+    def runs(self) -> "ShownHtml":
         """The runs that were launched here, the newest first."""
         folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
         head = ("run", "state", "model", "strategy", "samples/s", "validation accuracy", "started")
@@ -122,7 +122,7 @@ class Overview:
         return self._table(head, folders, _of_run, "no run yet: 06_launch trains three", also)
 
     @property
-    def thumbnails(self) -> "Shown":
+    def thumbnails(self) -> "ShownHtml":
         """The figures that were exported, small; each leads to its notebook."""
         cells = []
         for name in catalogue.by_number():
@@ -131,19 +131,19 @@ class Overview:
                 if pictures := thumbnail(self.figures / f"{figure}.png", figure):
                     cells.append(_CELL.format(name, pictures, *map(_breaking, (figure, name))))
         if not cells:
-            return Shown(Html("<i>no figure yet: <code>sparsepipe reproduce</code> makes all of them</i>"))
+            return ShownHtml(Html("<i>no figure yet: <code>sparsepipe reproduce</code> makes all of them</i>"))
         whole = Html("{}<div class='sp-thumbnail' style='display:flex;flex-wrap:wrap;gap:10px'>{}</div>")
-        return Shown(whole.format(STYLE, joined(cells)))
+        return ShownHtml(whole.format(STYLE, joined(cells)))
 
     @property
-    def notebooks(self) -> "Shown":
+    def notebooks(self) -> "ShownHtml":
         """Every notebook with its question."""
         folder = catalogue.notebooks_folder()
         items = joined(
             Html("<li><a href='{0}.ipynb'>{1}</a></li>").format(name, catalogue.title(folder / f"{name}.ipynb"))
             for name in catalogue.by_number()
         )
-        return Shown(Html("<ul style='columns:2 24em;list-style:none;padding:0'>{}</ul>").format(items))
+        return ShownHtml(Html("<ul style='columns:2 24em;list-style:none;padding:0'>{}</ul>").format(items))
 
     @property
     def next_step(self) -> str:
@@ -172,7 +172,7 @@ class Overview:
         otherwise: str,
         also: Html | str = "",
         counted: str = "",
-    ) -> "Shown":
+    ) -> "ShownHtml":
         """A row for each of the newest `paths` that `row_of` tells something of; below it how many there are in all.
 
         `otherwise`: what is said instead of an empty table. `also`: what else lists all of them. `counted`:
@@ -184,14 +184,14 @@ class Overview:
             if row := row_of(left.pop()):
                 rows.append(row)
         if not rows:
-            return Shown(Html("<i>{}</i>").format(otherwise))
+            return ShownHtml(Html("<i>{}</i>").format(otherwise))
         if not left:
-            return Shown(table_html(Table(head, rows)))
-        return Shown(table_html(Table(head, rows)) + _MORE.format(len(rows), whole, counted, also))
+            return ShownHtml(table_html(Table(head, rows)))
+        return ShownHtml(table_html(Table(head, rows)) + _MORE.format(len(rows), whole, counted, also))
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownHtml:
     """HTML that shows itself as the value of a cell."""
 
     html: Html

@@ -20,16 +20,15 @@ import mistune
 from ..errors import InputError
 from ..util.io.files import read_json, write_atomic
 from ..util.text.counting import number_of
-from ..views import names
+from ..views import markup
 from ..views.markup import Html, joined, unescaped
 from ..views.plots.theme import BETWEEN, tied
 from ..views.tables import scrolling
 from ..views.values import OURS
 from . import catalogue
 from .catalogue import exported_by
-from .executed import Executed, outputs, shown, source, text_of
+from .executed import Executed, outputs, shown, source, text_of, warnings_of
 from .notebook_job import NotebookJob
-from .report import warnings_of
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
 _PAGE = Html(
@@ -64,7 +63,7 @@ def page(title: str, body: Html) -> str:
 
 def unbroken(text: str) -> Html:
     """Return text whose names with hyphens are in one line each, as far as a line has room for them."""
-    return names.unbroken(text, _WHOLE)
+    return markup.unbroken(text, _WHOLE)
 
 
 def of_markdown(text: str) -> Html:

@@ -8,7 +8,7 @@ from statistics import fmean
 from ..data.manifests import get_manifest, manifests_folder
 from ..data.sources import place_of
 from ..errors import InputError
-from ..records.formats.dynpipe_logs import DynPipeLog, LoggedIteration, read_curve, read_log
+from ..records.formats.dynpipe import DynPipeLog, LoggedIteration, read_curve, read_log
 from ..util.io.fields import number, shown
 from ..util.io.yaml_files import read_yaml
 from ..views.plots.system_bars import SystemBar

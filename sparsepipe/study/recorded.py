@@ -22,7 +22,7 @@ from ..values.replication import parse_rule
 from ..values.stragglers import Stragglers, read_minibatch_times
 from ..values.stragglers.kinds import Stop
 from ..values.stragglers.minibatch_times import MinibatchTimes
-from ..views.plots.held_against import HeldAgainst
+from ..views.plots.system_bars import HeldAgainst
 from .machines import folder_of
 
 PIPELINES = 4  # that share the most machines there ever are

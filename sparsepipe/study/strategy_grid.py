@@ -7,12 +7,12 @@ from math import lcm
 from ..planning import Problem, estimate
 from ..planning.simulator import simulate
 from ..records import RunRecord
-from ..records.rates import MINIBATCHES, SAMPLES
+from ..records.workload_facts import MINIBATCHES, SAMPLES
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..views.plots import Point
-from ..views.plots.points import SPARSEPIPE_2020
+from ..views.plots.table import SPARSEPIPE_2020
 from .machines import Machines
 
 PLANNERS = {  # a strategy's name in figures: the planner that finds its plan

@@ -1,7 +1,5 @@
 """Where notebooks meet on disk: data, the profiles and links that they leave for each other, runs, figures."""
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -27,8 +25,9 @@ from ..views.plots import NoPicture, Paper, export
 from ..views.plots.export import as_exported, described
 from ..views.plots.theme import resting_on
 from ..views.values import link_text
+from .cached_runs import digest
 from .contention import local_link
-from .report import report
+from .executed import report
 
 
 @dataclass(frozen=True)
@@ -196,11 +195,6 @@ class Workplace:
 
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
-
-
-def digest(settings: Sequence[Any]) -> str:
-    """A short name for settings: the same ones give the same name."""
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:10]
 
 
 def checkout() -> Path | None:

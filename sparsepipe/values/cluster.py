@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..util.derived.digests import digest
+from ..util.derived import digest
 from ..util.host.addresses import is_loopback
 from ..util.io.fields import MOST_DEVICES, given_integer, integer, shown, text
 from ..util.io.files import read_text

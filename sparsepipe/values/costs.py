@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from ..util.derived.remembered import remembered
+from ..util.derived import remembered
 from .cluster import Cluster, Link
 from .graph import LayerGraph
 from .plan import Plan, Stage

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import InputError
-from ..util.derived.remembered import Kept, remembered
+from ..util.derived import Kept, remembered
 from ..util.text.counting import number_of
 
 
@@ -161,7 +161,7 @@ class LayerGraph:
 
     @cached_property
     def kept(self) -> Kept:
-        """Return what others worked out of this graph alone: see remembered.py."""
+        """Return what others worked out of this graph alone: see util/derived.py."""
         return {}
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:

@@ -3,17 +3,21 @@
 In HTML words begin where their column begins, and numbers end where it ends. A name, a time and a number stay in one
 line, and a sentence continues in further ones: where the page is too narrow for that, the table scrolls sideways within
 itself, by the pointer and by keys.
+
+Best are all that are as good (`ties`): a sentence that names one of them would be drawn by lot.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import one_line
 from ..util.text.numbers import Form, as_given, duration, scaled_bytes
-from .markup import Html, joined, markdown_text
-from .names import unbroken
+from .markup import Html, joined, markdown_text, unbroken
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Cell = str | float | None
 Unit = Literal["s", "B", "share"]  # seconds, bytes, and a part of 1
@@ -130,3 +134,31 @@ def _in_lines(tag: str, cell: str) -> tuple[Html, Html]:
     if isinstance(cell, Html):
         return _LINES, cell
     return _LINES, unbroken(cell, _WHOLE)
+
+
+TIE = 0.02  # of the best: simulations tell paces no finer than that
+EXACT = 5e-4  # of the best: less than tables show of numbers that are told exactly
+
+
+def ties(values: "Mapping[str, float] | pd.Series", *, least: bool = False, within: float = TIE) -> list[str]:
+    """Return the names of the largest value, or of the `least`, and of all `within` that share of it, in their order.
+
+    What is no number (NaN) is never best.
+    """
+    known = {name: value for name, value in values.items() if value == value}
+    if not known:
+        return []
+    best = min(known.values()) if least else max(known.values())
+    return [name for name, value in known.items() if abs(value - best) <= within * abs(best)]
+
+
+def from_to(low: float, high: float, shown: str) -> str:
+    """Return "0.3% to 0.5%", or one number if both are written the same; `shown` is their format, as ".1%"."""
+    ends = dict.fromkeys((format(low, shown), format(high, shown)))
+    return " to ".join(ends)
+
+
+def in_bold(names: Iterable[str]) -> str:
+    """ "**a**, **b** and **c**", as Markdown: names are shown as they are; "nobody" of none."""
+    *others, last = [f"**{markdown_text(name)}**" for name in names] or ["nobody"]
+    return f"{', '.join(others)} and {last}" if others else last

@@ -8,7 +8,7 @@ For each number of threads and each case, in a process of its own whose thread p
                    products of all its convolutions alone, which no engine that multiplies in float32 can do without:
                    `minkowski_step_over_products` is the most that it could be faster by. `minkowski` is the library as
                    it installs; `minkowski-passive`, with several threads, runs in another process, whose threads are
-                   told to sleep while they wait, as this project's workers tell them (sparsepipe/util/host/openmp.py)
+                   told to sleep while they wait, as this project's workers tell them (sparsepipe/util/host/cpu.py)
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
                    already gathered and never added up; and against these and the rows' own moves: each gathered and
                    added up once by torch, which is what products on gathered rows cannot do without

@@ -8,7 +8,7 @@ import torch
 
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
-from sparsepipe.util.host.openmp import waiting
+from sparsepipe.util.host.cpu import waiting
 
 from ..document import say
 from .cases import Case, clouds

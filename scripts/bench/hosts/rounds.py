@@ -16,7 +16,7 @@ from scripts.bench.rounds import load, quartiles, ratios
 from scripts.bench.runtime.cases import CASES, Case
 from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
-from sparsepipe.launching.probes.hosts import Probe
+from sparsepipe.launching.probes.hosts import HostProbe
 from sparsepipe.launching.probes.measure import measure_network_time
 from sparsepipe.runtime.wire.handshake import new_secret
 from sparsepipe.values.cluster import Cluster, DeviceType, Link, Node
@@ -95,7 +95,7 @@ class Bench:
             begun = []
             for host in self.network.hosts:
                 node = Node(host.name, (DeviceType("cpu"),), address=host.address)
-                begun.append(Probe(node, before=host.command([], only_network=True)))
+                begun.append(HostProbe(node, before=host.command([], only_network=True)))
                 stack.callback(begun[-1].close)
             ports = [one.ask("listen", address=one.node.address, secret=secret)["port"] for one in begun]
             return statistics.mean(measure_network_time(begun, ports, secret).values())

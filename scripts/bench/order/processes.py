@@ -18,7 +18,7 @@ from scripts.bench.sleeping import DEVICE, sleeping_profile
 from sparsepipe.data import compose
 from sparsepipe.monitoring.factors import Factors
 from sparsepipe.records import RunRecord
-from sparsepipe.study import emulation
+from sparsepipe.study import cached_runs
 from sparsepipe.values.trace import WORK
 
 MODEL, VOXEL_SIZE, CV = "minkvgg11bn-narrow", 0.002, 0.75
@@ -121,7 +121,7 @@ def emulated(*, rounds: int, seed: int = 0) -> list[dict[str, Any]]:
                     dealt = compose(drawn, batch_size=1, order=order, seed=seed + number, stages=stages)
                     sizes = [drawn[samples[0]] for samples in dealt]
                 sized, before = replace(profile, sizes=tuple(sizes)), load()
-                record = emulation.emulated(folder, plan, sized, cluster, len(sizes), seed=seed + number)
+                record = cached_runs.emulated(folder, plan, sized, cluster, len(sizes), seed=seed + number)
                 ends = [row["seconds"] for row in record.metrics("step")]
                 trace = sp.simulate(plan, sized, cluster, sizes)
                 last = [span.end for span in trace.spans if span.stage == stages - 1 and span.kind == "backward"]

@@ -10,7 +10,7 @@ from typing import Any
 import sparsepipe as sp
 from sparsepipe.planning.simulator import PipelinesForecast
 from sparsepipe.records import RunRecord
-from sparsepipe.study.emulation import emulated
+from sparsepipe.study.cached_runs import emulated
 from sparsepipe.util.io.files import read_rows
 from sparsepipe.values.cluster import Cluster, Link
 from sparsepipe.values.profile import Profile

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from scripts.bench.tracing.networks import of_graphs, of_images, of_points, of_python, of_transformers
 from sparsepipe import engines
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.networks.traced.inputs import Inputs
+from sparsepipe.networks.traced.inputs import ForwardInputs
 from sparsepipe.networks.traced.recording import put_back
 
 Family = tuple[nn.Module, list[Any]]
@@ -468,7 +468,7 @@ def _wide(leaf: Any) -> Any:
 
 def _runs(module: nn.Module, minibatches: list[Any]) -> bool:
     """Return whether a module takes float64: some make numbers of float32, or have kernels for these alone."""
-    inputs = Inputs.of("", minibatches[0], module.forward)
+    inputs = ForwardInputs.of("", minibatches[0], module.forward)
     args, kwargs = inputs.arguments({})
     with put_back(module), warnings.catch_warnings():
         warnings.simplefilter("ignore")

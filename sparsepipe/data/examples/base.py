@@ -1,8 +1,14 @@
-"""What every data set of examples offers: minibatches of tensors, their sizes, and what a network needs to know."""
+"""What every data set of examples offers: minibatches of tensors, their sizes, and what a network needs to know.
+
+One of texts has no classes, is measured, its targets are words, its sizes tokens.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+
+from ...errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,3 +103,34 @@ class ExampleDataset(Protocol):
         Raises InputError that names a file that cannot be read, or samples that do not go together.
         """
         ...
+
+
+class TextExamples:
+    """The part of `ExampleDataset` that is the same for all texts."""
+
+    root: Path
+    pieces = "texts"  # what its samples are
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        raise InputError(
+            "texts.no_classes",
+            f"{self.root}: its {self.pieces} have no classes; use a data set with a folder per class",
+        )
+
+    @property
+    def targets_are_labels(self) -> bool:
+        """Targets are words, which are read."""
+        return False
+
+    @property
+    def synthetic(self) -> bool:
+        return False
+
+    @property
+    def size_unit(self) -> str:
+        return "tokens"

@@ -116,7 +116,7 @@ def check(source: str | Path, *, progress: Callable[[str], None] | None = None, 
     is, in words. Raises InputError for an option that there is not; what is wrong with the data is in the report.
     """
     tell = progress or (lambda line: None)
-    reader = _Reader(str(source), tell)
+    reader = _ExampleReader(str(source), tell)
     splits = dict.fromkeys(SPLITS, SplitRead())
     facts: dict[str, Any] = {}
     for split in SPLITS:
@@ -137,7 +137,7 @@ def check(source: str | Path, *, progress: Callable[[str], None] | None = None, 
     )
 
 
-class _Reader:
+class _ExampleReader:
     """Reads samples in their order and gathers what is wrong and what is there twice."""
 
     def __init__(self, source: str, tell: Callable[[str], None]) -> None:

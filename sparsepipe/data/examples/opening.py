@@ -10,8 +10,8 @@ from ...util.io.fields import given_integer
 from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
 from ..cache import SampleCache, open_cache
+from ..split_files import check_options
 from .base import ExampleDataset
-from .files import check_options
 from .images import cifar, folders, idx
 from .images.base import Pictures
 from .images.dataset import ImageExamples

@@ -31,8 +31,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...errors import CODE_FAILURES, InputError
-from ...util.derived.digests import digest
-from ...util.derived.seeds import sample_seed
+from ...util.derived import digest, sample_seed
 from ...util.io.fields import complaint, shown
 from ...util.io.functions import UserFunction
 from ...util.text.counting import number_of
@@ -40,9 +39,9 @@ from ...util.text.sizes import SIZE_UNITS
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
 from ..labels import IGNORED
+from ..split_files import check_indices
 from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
-from .files import check_indices
 from .joining import OFFSET, is_named, joined_items, named_entries, num_points, target_names, with_tensors
 from .streams import Stream, is_stream, with_generators
 

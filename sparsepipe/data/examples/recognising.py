@@ -7,7 +7,7 @@ from pathlib import Path
 from ...errors import InputError
 from ...util.io.files import expanded
 from ...util.io.functions import is_function
-from ..layouts.litter import folders
+from ..layouts.entries import folders
 from ..manifests import CLOUDS, get_manifest
 from ..sources import find
 
@@ -18,7 +18,7 @@ _HOMES = {
     "folders": "images.folders",
     "aligned": "texts.aligned",
     "shards": "texts.shard_files",
-    "plain": "texts.plain",
+    "plain": "texts.masking",
 }
 _DEPTH = 2  # folders around a data set, as archives have: cifar-10-batches-bin/, MNIST/raw/
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ...errors import InputError
-from ...util.derived.seeds import SHARED_GENERATORS, sample_seed
+from ...util.derived import SHARED_GENERATORS, sample_seed
 from ...util.io.told import tell
 from ...util.text.counting import number_of
 

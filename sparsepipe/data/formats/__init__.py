@@ -15,8 +15,7 @@ from .pcd import read_pcd
 from .ply import read_ply
 from .reading import AS_THEY_ARE, Reading
 from .scan import read_scan
-from .tables import read_csv
-from .text import read_text_cloud
+from .text import read_csv, read_text_cloud
 
 READERS: dict[str, Reader] = {
     ".off": read_off,

@@ -36,14 +36,14 @@ class Element:
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged:
+class PlyLists:
     """Lists of different lengths: all `values` one after the other, `counts` [rows] of them in each."""
 
     values: np.ndarray
     counts: np.ndarray
 
 
-Columns = dict[str, np.ndarray | Ragged]
+Columns = dict[str, np.ndarray | PlyLists]
 
 
 class _TooShort(Exception):
@@ -150,7 +150,7 @@ def _walked(
         counts = numbers.astype(np.int64)
         within(at + counts * step(each.type))
         ramp = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        columns[each.name] = Ragged(take(np.repeat(at, counts) + ramp * step(each.type), each.type), counts)
+        columns[each.name] = PlyLists(take(np.repeat(at, counts) + ramp * step(each.type), each.type), counts)
         at = at + counts * step(each.type)
     return columns, at
 
@@ -186,7 +186,7 @@ def _rows_alike(data: bytes, element: Element, *, start: int, order: str) -> tup
             counts = table[f"{place} count"]
             if len(counts) and (counts != counts[0]).any():
                 return None
-            columns[each.name] = Ragged(table[f"{place}"].reshape(-1), counts.astype(np.int64))
+            columns[each.name] = PlyLists(table[f"{place}"].reshape(-1), counts.astype(np.int64))
     return columns, after
 
 
@@ -244,7 +244,7 @@ def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
         rows = read_ascii(path, data[header.num_bytes :], header.elements, first_line=header.num_lines + 1)
     else:
         rows = read_binary(path, data, header.elements, start=header.num_bytes, order=_ORDERS[header.encoding])
-    columns = [(name, column) for name, column in rows["vertex"].items() if not isinstance(column, Ragged)]
+    columns = [(name, column) for name, column in rows["vertex"].items() if not isinstance(column, PlyLists)]
     if not any(element.count and element.name in ("face", _STRIPS) for element in header.elements):
         return cloud_of(path, columns, reading)
     faces, strips = rows.get("face", {}), rows.get(_STRIPS, {})
@@ -271,7 +271,7 @@ def _mesh(
 ) -> Mesh:
     found = [lists for lists in (_corners(path, faces), _corners(path, strips)) if lists is not None]
     if len(found) == 2 or not faces:
-        found[-1] = Ragged(*triangle_strips(found[-1].values, found[-1].counts))
+        found[-1] = PlyLists(*triangle_strips(found[-1].values, found[-1].counts))
     labels = _face_labels(faces, reading)
     return mesh_of(
         path,
@@ -285,12 +285,12 @@ def _mesh(
     )
 
 
-def _corners(path: Path, columns: Columns) -> Ragged | None:
+def _corners(path: Path, columns: Columns) -> PlyLists | None:
     """Return the lists of vertex numbers among an element's columns; None if the file has no such element."""
     if not columns:
         return None
     for name in _CORNERS:
-        if isinstance(lists := columns.get(name), Ragged):
+        if isinstance(lists := columns.get(name), PlyLists):
             return lists
     raise InputError(
         "ply.no_vertex_indices",

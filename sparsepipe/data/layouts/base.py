@@ -17,7 +17,7 @@ from ...util.text.counting import number_of
 from ..formats import READERS, Cloud, Mesh, Reading, suffix_of
 from ..formats.base import decoded, read_bytes
 from ..labels import CLASSIFICATION, SEGMENTATION
-from .splits import SPLITS
+from .entries import SPLITS
 
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"

@@ -13,9 +13,8 @@ from ...util.io.fields import complaint
 from ..formats import READERS, Cloud, Mesh, Reading, read, stem_of, suffix_of
 from ..formats.base import decoded, read_bytes, whole_labels
 from .base import MARKER, UNREAD, DataFolder, Listing, Marker, SampleFile, declared_parts, formats, is_metric, sample_of
-from .litter import entries, folders
+from .entries import SPLITS, WORDS, entries, folders, split_of
 from .pointcept import is_scene
-from .splits import SPLITS, WORDS, split_of
 
 SEGMENTS = ".seg"  # one whole number a line, as the Princeton segmentation benchmark writes them
 _Table = dict[str, dict[str, Path]]  # class → split → the folder of its samples

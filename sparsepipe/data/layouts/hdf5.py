@@ -13,8 +13,7 @@ from ..formats import Cloud, Reading, stem_of, suffix_of
 from ..formats.hdf5 import hdf5_labels, read_hdf5
 from . import base
 from .base import COMPANION_SUFFIXES, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
-from .litter import entries, folders
-from .splits import SPLITS, WORDS, are_parts, split_of, splits_named, version_of
+from .entries import SPLITS, WORDS, are_parts, entries, folders, split_of, splits_named, version_of
 
 SUFFIXES = (".h5", ".hdf5")
 _NAMES = "shape_names.txt"

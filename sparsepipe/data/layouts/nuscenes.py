@@ -21,7 +21,7 @@ from ..formats.base import INTENSITY, POSITION, read_bytes
 from ..formats.scan import read_scan
 from ..labels import IGNORED, SEGMENTATION
 from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
-from .litter import entries, folders
+from .entries import entries, folders
 
 _TABLES = ("v1.0-trainval", "v1.0-test", "v1.0-mini")  # folders of them; mini has scenes of trainval
 _SCANS = "samples/LIDAR_TOP/"

@@ -18,8 +18,7 @@ from ..formats.npz import array_in, columns_of
 from ..labels import IGNORED, SEGMENTATION
 from . import s3dis
 from .base import MARKER, DataFolder, LeftOut, Listing, Marker, SampleFile, declared_parts, is_metric, sample_of
-from .litter import entries, folders
-from .splits import WORDS, split_of
+from .entries import WORDS, entries, folders, split_of
 
 _COORDINATES = "coord.npy"
 _SEGMENT = "segment"  # what the files of labels begin with, and the key of dataset.json

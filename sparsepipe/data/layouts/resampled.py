@@ -10,7 +10,7 @@ from ..formats import Cloud, Reading
 from ..formats.base import NORMAL, POSITION
 from ..formats.text import read_text_cloud
 from .base import MARKER, DataFolder, Listing, Marker, SampleFile, listed_lines, sample_of
-from .litter import entries, folders
+from .entries import entries, folders
 
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}  # in file names: here
 _LISTS = ("modelnet40", "modelnet10")  # both lists may lie in one folder: the larger is the data set

@@ -13,7 +13,7 @@ from ..formats.base import COLOUR, POSITION
 from ..formats.text import read_text_cloud
 from ..labels import SEGMENTATION
 from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
-from .litter import entries, folders
+from .entries import entries, folders
 
 CLASSES = (
     "ceiling",

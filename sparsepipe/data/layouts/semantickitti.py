@@ -10,7 +10,7 @@ from ..formats.base import read_bytes
 from ..formats.scan import KITTI, read_scan
 from ..labels import IGNORED, SEGMENTATION
 from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
-from .litter import entries, folders
+from .entries import entries, folders
 
 _RAW = {  # class: the raw labels that count as it, what moves with what is at rest (Behley et al., ICCV 2019)
     "car": (10, 252),

@@ -11,7 +11,7 @@ from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud
 from ..labels import SEGMENTATION
 from .base import MARKER, DataFolder, Listing, Marker, SampleFile, listed_lines, sample_of
-from .litter import entries, folders
+from .entries import entries, folders
 
 _NAMES = "synsetoffset2category.txt"
 _LISTS = "train_test_split"

@@ -41,8 +41,7 @@ from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.host.forked import Forked, fork
 from ...util.host.imports import python_command
-from ...util.host.limits import short_of_memory
-from ...util.host.memory_kills import MemoryKills
+from ...util.host.limits import MemoryKills, short_of_memory
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..failure_cause import LOST, FailureCause, clear, find_cause

@@ -9,8 +9,8 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.run_progress import num_processes
 from ...runtime.workloads.resolved import ResolvedRun
+from ...util.host.cpu import check_threads
 from ...util.host.imports import check_current_folder, python_command
-from ...util.host.openmp import check_threads
 from ...values.plan import Plan
 from ..base import Asked
 from ..followed_job import FollowedJob

@@ -10,9 +10,9 @@ from ...errors import InputError, RunFailed
 from ...records import RunRecord
 from ...runtime import RunConfig
 from ...util.host.background_load import num_processors
+from ...util.host.cpu import waiting
 from ...util.host.imports import python_environment
 from ...util.host.limits import available_bytes, limit_met
-from ...util.host.openmp import waiting
 from ...util.text.counting import number_of
 from .. import supervisor
 from ..followed_job import FollowedJob

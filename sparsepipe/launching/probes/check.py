@@ -11,7 +11,7 @@ from ...runtime.wire.handshake import new_secret
 from ...util.host.addresses import is_loopback
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster, Node
-from .hosts import Probe, for_each, probes
+from .hosts import HostProbe, for_each, probes
 
 _MOST_CLOCK_SECONDS = 5.0
 _LEAST_DISK_BYTES = 1e9
@@ -82,7 +82,7 @@ def unlike_networks(nodes: Sequence[Node]) -> list[str]:
     return found
 
 
-def unreached(begun: Sequence[Probe]) -> list[str]:
+def unreached(begun: Sequence[HostProbe]) -> list[str]:
     """List why hosts do not reach each other: a wrong address, a firewall, another network."""
     secret = new_secret().hex()
     ports = for_each(lambda probe: _tried(probe, "listen", address=probe.node.address, secret=secret), begun)
@@ -95,7 +95,7 @@ def unreached(begun: Sequence[Probe]) -> list[str]:
         (probe.node, said["port"]) for probe, said in zip(begun, ports, strict=True) if not isinstance(said, InputError)
     ]
 
-    def reach(probe: Probe) -> dict[str, Any] | InputError:
+    def reach(probe: HostProbe) -> dict[str, Any] | InputError:
         peers = [(node.name, node.address, port) for node, port in open_ones if node.name != probe.node.name]
         return _tried(probe, "reach", peers=peers, secret=secret, timeout=_SLOW_HOST + 11.0 * len(peers))
 
@@ -110,14 +110,14 @@ def unreached(begun: Sequence[Probe]) -> list[str]:
     return found
 
 
-def _tried(probe: Probe, what: str, **facts: Any) -> dict[str, Any] | InputError:
+def _tried(probe: HostProbe, what: str, **facts: Any) -> dict[str, Any] | InputError:
     try:
         return probe.ask(what, **facts)
     except InputError as error:
         return error
 
 
-def _facts(probe: Probe) -> HostFacts | InputError:
+def _facts(probe: HostProbe) -> HostFacts | InputError:
     """Ask twice: the first answer waits for the connection and the start of Python, the second times the clock."""
     said = _tried(probe, "facts", timeout=_SLOW_HOST)
     if isinstance(said, InputError):

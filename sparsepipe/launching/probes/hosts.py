@@ -29,7 +29,7 @@ _PROGRAM = "\n".join(f"exec({path.read_text()!r})" for path in _FILES)  # one be
 T = TypeVar("T")
 
 
-class Probe:
+class HostProbe:
     """The program on one host. Use as a context: at its end nothing of it is left there."""
 
     def __init__(self, node: Node, *, before: Sequence[str] = ()) -> None:
@@ -115,15 +115,15 @@ class Probe:
 
 
 @contextmanager
-def probes(nodes: Sequence[Node]) -> Iterator[list[Probe]]:
+def probes(nodes: Sequence[Node]) -> Iterator[list[HostProbe]]:
     """Start a probe on each host, and end them all with the block, however it is left."""
-    begun: list[Probe] = []
+    begun: list[HostProbe] = []
     try:
         for node in nodes:
-            begun.append(Probe(node))
+            begun.append(HostProbe(node))
         yield begun
     finally:
-        for_each(Probe.close, begun)
+        for_each(HostProbe.close, begun)
 
 
 def for_each(act: Callable[..., T], *each: Sequence[Any]) -> list[T]:

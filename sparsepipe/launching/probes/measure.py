@@ -24,14 +24,14 @@ from ...errors import InputError
 from ...runtime.wire.handshake import new_secret
 from ...values.cluster import Cluster, DeviceType, Link, Node
 from .check import unlike_networks
-from .hosts import TORCH_SECONDS, Probe, for_each, probes
+from .hosts import TORCH_SECONDS, HostProbe, for_each, probes
 
 _TURNS = 5
 _TRANSFER_SECONDS = 0.3  # of each transfer, and of each loop without one
 
 
 def measure_network_time(
-    begun: Sequence[Probe], ports: Sequence[int], secret: str, *, seconds: float = _TRANSFER_SECONDS
+    begun: Sequence[HostProbe], ports: Sequence[int], secret: str, *, seconds: float = _TRANSFER_SECONDS
 ) -> dict[str, float]:
     """Return the seconds of a device's own time for each byte, by host; none if there is one host alone.
 
@@ -47,7 +47,7 @@ def measure_network_time(
         for own, peer, port in zip(loops, [*begun[1:], begun[0]], [*ports[1:], ports[0]], strict=True)
     ]
 
-    def ask(probe: Probe, facts: dict[str, Any]) -> dict[str, Any]:
+    def ask(probe: HostProbe, facts: dict[str, Any]) -> dict[str, Any]:
         return probe.ask("busy", **facts)
 
     turns = [(for_each(ask, begun, loops), for_each(ask, begun, sending)) for _ in range(_TURNS)]
@@ -111,7 +111,7 @@ class MeasuredLink:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCluster:
     """A cluster as it was measured, with every pair of hosts and every device."""
 
     cluster: Cluster
@@ -122,7 +122,7 @@ class Measured:
 
 def measure_cluster(
     cluster: Cluster, *, device: str | None = None, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
-) -> Measured:
+) -> MeasuredCluster:
     """Measure the links between all hosts, those inside of them, and a reference layer on their devices.
 
     Of hosts whose processors compute also what sending and receiving takes of their time.
@@ -153,11 +153,17 @@ def measure_cluster(
     )
     nodes = [replace(node, link=inside[node.name]) for node in cluster.nodes]
     nodes = with_network_time(unlike_devices(nodes, computed), network_seconds)
-    return Measured(Cluster(tuple(nodes), slowest), tuple(links), computed, network_seconds)
+    return MeasuredCluster(Cluster(tuple(nodes), slowest), tuple(links), computed, network_seconds)
 
 
 def measure_link(
-    probe: Probe, peer: Probe, port: int, secret: str, *, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
+    probe: HostProbe,
+    peer: HostProbe,
+    port: int,
+    secret: str,
+    *,
+    sizes: Sequence[int] = SIZES,
+    seconds: float = _SECONDS,
 ) -> MeasuredLink:
     """Measure the link from one host to another, if that one's probe listens. Raises InputError."""
     said = probe.ask(
@@ -231,20 +237,20 @@ def _free_name(name: str, taken: set[str]) -> str:
     return f"{name}-{number}"
 
 
-def _inside(probe: Probe, loopback: MeasuredLink) -> Link:
+def _inside(probe: HostProbe, loopback: MeasuredLink) -> Link:
     """Between the devices of a host: a copy in memory, begun as soon as a message. That of GPUs is left as it was."""
     if len(probe.node.device_types) < 2 or probe.ask("facts")["gpus"]:
         return probe.node.link
     return Link(probe.ask("memory")["bandwidth"], loopback.link.latency)
 
 
-def _computed(begun: Sequence[Probe], device: str | None) -> dict[str, tuple[float, ...]]:
+def _computed(begun: Sequence[HostProbe], device: str | None) -> dict[str, tuple[float, ...]]:
     """Seconds of each device by host; hosts that are one machine, reached in the same way, are measured once."""
-    first: dict[Any, Probe] = {}
+    first: dict[Any, HostProbe] = {}
     for probe in begun:
         first.setdefault(_machine(probe.node), probe)
 
-    def compute(probe: Probe) -> list[float]:
+    def compute(probe: HostProbe) -> list[float]:
         count = max(len(one.node.device_types) for one in begun if _machine(one.node) == _machine(probe.node))
         return [
             float(took) for took in probe.ask("compute", device=device, devices=count, timeout=TORCH_SECONDS)["seconds"]

@@ -11,8 +11,8 @@ from ...errors import InputError
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
 from ...runtime.workloads.resolved import ResolvedRun
+from ...util.host.cpu import check_threads
 from ...util.host.imports import check_current_folder, python_command, python_environment
-from ...util.host.openmp import check_threads
 from ...util.io.fields import texts
 from ...util.io.files import read_json, write_atomic
 from ...values.cluster import Cluster, DeviceType

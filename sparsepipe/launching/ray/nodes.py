@@ -21,7 +21,7 @@ from ...util.text.counting import number_of
 from ...values.cluster import Cluster, Node
 from ...values.plan import Plan
 from ..ssh.placement import HostedPipeline, HostedRanks, pipelines_on
-from ..ssh.restarting import OneOfSeveral, Taken
+from ..ssh.restarting import OneOfSeveral, TakenHosts
 from .bundles import check_room, hosts_of, labels, pinned
 from .launch_ray import devices_of
 from .placed_ranks import Group, PlacedRanks, Reserved, all_nodes, answers, nodes_of, reserved
@@ -50,7 +50,7 @@ class NodesOfRay:
         self._last: Reserved | None = None
 
     @contextmanager
-    def taken(self, plan: Plan) -> Iterator[Taken]:
+    def taken(self, plan: Plan) -> Iterator[TakenHosts]:
         if self._now is None:
             check_room(self._types, all_nodes(), gpus=self._gpus, without=self._gone)
             self._now = reserved(self._wanted, gpus=self._gpus)
@@ -59,7 +59,7 @@ class NodesOfRay:
             for hosted in now.hosts:
                 print(f"ranks {', '.join(map(str, hosted.ranks))}: {hosted.named}", file=sys.stderr, flush=True)
             bundles = {hosted.node.name: hosted.ranks for hosted in now.hosts}
-            yield Taken(now.hosts, PlacedRanks(now.group, bundles, self._gpus, self._folder))
+            yield TakenHosts(now.hosts, PlacedRanks(now.group, bundles, self._gpus, self._folder))
         finally:
             now.free()
             self._last, self._now = now, None
@@ -162,7 +162,7 @@ class NodesOfPipeline(OneOfSeveral):
         self._bundles = tuple(of_all[rank] for rank in plan.ranks_of(pipeline))  # of its own ranks
 
     @contextmanager
-    def taken(self, plan: Plan) -> Iterator[Taken]:
+    def taken(self, plan: Plan) -> Iterator[TakenHosts]:
         """See `Place`. Raises InputError if bundles of a lost node find no other."""
         own = self._placed()
         for hosted in own.hosts:
@@ -171,7 +171,7 @@ class NodesOfPipeline(OneOfSeveral):
         bundles = {hosted.node.name: [self._bundles[rank] for rank in hosted.ranks] for hosted in own.hosts}
         reach = PlacedRanks(self._group, bundles, self._gpus, self._folder)
         try:
-            yield Taken(own.hosts, reach, own)
+            yield TakenHosts(own.hosts, reach, own)
         finally:
             reach.end()
 

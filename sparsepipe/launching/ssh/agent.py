@@ -21,8 +21,7 @@ from ...runtime.rendezvous.server import StoreServer
 from ...runtime.wire.encryption import Encryption
 from ...runtime.wire.frames import Frame, FrameReader, FrameWriter
 from ...util.host.limits import limit_met
-from .brought_data import is_there
-from .facts import check_ways, facts_here, interface_of
+from .facts import check_ways, facts_here, interface_of, is_there
 from .hosted_coordinator import HostedCoordinator
 from .hosted_run import HostedRun
 from .pieces import Arrivals

@@ -29,7 +29,7 @@ from ..failure_cause import FailureCause, cause_of
 from .connection import OverSsh
 from .hosted_parent import HostedParent, PlaceOfAll
 from .placement import HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks, hosts_of_all
-from .restarting import OneOfSeveral, Place, Restarting, Taken, clear_what_is_torn, finish
+from .restarting import HostPlace, OneOfSeveral, Restarting, TakenHosts, clear_what_is_torn, finish
 from .session import HostLost
 
 if TYPE_CHECKING:  # it brings planners
@@ -39,19 +39,19 @@ _SILENT: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 class HostsOfFile:
-    """The hosts of a cluster, reached by `ssh`: the `Place` (restarting.py) of a run's ranks."""
+    """The hosts of a cluster, reached by `ssh`: the `HostPlace` (restarting.py) of a run's ranks."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         """`folder`: of the run, where the hosts are kept for whoever resumes it."""
         self._folder, self._cluster = folder, cluster
 
     @contextmanager
-    def taken(self, plan: Plan) -> Iterator[Taken]:
+    def taken(self, plan: Plan) -> Iterator[TakenHosts]:
         """Yield the hosts of the plan's ranks; whoever resumes the run finds them as well, once its plan is theirs."""
         text, path = self._cluster.to_toml(), self._folder / HOSTS
         if not path.exists() or path.read_text() != text:
             write_atomic(path, text, private=True)
-        yield Taken(hosted_ranks(num_processes(self._folder, plan), self._cluster), OverSsh())
+        yield TakenHosts(hosted_ranks(num_processes(self._folder, plan), self._cluster), OverSsh())
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
         from ...planning.hosts_left import plan_for_hosts_left  # planners, which no launch waits for
@@ -63,7 +63,7 @@ class HostsOfFile:
         return going
 
     def back(self, lost: Sequence[HostedRanks]) -> str | None:
-        """See `Place`: once `ssh` gets to them all."""
+        """See `HostPlace`: once `ssh` gets to them all."""
         return back_over_ssh(lost)
 
 
@@ -74,8 +74,8 @@ class HostsOfPipeline(OneOfSeveral):
         self._pipeline = pipeline
 
     @contextmanager
-    def taken(self, plan: Plan) -> Iterator[Taken]:
-        yield Taken(self._pipeline.hosts, OverSsh(), self._pipeline)
+    def taken(self, plan: Plan) -> Iterator[TakenHosts]:
+        yield TakenHosts(self._pipeline.hosts, OverSsh(), self._pipeline)
 
     def back(self, lost: Sequence[HostedRanks]) -> str | None:
         return back_over_ssh(lost)
@@ -131,7 +131,7 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def of_several(record: RunRecord, plan: Plan, place: Place, arguments: argparse.Namespace) -> FailureCause | None:
+def of_several(record: RunRecord, plan: Plan, place: HostPlace, arguments: argparse.Namespace) -> FailureCause | None:
     """Run one of several pipelines as the options of its controller say. Returns why it failed."""
     return Restarting(
         record,

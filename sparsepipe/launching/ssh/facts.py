@@ -1,16 +1,21 @@
-"""What a host says of itself before anything is started there, so that unlike hosts are distinguished and refused."""
+"""What a host says of itself before anything is started there, so that unlike hosts are distinguished and refused.
+
+Data that a host lacks and the launching host has are brought to the run's folder there, file by file, by hash.
+A data set that a host has, by the path or the manifest's name that the settings say, is read where it is.
+"""
 
 import hashlib
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import InputError
 from ...util.host.addresses import interface_address
+from ...util.io.functions import is_function
 
 _ANY_PORT = 9
 _ALIKE = {  # what all hosts must have alike → what to do where they do not
@@ -96,3 +101,40 @@ def _code_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
+
+
+class DataFile(NamedTuple):
+    """A file of a data set here, and what it is called in the run's folder on a host."""
+
+    path: Path
+    name: str
+
+
+def is_there(source: str) -> bool:
+    """Return whether this host has a data set, or whoever reads it makes it."""
+    from ...data.manifests import get_manifest  # no run of a replay needs it
+    from ...data.sources import place_of
+
+    if is_function(source) or Path(source).exists():
+        return True
+    with suppress(InputError):  # a path that is not there names no manifest
+        manifest = get_manifest(source)
+        return place_of(manifest) is not None or bool(manifest.generator)
+    return False
+
+
+def files_of(source: str) -> Iterator[DataFile]:
+    """Yield the files of a data set on this host; none if it is not here."""
+    from ...data.sources import find
+
+    with suppress(InputError):
+        place = find(source).resolve()
+        paths = sorted(place.rglob("*")) if place.is_dir() else [place]
+        for path in paths:
+            if path.is_file():
+                yield DataFile(path, f"{name_of(source)}/{path.relative_to(place).as_posix()}".removesuffix("/."))
+
+
+def name_of(source: str) -> str:
+    """Return what a data set that was brought is called in the run's folder on a host."""
+    return f"data/{Path(source).resolve().name}"

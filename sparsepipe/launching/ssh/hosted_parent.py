@@ -35,7 +35,7 @@ from ...values.plan import Plan
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
 from ..resuming import go_on_from_checkpoint
-from ..run_state import tell_going_on
+from ..run_folders import tell_going_on
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .hosted_coordinator import RECORD_FILES

@@ -26,11 +26,9 @@ from .. import supervisor
 from ..failure_cause import KILLED
 from ..local.started import environment_of
 from ..lock import hold, is_held
-from .mirror import Mirror
-from .pieces import send_file
+from .pieces import FolderMirror, send_file
 from .placement import own_prefix
-from .requests import ANSWERS
-from .rows import METRICS, OwnRows
+from .rows import ANSWERS, METRICS, OwnRows
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
@@ -47,7 +45,7 @@ def runs_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sparsepipe" / "hosted"
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file to be sent, by its name in the run's folder; or, without a path, a checkpoint that is gone."""
 
     name: str
@@ -72,7 +70,7 @@ class Shards:
         for _ in self.news():
             pass
 
-    def news(self) -> Iterator[Found]:
+    def news(self) -> Iterator[FoundFile]:
         """Yield what is new since the last call, in the order in which it is to be sent."""
         place = self._folder / FOLDER
         if self._leads:
@@ -83,7 +81,7 @@ class Shards:
             removed = sorted(self._told.keys() - whole.keys())
             for name in removed if removed and _stays(place) else ():
                 del self._told[name]
-                yield Found(f"{FOLDER}/{name}", None)
+                yield FoundFile(f"{FOLDER}/{name}", None)
         else:
             for path in sorted(place.glob(f"{PARTIAL}/*.json")):
                 name = f"{FOLDER}/{path.parent.name}/{path.name}"
@@ -106,21 +104,21 @@ class Shards:
         self._told[name] = which
         return True
 
-    def _whole(self, folder: Path) -> Iterator[Found]:
+    def _whole(self, folder: Path) -> Iterator[FoundFile]:
         """A checkpoint's own shards, then what makes it whole."""
         with suppress(OSError, ValueError):  # it was removed again, as older ones are
             files = json.loads(read_whole(folder / MANIFEST))["files"]
             hidden = f"{FOLDER}/.{folder.name}"
             for file in sorted(files):
                 if f"{hidden}/{file}" not in self.arrived:
-                    yield Found(f"{hidden}/{file}", folder / file)
-            yield Found(f"{hidden}/{MANIFEST}", folder / MANIFEST)
+                    yield FoundFile(f"{hidden}/{file}", folder / file)
+            yield FoundFile(f"{hidden}/{MANIFEST}", folder / MANIFEST)
 
-    def _partial(self, description: Path, name: str) -> Iterator[Found]:
+    def _partial(self, description: Path, name: str) -> Iterator[FoundFile]:
         with suppress(OSError, ValueError):
             for file in json.loads(read_whole(description)):
-                yield Found(f"{FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
-            yield Found(name, description)
+                yield FoundFile(f"{FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
+            yield FoundFile(name, description)
 
 
 def _stays(place: Path) -> bool:
@@ -165,7 +163,7 @@ class HostedRun:
         except OSError as error:
             raise InputError("disk.full", f"{error.filename}: {error.strerror}; free disk space") from None
         self.shards = Shards(self.folder, leads=False)
-        self._mirror = Mirror(self.folder, ())
+        self._mirror = FolderMirror(self.folder, ())
         self._rows: OwnRows | None = None  # of workers
         self.reads = False  # what the machine says of them
         self._watches: RankWatches | None = None
@@ -207,7 +205,7 @@ class HostedRun:
 
     def begin(self, command: list[str], environment: dict[str, str], patterns: tuple[str, ...]) -> None:
         """Start a command under a supervisor. What grows from now on and matches any of `patterns` is reported."""
-        self._mirror = Mirror(self.folder, tuple(f"{self._own}{pattern}" for pattern in patterns))
+        self._mirror = FolderMirror(self.folder, tuple(f"{self._own}{pattern}" for pattern in patterns))
         self._mirror.skip()
         (self.run_dir / supervisor.STATUS).unlink(missing_ok=True)
         reading, self._lifeline = os.pipe()

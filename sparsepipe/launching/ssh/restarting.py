@@ -3,7 +3,7 @@
     session ── a host is lost ──► another plan, for those left   ──► session: from the last checkpoint
                               └─► or a while, until it is back   ──►
 
-What hosts there are, and how they are reached, a `Place` knows: a cluster's file and `ssh`, or Ray.
+What hosts there are, and how they are reached, a `HostPlace` knows: a cluster's file and `ssh`, or Ray.
 """
 
 import sys
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.plans import begin_plan
-from ...records.run_progress import forget_processes, keep_processes
+from ...records.run_progress import begin_plan, forget_processes, keep_processes
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.io.files import cut_torn_row, write_atomic
@@ -25,7 +24,7 @@ from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..failure_cause import KILLED, FailureCause, clear
 from ..pipelines_parent import awaiting
-from ..run_state import tell_going_on, went_on
+from ..run_folders import tell_going_on, went_on
 from ..supervisor import tell_status
 from .connection import Reach
 from .placement import HostedPipeline, HostedRanks
@@ -38,7 +37,7 @@ if TYPE_CHECKING:  # it brings planners, for which no launch waits
 _LOOK_AGAIN_SECONDS = 2.0  # for a host that is waited for
 
 
-class Taken(NamedTuple):
+class TakenHosts(NamedTuple):
     """Hosts with the ranks of a plan, that of rank 0 first, and the way to them."""
 
     hosts: tuple[HostedRanks, ...]
@@ -46,10 +45,10 @@ class Taken(NamedTuple):
     pipeline: HostedPipeline | None = None  # which of several it is, where it is one
 
 
-class Place(Protocol):
+class HostPlace(Protocol):
     """Hosts on which the ranks of a run can be placed."""
 
-    def taken(self, plan: Plan) -> AbstractContextManager[Taken]:
+    def taken(self, plan: Plan) -> AbstractContextManager[TakenHosts]:
         """Have hosts for the plan's ranks to the end of the block. Raises InputError if there are none."""
         ...
 
@@ -66,7 +65,7 @@ class Place(Protocol):
 
 
 class OneOfSeveral:
-    """A `Place` of one of several pipelines, which does without none of its hosts: others continue meanwhile."""
+    """A `HostPlace` of one of several pipelines, which does without none of its hosts: others continue meanwhile."""
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
         raise InputError("replan.several_pipelines", "pipeline replicas cannot be repartitioned")
@@ -79,7 +78,7 @@ class Restarting:
         self,
         record: RunRecord,
         plan: Plan,
-        place: Place,
+        place: HostPlace,
         *,
         resume: bool,
         pipeline: int | None = None,

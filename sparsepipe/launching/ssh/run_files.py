@@ -31,10 +31,9 @@ from ...util.io.files import read_json, sha256
 from ...util.io.functions import functions_of, with_functions
 from ...util.text.counting import number_of
 from ...values.plan import Plan
-from .brought_data import files_of, name_of
 from .connection import Connection
-from .mirror import Copy, Growth
-from .pieces import Arrivals, place, send_content, send_file
+from .facts import files_of, name_of
+from .pieces import Arrivals, Copy, FileGrowth, place, send_content, send_file
 from .placement import own_prefix
 from .rows import METRICS, RowsOfHosts
 
@@ -220,7 +219,7 @@ class RunFiles:
                 )
             if own == "logs/launcher.log":
                 path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
-            growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
+            growth = FileGrowth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
             self._copies.setdefault(host, Copy()).take(growth, path)
         elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
             raise InputError(

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ...errors import InputError
 from ...records import RunRecord
-from ...records.plans import went_back
+from ...records.run_progress import went_back
 from ...runtime.processes import rank_readings
 from ...runtime.wire.encryption import CERTIFICATE, new_certificate
 from ...runtime.wire.handshake import new_secret
@@ -17,8 +17,7 @@ from ..failure_cause import KILLED, FailureCause
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedPipeline, HostedRanks, own_prefix
-from .requests import Requests
-from .rows import RowsOfHosts
+from .rows import HostRequests, RowsOfHosts
 from .run_files import RunFiles
 
 TO_CONNECT = 60.0  # seconds for an agent to say who it is: Python's start on a busy host
@@ -67,7 +66,7 @@ class Session:
         self._addresses: dict[str, str] = {}  # in numbers, by the hosts' names
         self._ended: dict[int, Mapping[str, Any]] = {}
         number = pipeline.number if pipeline else None
-        self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts), own_prefix(number))
+        self._requests = HostRequests(record, sum(len(hosted.ranks) for hosted in hosts), own_prefix(number))
         self._silence, self._reads = silence(record.config), False
         self.connections: list[Connection] = []
         rows = RowsOfHosts(record.folder, several=len(hosts) > 1 and pipeline is None)

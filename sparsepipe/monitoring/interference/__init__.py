@@ -6,7 +6,7 @@ predictor.py    a forest that learned from them: forest.py, growing.py, judging.
 dynpipe.py, colocation.py    rows that others measured, on which the forest is tested
 """
 
-from ...util.host.metrics import MachineWatch
+from ...util.host.machine_watch import MachineWatch
 from .forest import Forest
 from .intruding import intruding
 from .kinds import KINDS

@@ -26,7 +26,7 @@ _JOB = re.compile(r"\('(?P<network>[^'(]+?)(?: \(batch size (?P<batch>\d{1,9})\)
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One training job: its network, the samples of a minibatch (0: not told), and its GPUs."""
 
     network: str
@@ -37,7 +37,7 @@ class Job:
         return f"{self.network} ({self.batch_size})" if self.batch_size else self.network
 
     @classmethod
-    def parse(cls, text: str) -> "Job":
+    def parse(cls, text: str) -> "TrainingJob":
         """Read a job's name. Raises InputError for any other text."""
         found = _JOB.fullmatch(text)
         if found is None:
@@ -49,12 +49,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ColocatedPair:
     """A victim on a card alongside an intruder: steps per second of each alone, and of the victim with it."""
 
     card: str
-    victim: Job
-    intruder: Job
+    victim: TrainingJob
+    intruder: TrainingJob
     victim_alone: float
     intruder_alone: float
     beside: float
@@ -67,7 +67,7 @@ class Pair:
         return f"{self.victim} beside {self.intruder}"
 
 
-def read_pairs(path: Path | str, cards: Sequence[str] = CARDS) -> list[Pair]:
+def read_pairs(path: Path | str, cards: Sequence[str] = CARDS) -> list[ColocatedPair]:
     """Read the pairs of jobs of one GPU each that could run together. Raises InputError in one line."""
     document = read_json(path, what="file of throughputs")
     missing = [card for card in cards if not isinstance(document, dict) or not isinstance(document.get(card), dict)]
@@ -79,8 +79,8 @@ def read_pairs(path: Path | str, cards: Sequence[str] = CARDS) -> list[Pair]:
     return [pair for card in cards for pair in _pairs(card, document[card], f"{path}: {card}")]
 
 
-def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
-    jobs = {name: Job.parse(name) for name, others in told.items() if isinstance(others, dict)}
+def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[ColocatedPair]:
+    jobs = {name: TrainingJob.parse(name) for name, others in told.items() if isinstance(others, dict)}
     alone = {name: _rate(told[name].get(_ALONE), where) for name in jobs}
     found = []
     for name, job in jobs.items():
@@ -94,7 +94,7 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
                 )
             beside = _rate(rates[0], where)
             if beside and alone[name] and alone[other]:  # 0: they did not fit into the card together
-                found.append(Pair(card, job, jobs[other], alone[name], alone[other], beside))
+                found.append(ColocatedPair(card, job, jobs[other], alone[name], alone[other], beside))
     return found
 
 
@@ -106,7 +106,7 @@ def _rate(value: object, where: str) -> float:
     return float(value)
 
 
-def rows_of(pairs: Sequence[Pair], networks: Sequence[str]) -> list[Row]:
+def rows_of(pairs: Sequence[ColocatedPair], networks: Sequence[str]) -> list[Row]:
     """Return what is known before a pair has run: networks, batch sizes, paces alone; and the slow-down it had."""
     found = []
     for pair in pairs:
@@ -123,17 +123,19 @@ def rows_of(pairs: Sequence[Pair], networks: Sequence[str]) -> list[Row]:
     return found
 
 
-def networks_of(pairs: Sequence[Pair]) -> tuple[str, ...]:
+def networks_of(pairs: Sequence[ColocatedPair]) -> tuple[str, ...]:
     """Return the networks that occur, in the order of their names."""
     return tuple(sorted({job.network for pair in pairs for job in (pair.victim, pair.intruder)}))
 
 
-def third_card(pairs: Sequence[Pair], card: str, growth: Growth = COARSE) -> Judged:
+def third_card(pairs: Sequence[ColocatedPair], card: str, growth: Growth = COARSE) -> Judged:
     """Learn on all cards but one, and judge on that one. Raises InputError for a card that no pair was on."""
     return _learned_on_others(pairs, card, growth)[1]
 
 
-def predicted_slowdowns(pairs: Sequence[Pair], card: str, growth: Growth = COARSE) -> list[tuple[Pair, float]]:
+def predicted_slowdowns(
+    pairs: Sequence[ColocatedPair], card: str, growth: Growth = COARSE
+) -> list[tuple[ColocatedPair, float]]:
     """Learn on all cards but one: each pair that was on that one, and the slow-down predicted of it.
 
     Raises InputError for a card that no pair was on.
@@ -143,7 +145,9 @@ def predicted_slowdowns(pairs: Sequence[Pair], card: str, growth: Growth = COARS
     return list(zip(held_out, (1 / forest.predict(asked)).tolist(), strict=True))
 
 
-def _learned_on_others(pairs: Sequence[Pair], card: str, growth: Growth) -> tuple[Forest, Judged, list[Pair]]:
+def _learned_on_others(
+    pairs: Sequence[ColocatedPair], card: str, growth: Growth
+) -> tuple[Forest, Judged, list[ColocatedPair]]:
     """A forest that learned which share of its pace a victim keeps, how good it is on `card`, and the pairs there."""
     networks = networks_of(pairs)
     others, own = ([pair for pair in pairs if (pair.card == card) is wanted] for wanted in (False, True))

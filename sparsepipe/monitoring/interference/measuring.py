@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import InputError
 from ...util.host import cpu
 from ...util.host.background_load import num_processors
-from ...util.host.metrics import MachineWatch
+from ...util.host.machine_watch import MachineWatch
 from ...util.io.fields import shown
 from .intruding import intruding
 from .kinds import KINDS, check_kind

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..rows import scaled
-from .sizes import check_size
+from .chains import check_size
 
 _EPSILON = 0.001  # of batch norms
 _LEAST, _LEAST_AUXILIARY = 75, 299  # pixels along each side

@@ -33,7 +33,7 @@ LOSSES: Mapping[str, tuple[str, str]] = {
     "pixels": ("classes", "PixelCrossEntropy"),
     "tokens": ("masked_words", "TokenCrossEntropy"),
     "masked-words": ("masked_words", "MaskedWords"),
-    "output": ("of_output", "OutputLoss"),
+    "output": ("of_users", "OutputLoss"),
 }
 
 # Of a validation, besides what its loss reports: classes of metrics.py

@@ -11,12 +11,12 @@ from ...data.examples import ExampleDataset
 from ...data.labels import IGNORED
 from ...errors import InputError
 from ..texts.gnmt import GNMT, State
-from .outputs import described, main_output
+from .base import described, main_output
 
 _INPUTS, _IDS = ("source", "source_mask", "target"), ("begin", "end")
 
 
-class Vocabulary(Protocol):
+class WordWriter(Protocol):
     """Writes words out: a tokenizer of tokenizers is one."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -28,7 +28,7 @@ def bleu(
     module: nn.Module,
     examples: ExampleDataset,
     *,
-    vocabulary: Vocabulary,
+    vocabulary: WordWriter,
     most_sentences: int,
     batch_size: int = 32,
     longest: int | None = None,
@@ -61,8 +61,8 @@ def bleu(
 def bleu_of_copies(
     examples: ExampleDataset,
     *,
-    source_vocabulary: Vocabulary,
-    vocabulary: Vocabulary,
+    source_vocabulary: WordWriter,
+    vocabulary: WordWriter,
     most_sentences: int,
     batch_size: int = 32,
 ) -> dict[str, float | None]:

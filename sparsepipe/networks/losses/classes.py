@@ -19,8 +19,7 @@ from torch import Tensor
 from ...data.labels import IGNORED
 from ...errors import InputError
 from ...util.text.counting import number_of
-from .base import Outcome, mean_of, weighed
-from .outputs import auxiliary_outputs, check_rows, described, main_output, num_known
+from .base import Outcome, auxiliary_outputs, check_rows, described, main_output, mean_of, num_known, weighed
 
 _TOP = 5  # a class among so many first ones counts as found
 

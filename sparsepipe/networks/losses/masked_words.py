@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ...data.labels import IGNORED
 from ...errors import InputError
-from .base import Outcome, mean_of, weighed
-from .outputs import check_known, check_rows, described, main_output, num_correct, num_known
+from .base import Outcome, check_known, check_rows, described, main_output, mean_of, num_correct, num_known, weighed
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from ...data.predicted_points import POINT_METRIC, PointVotes
 from ...errors import CODE_FAILURES, InputError
 from ...util.io.fields import complaint
 from ...util.io.functions import UserFunction, is_function
-from .base import Loss, Outcome, mean_of
+from .base import Loss, Outcome, described, main_output, mean_of
 from .classes import as_rows, class_ious
-from .outputs import described, main_output
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over the ranks, in place
 

@@ -3,7 +3,7 @@
 Each is an nn.Module in plain torch that torch.fx can trace, and what stands in padding never changes the rest.
 """
 
-from ..modules import ModuleNetwork
+from ..rows import ModuleNetwork
 
 __all__ = ["TEXT_NETWORKS"]
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...util.text.counting import number_of
-from .attention_weights import attention_weights
+from .gnmt import attention_weights
 
 _EPSILON = 1e-12  # of layer norms
 _SPREAD = 0.02  # standard deviation of the first weights

@@ -15,7 +15,7 @@ from .copies import module_at
 from .grouping import Grouping, Layer
 from .operations import is_rectified
 from .recording import CannotBeTraced, Recording, names_of
-from .rows import Port, Program, Result, TracedRow
+from .rows import LayerPort, LayerProgram, Result, TracedRow
 from .values import Structure, features
 
 OUTPUT = ""  # reads what the forward returns, as a layer reads its inputs
@@ -243,11 +243,11 @@ class Assembly:
             self.value_names[training, node] = tuple(names[used[training] : used[training] + count])
             used[training] += count
 
-    def _port(self, training: bool, node: fx.Node) -> Port:
+    def _port(self, training: bool, node: fx.Node) -> LayerPort:
         names = (str(node.target),) if node.op == "get_attr" else self.value_names[training, node]
-        return Port(node, _structure(node), names)
+        return LayerPort(node, _structure(node), names)
 
-    def _program(self, training: bool, layer: Layer) -> Program:
+    def _program(self, training: bool, layer: Layer) -> LayerProgram:
         reads, state, constants = [], {}, {}
         for node in layer.reads:
             key = str(node.target)
@@ -268,7 +268,7 @@ class Assembly:
                 borrowed[path] = lent
         gives = [self._port(training, node) for node in layer.gives]
         draws = any(node.meta["draws"] for node in layer.nodes)
-        return Program(tuple(layer.steps), tuple(reads), tuple(gives), state, constants, borrowed, draws)
+        return LayerProgram(tuple(layer.steps), tuple(reads), tuple(gives), state, constants, borrowed, draws)
 
     # Rows
 
@@ -303,13 +303,13 @@ class Assembly:
 
     def _constant_rows(self) -> list[TracedRow]:
         """Return a row for each tensor that is the same in every minibatch and that a forward returns as it is."""
-        programs: dict[str, dict[bool, Program]] = {}
+        programs: dict[str, dict[bool, LayerProgram]] = {}
         for training, grouping in self.groupings.items():
             for node in dict.fromkeys(leaf for leaf in grouping.recording.outputs if isinstance(leaf, fx.Node)):
                 if node.op == "get_attr" and not node.meta["registered"]:
                     name = f"{training}.{node.target}"
                     self.constants[name] = node.meta["value"]
-                    program = Program(gives=(self._port(training, node),), constants={node: name})
+                    program = LayerProgram(gives=(self._port(training, node),), constants={node: name})
                     programs.setdefault(str(node.target), {})[training] = program
         return [
             TracedRow(id, "constant", "constant", 0, 0, (), (), programs_of_row)
@@ -322,7 +322,7 @@ class Assembly:
         node = fx.Graph().create_node("get_attr", "value")
         structure = Structure.of(tensor)
         assert structure is not None
-        programs = {training: Program(gives=(Port(node, structure, (key,)),)) for training in (True, False)}
+        programs = {training: LayerProgram(gives=(LayerPort(node, structure, (key,)),)) for training in (True, False)}
         text = f"{kind}({', '.join(map(str, tensor.shape))})"
         return TracedRow(key, kind, text, count, count * tensor.element_size(), (key,), (), programs)
 

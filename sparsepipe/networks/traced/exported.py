@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 
 from .copies import module_at
 from .in_place import out_of_place
-from .inputs import Inputs
+from .inputs import ForwardInputs
 from .recording import OF_HOOKS, OF_TRANSFORMS, CannotBeTraced, Recording, is_leaf, names_of, observe
 from .rows import Length
 from .values import entries_that_cross, flattened, tensors_of
 
 
-def record(module: nn.Module, inputs: Inputs) -> Recording:
+def record(module: nn.Module, inputs: ForwardInputs) -> Recording:
     """Record the forward of a module in the mode that it is in. Raises CannotBeTraced if torch.export cannot."""
     args, kwargs = inputs.arguments({})
     try:
@@ -114,7 +114,7 @@ def _length(axis: Any, program: torch.export.ExportedProgram) -> Length:
     return Length(str(axis), least, most)
 
 
-def _in_order(traced: fx.GraphModule, inputs: Inputs) -> tuple[list[str], list[Any]]:
+def _in_order(traced: fx.GraphModule, inputs: ForwardInputs) -> tuple[list[str], list[Any]]:
     """Return names and values of the leaves of a forward's arguments, in the order of the placeholders."""
     args, kwargs = inputs.arguments({})
     codegen = traced.graph._codegen
@@ -140,7 +140,7 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
-def _dynamic(module: nn.Module, inputs: Inputs, args: Any, kwargs: Any) -> Any:
+def _dynamic(module: nn.Module, inputs: ForwardInputs, args: Any, kwargs: Any) -> Any:
     """Leave open the minibatch's size, and the second one of what is no picture: sequences have any length."""
 
     def opened(leaf: Any) -> Any:
@@ -269,7 +269,7 @@ def whole_module(node: fx.Node, module: nn.Module) -> str:
     return ""
 
 
-def _output_spec(module: nn.Module, inputs: Inputs) -> pytree.TreeSpec:
+def _output_spec(module: nn.Module, inputs: ForwardInputs) -> pytree.TreeSpec:
     args, kwargs = inputs.arguments({})
     with torch.random.fork_rng(devices=[]):  # with gradients: a forward may ask for hooks on them
         return flattened(entries_that_cross(module(*args, **kwargs)))[1]

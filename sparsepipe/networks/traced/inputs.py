@@ -16,7 +16,7 @@ ONLY = "input"  # the name of a network's input where it has one tensor
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ForwardInputs:
     """The arguments of a forward: an example's structure, and the name of each tensor in it."""
 
     owner: str  # who is named in errors
@@ -28,7 +28,7 @@ class Inputs:
     takes_dict: bool = False  # a dict is the forward's argument, not its keywords
 
     @classmethod
-    def of(cls, owner: str, example: Any, forward: Callable[..., Any] | None = None) -> "Inputs":
+    def of(cls, owner: str, example: Any, forward: Callable[..., Any] | None = None) -> "ForwardInputs":
         """A dict holds the keywords of `forward`, or is its one argument if it takes no such keywords.
 
         Raises InputError for an example without a tensor, or with what is neither tensor nor plain value.
@@ -65,14 +65,14 @@ class Inputs:
         found = pytree.tree_unflatten(leaves, self.spec)
         return ((), found) if self.keywords else (found, {})
 
-    def another(self, tensors: Mapping[str, Any]) -> "Inputs":
+    def another(self, tensors: Mapping[str, Any]) -> "ForwardInputs":
         """Return the arguments of another minibatch: the same with other tensors."""
         own = {name: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for name, leaf in tensors.items()}
         return replace(
             self, leaves=tuple(own.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True))
         )
 
-    def larger(self) -> "Inputs":
+    def larger(self) -> "ForwardInputs":
         """Return the arguments of a minibatch of one sample more: the example's last one comes first, too."""
         sizes = [len(tensor) for tensor in self.tensors.values() if isinstance(tensor, Tensor) and tensor.dim()]
         found = {}

@@ -11,9 +11,9 @@ from ...errors import InputError
 from ...values.graph import Layer as GraphLayer
 from ...values.graph import LayerGraph
 from .copies import module_at
-from .inputs import Inputs
+from .inputs import ForwardInputs
 from .operations import reads_pairs
-from .rows import Program, Result, Sizes, TracedRow
+from .rows import LayerProgram, Result, Sizes, TracedRow
 from .subnetwork import TracedSubnetwork
 
 
@@ -26,7 +26,7 @@ class TracedNetwork:
 
     name: str
     module: nn.Module
-    arguments: Inputs
+    arguments: ForwardInputs
     rows: tuple[TracedRow, ...]
     results: Mapping[bool, Result]
     direct_inputs: tuple[str, ...]
@@ -79,7 +79,7 @@ class TracedNetwork:
         given = [name for name in self.inputs if name not in self.direct_inputs]
         needed = set(self.results[training].names) if training in self.results else set()
         for row in self.rows:
-            program = row.programs.get(training, Program())
+            program = row.programs.get(training, LayerProgram())
             if row.id in before:
                 given += program.outputs
             else:

@@ -171,7 +171,7 @@ def stands_for_itself(value: Any) -> bool:
     return is_constant(value) or isinstance(value, torch.finfo | torch.iinfo)
 
 
-class Decision(str):
+class SizeDecision(str):
     """The module that decides by whether two sizes are the same, as in `if mask.shape[0] != samples: mask.expand(…)`.
 
     `harmless`: where one of them is 1, the other answer leads to the same values, as tracing found.
@@ -180,17 +180,17 @@ class Decision(str):
     harmless = False
 
 
-OTHER_ANSWERS: ContextVar[list[Decision] | None] = ContextVar("other_answers", default=None)  # they are not refused
+OTHER_ANSWERS: ContextVar[list[SizeDecision] | None] = ContextVar("other_answers", default=None)  # they are not refused
 
 
 def same_answer(value: object, answer: bool, where: str, *sizes: object) -> bool:
     """Check that Python would decide as it did when the network was recorded. Raises InputError if not.
 
-    `sizes`: those that a `Decision` compares.
+    `sizes`: those that a `SizeDecision` compares.
     """
     if bool(value) is not answer:
         noted = OTHER_ANSWERS.get()
-        if isinstance(where, Decision) and 1 in sizes and (where.harmless or noted is not None):
+        if isinstance(where, SizeDecision) and 1 in sizes and (where.harmless or noted is not None):
             if noted is not None:
                 noted.append(where)
             return answer

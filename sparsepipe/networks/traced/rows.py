@@ -14,7 +14,7 @@ from .values import Structure, features
 
 
 @dataclass(frozen=True)
-class Port:
+class LayerPort:
     """A value that crosses between layers: how it is made of tensors, and their names."""
 
     node: fx.Node
@@ -23,12 +23,12 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Program:
+class LayerProgram:
     """Operations of a layer in one mode."""
 
     steps: tuple[fx.Node, ...] = ()
-    reads: tuple[Port, ...] = ()
-    gives: tuple[Port, ...] = ()
+    reads: tuple[LayerPort, ...] = ()
+    gives: tuple[LayerPort, ...] = ()
     state: Mapping[fx.Node, str] = field(default_factory=dict)  # its own parameters and buffers, by name
     constants: Mapping[fx.Node, str] = field(default_factory=dict)
     borrowed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module → its parameter → value
@@ -56,7 +56,7 @@ class TracedRow:
     parameter_bytes: int
     keys: tuple[str, ...]  # of the module's state_dict, those that the layer has
     modules: tuple[str, ...]  # paths of the modules that it calls
-    programs: Mapping[bool, Program]  # by whether it trains; a layer may be missing in one of both
+    programs: Mapping[bool, LayerProgram]  # by whether it trains; a layer may be missing in one of both
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -79,12 +79,12 @@ class Result:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        found = [name for leaf in self.leaves if isinstance(leaf, Port) for name in leaf.names]
+        found = [name for leaf in self.leaves if isinstance(leaf, LayerPort) for name in leaf.names]
         return tuple(dict.fromkeys(found))
 
     def join(self, tensors: Mapping[str, Any]) -> Any:
         leaves = [
-            leaf.structure.join(tensors[name] for name in leaf.names) if isinstance(leaf, Port) else leaf
+            leaf.structure.join(tensors[name] for name in leaf.names) if isinstance(leaf, LayerPort) else leaf
             for leaf in self.leaves
         ]
         return pytree.tree_unflatten(leaves, self.spec)

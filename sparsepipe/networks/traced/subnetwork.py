@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...errors import InputError
-from ...util.derived.seeds import SHARED_GENERATORS, derived_seed
+from ...util.derived import SHARED_GENERATORS, derived_seed
 from ...util.host.limits import is_out_of_memory
+from ..base import run_layers
 from ..batch_norm import GroupBatchNorm
-from ..running import run_layers
 from .building import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import filled, own_draws, run
-from .rows import Program, TracedRow
+from .rows import LayerProgram, TracedRow
 from .values import features, is_of_spconv, is_tensor
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupBatchNorm)
@@ -114,7 +114,7 @@ class TracedSubnetwork(nn.Module):
     def forward(
         self, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """Run the layers on the values at the boundary before; see `run_layers` (networks/running.py).
+        """Run the layers on the values at the boundary before; see `run_layers` (networks/base.py).
 
         Raises InputError for a phase in which the module's own forward raises.
         """
@@ -168,7 +168,9 @@ class TracedSubnetwork(nn.Module):
                     name=self.network.name,
                 ) from error
 
-    def _run(self, program: Program, tensors: Mapping[str, Any], pairs_read: frozenset[str] | None) -> dict[str, Any]:
+    def _run(
+        self, program: LayerProgram, tensors: Mapping[str, Any], pairs_read: frozenset[str] | None
+    ) -> dict[str, Any]:
         values: dict[fx.Node, Any] = {node: tensor_at(self, key) for node, key in program.state.items()}
         values.update({node: self._constants[name] for node, name in program.constants.items()})
         for port in program.reads:
@@ -201,7 +203,7 @@ class TracedSubnetwork(nn.Module):
         return module_at(self, path)
 
     @contextmanager
-    def _lent(self, program: Program, tensors: Mapping[str, Any]) -> Iterator[None]:
+    def _lent(self, program: LayerProgram, tensors: Mapping[str, Any]) -> Iterator[None]:
         """Have modules hold the parameters that come to them as values, while the block runs."""
         places = []
         for path, own in program.borrowed.items():
@@ -218,13 +220,13 @@ class TracedSubnetwork(nn.Module):
                 parameters[name] = tensor
 
 
-def _device(tensors: Mapping[str, Any], program: Program) -> torch.device | None:
+def _device(tensors: Mapping[str, Any], program: LayerProgram) -> torch.device | None:
     """Return where a layer's inputs are; None for one without."""
     return next((features(tensors[name]).device for name in program.inputs if is_tensor(tensors[name])), None)
 
 
 @contextmanager
-def _seeded(seed: int, tensors: Mapping[str, Any], program: Program) -> Iterator[None]:
+def _seeded(seed: int, tensors: Mapping[str, Any], program: LayerProgram) -> Iterator[None]:
     """Let the block draw from a seed of its own; torch's generators are as before afterwards."""
     devices = {features(tensors[name]).device for name in program.inputs}
     numbers = sorted({device.index or 0 for device in devices if device.type == "cuda"})

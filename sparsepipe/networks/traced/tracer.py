@@ -24,10 +24,10 @@ from .building import without_checkpoints
 from .containers import ContainerCall, Reader, built, holds_record
 from .frozen import Watch
 from .in_place import out_of_place
-from .inputs import Inputs
+from .inputs import ForwardInputs
 from .operations import OF_SPARSE, name_of
 from .outlining import positions_now, positions_of
-from .proxies import Decision, ValueProxy, decidable, same_answer, stand_in, stands_for_itself
+from .proxies import SizeDecision, ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
     OF_TRANSFORMS,
     CannotBeTraced,
@@ -61,7 +61,7 @@ _TRANSFORMS = (  # how torch.func's begin: they put values into wrappers, which 
 
 def record(
     module: nn.Module,
-    inputs: Inputs,
+    inputs: ForwardInputs,
     *,
     leaves: Collection[str] = (),
     large: Collection[str] = (),
@@ -124,7 +124,7 @@ class LayerTracer(fx.Tracer):
         self.states: dict[Any, ValueProxy] = {}
         self.inputs: dict[str, fx.Node] = {}
 
-    def record(self, inputs: Inputs) -> Recording:
+    def record(self, inputs: ForwardInputs) -> Recording:
         outputs: list[Any] = []
 
         def forward() -> list[Any]:
@@ -443,7 +443,7 @@ class LayerTracer(fx.Tracer):
         where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
         sizes: tuple[object, ...] = ()
         if isinstance(proxy, fx.Proxy) and name_of(proxy.node) in ("eq", "ne"):
-            where = Decision(where)
+            where = SizeDecision(where)
             sizes = tuple(stand_in(each, self) if isinstance(each, fx.Node) else each for each in proxy.node.args)
         self.create_proxy("call_function", same_answer, (proxy, answer, where, *sizes), {})
 

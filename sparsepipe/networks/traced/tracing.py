@@ -18,10 +18,10 @@ from .assembly import Assembly
 from .copies import module_at
 from .frozen import Watch
 from .grouping import Grouping
-from .inputs import Inputs
+from .inputs import ForwardInputs
 from .network import TracedNetwork
 from .outlining import Outlining
-from .proxies import OTHER_ANSWERS, Decision
+from .proxies import OTHER_ANSWERS, SizeDecision
 from .recording import (
     CannotBeTraced,
     ChangedModule,
@@ -80,7 +80,7 @@ def trace(
                 key=key,
                 layout=tensor.layout,
             )
-    inputs = Inputs.of(name, example, module.forward)
+    inputs = ForwardInputs.of(name, example, module.forward)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         modes = _modes(module, name)
@@ -98,15 +98,15 @@ def trace(
 class Examples:
     """Two minibatches, and what the module gives for them, one after the other."""
 
-    first: Inputs
-    second: Inputs
+    first: ForwardInputs
+    second: ForwardInputs
     expected: Mapping[bool, Sequence[Any]]  # by whether it trains: what it gives for the first, and twice for the other
     kept: str  # what Python changes from one minibatch to the next
     left_out: tuple[str, ...]  # entries of the output that cannot cross, such as caches
     options: Mapping[str, object]  # what the forward is given so that it makes no caches
 
     @classmethod
-    def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
+    def of(cls, module: nn.Module, inputs: ForwardInputs, another: Any, phases: Collection[bool]) -> "Examples":
         """Raises InputError if what the module gives is no network's output."""
         second = inputs.larger() if another is None else inputs.another(inputs.bind(another))
         try:
@@ -144,7 +144,7 @@ class Examples:
 _WITHOUT_CACHES = {"use_cache": False}  # as transformers' forwards take it
 
 
-def _takes(module: nn.Module, inputs: Inputs, options: Mapping[str, object]) -> bool:
+def _takes(module: nn.Module, inputs: ForwardInputs, options: Mapping[str, object]) -> bool:
     """Return whether a module also accepts these arguments, and returns only values that can cross stages."""
     args, kwargs = inputs.arguments({})
     try:
@@ -449,7 +449,7 @@ def _modes(module: nn.Module, name: str) -> dict[bool, dict[str, bool]]:
     return found
 
 
-def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[bool]) -> dict[bool, Any]:
+def _runs(module: nn.Module, minibatches: Sequence[ForwardInputs], phases: Collection[bool]) -> dict[bool, Any]:
     """Run a module in each phase. Raises InputError if it raises in one of `phases`; else that one is left out."""
     found = {}
     for training in MODES:
@@ -467,7 +467,7 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
     return found
 
 
-def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tuple[list[Any], str]:
+def _run(module: nn.Module, minibatches: Sequence[ForwardInputs], training: bool) -> tuple[list[Any], str]:
     """Run the module on minibatches; return what it gives, and what Python changed in the last one.
 
     Raises InputError if it raises, and if it changes what is outside of modules.
@@ -555,20 +555,20 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
             _check_single(network, examples.first.another(tensors), training)
 
 
-def _one_sample(network: TracedNetwork, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
+def _one_sample(network: TracedNetwork, inputs: ForwardInputs) -> Iterator[dict[str, Tensor]]:
     """Yield the example's first sample, if the network compares sizes: with one sample some are the same."""
     steps = (step for row in network.rows for program in row.programs.values() for step in program.steps)
     tensors = {name: each for name, each in inputs.tensors.items() if isinstance(each, Tensor) and each.dim()}
     count = len(next(iter(tensors.values()), ()))
-    if count > 1 and any(isinstance(argument, Decision) for step in steps for argument in step.args):
+    if count > 1 and any(isinstance(argument, SizeDecision) for step in steps for argument in step.args):
         yield {name: each[:1] if len(each) == count else each for name, each in tensors.items()}
 
 
-def _check_single(network: TracedNetwork, inputs: Inputs, training: bool) -> None:
+def _check_single(network: TracedNetwork, inputs: ForwardInputs, training: bool) -> None:
     """Compare on a minibatch with one sample, or of length 1: torch.export takes for granted that there are two."""
     stage = network.build(engine=None).train(training)
     stage.draws_by_layer = False
-    others: list[Decision] = []
+    others: list[SizeDecision] = []
     token = OTHER_ANSWERS.set(others)
     try:
         (expected,), _ = _run(network.module, (inputs,), training)

@@ -3,10 +3,10 @@
 from ...util.lazy_names import lazy_names
 
 _MODULES = (
-    *("blocks", "clusters", "dnn_partitioning", "dynpipe", "dynpipe_logs", "layouts", "pipedream_conf"),
-    *("pipedream_driver", "plan_files", "runtime_settings", "sailor", "sdpipe", "sparsepipe_servers"),
-    *("spot_machines", "stage_modules", "torch_pipelining"),
+    *("blocks", "clusters", "dnn_partitioning", "dynpipe", "layouts", "pipedream_conf", "pipedream_driver"),
+    *("plan_files", "runtime_settings", "sailor", "sdpipe", "sparsepipe_servers", "spot_machines", "torch_pipelining"),
 )
+_MOVED = ("dynpipe_logs", "stage_modules")  # into others of this folder
 
 __all__: list[str] = []
-__getattr__, __dir__ = lazy_names(globals(), {}, folders=_MODULES)
+__getattr__, __dir__ = lazy_names(globals(), {}, folders=_MODULES, unlisted=_MOVED)

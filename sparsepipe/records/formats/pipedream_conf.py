@@ -260,7 +260,7 @@ MEANT: Mapping[str, Check] = {
     "config_file": text,
     "log_directory": text,
     "model_type": one_of(*MODEL_TYPES),
-    "machines": _anything,  # read by machines.py
+    "machines": _anything,  # read by clusters/detection.py
     "batch_size": _at_least_one,
     "learning_rate": number,
     "learning_rate_policy": one_of(*POLICIES),

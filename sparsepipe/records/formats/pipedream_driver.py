@@ -25,7 +25,7 @@ from ...util.io.yaml_files import read_yaml
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
-from .clusters.machines import hosts_of_machines
+from .clusters.detection import hosts_of_machines
 from .clusters.slurm import Host, Unsaid, cluster_of_hosts
 from .pipedream_conf import MEANT, MODEL_TYPES, POINTS, POLICIES, WITHOUT_MEANING, checked_values
 

@@ -1,4 +1,4 @@
-"""Sinks take metrics of runs to trackers: a class each behind the protocol in base.py, a row in SINKS."""
+"""Sinks take metrics of runs to trackers: a class each behind the protocol in trackers.py, a row in SINKS."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,8 +7,7 @@ from ...errors import CODE_FAILURES, InputError
 from ...util.io.fields import complaint
 from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
-from .base import Sink, described, scalars
-from .trackers import MLflow, OpenTelemetry, TensorBoard, Trackio, WeightsAndBiases
+from .trackers import MLflow, OpenTelemetry, Sink, TensorBoard, Trackio, WeightsAndBiases, described, scalars
 
 SINKS: Mapping[str, Callable[[Path | str], Sink]] = {
     "tensorboard": TensorBoard,

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ...util.io.files import cut_torn_row, read_rows, write_atomic
-from ...util.moved_modules import module_now
+from ...util.lazy_names import module_now
 from ...values.replication import rule_from_json, rule_to_json
 from ..reporting.clock import began, last_recorded
 from ..reporting.recorder import Lines

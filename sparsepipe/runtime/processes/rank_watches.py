@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import InputError
-from ...util.host.metrics import MachineWatch
+from ...util.host.machine_watch import MachineWatch
 from .gpu_file import gpu_of
 
 SECONDS = 2.0  # that a reading is about: as long as `sparsepipe interference measure` measures

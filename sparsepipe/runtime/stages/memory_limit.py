@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...errors import InputError
-from ...networks.base import LayerRow
-from ...networks.running import run_layers
+from ...networks.base import LayerRow, run_layers
 from ...util.io.told import tell
 from ...values.cluster import Cluster
 from ...values.costs import OPTIMIZER_SLOTS, LayerTable

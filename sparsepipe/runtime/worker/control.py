@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...records.plans import followed_plans
+from ...records.run_progress import followed_plans
 from ...values.schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
 from ..processes.announcement import Announcement, SpreadAnnouncement

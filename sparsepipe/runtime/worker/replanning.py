@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...records.plans import begin_plan
-from ...records.run_progress import keep_processes
-from ...util.derived.seeds import SHARED_GENERATORS
+from ...records.run_progress import begin_plan, keep_processes
+from ...util.derived import SHARED_GENERATORS
 from ...values.plan import Plan
 from .. import commands, replan_request
 from ..failures import DeadlinePassed, PeerLost, described

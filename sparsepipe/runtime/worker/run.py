@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import InputError
-from ...records.plans import went_back
-from ...records.run_progress import num_processes
+from ...records.run_progress import num_processes, went_back
 from ...records.trace_file import bytes_of_rank
 from ...util.io.files import cut_torn_row
 from ...values.plan import Plan

@@ -22,11 +22,11 @@ from ...errors import InputError
 from ...networks.base import AnyNetwork
 from ...networks.freezing import matching
 from ...networks.losses import Loss, Segmentation, Tally
+from ...networks.losses.base import described, further_outputs, main_output
 from ...networks.losses.classes import PixelCrossEntropy
 from ...networks.losses.metrics import Measures
-from ...networks.losses.outputs import described, further_outputs, main_output
 from ...records.workload_facts import LEARNING, WorkloadFacts
-from ...util.derived.digests import digest
+from ...util.derived import digest
 from ...util.io.fields import json_object
 from ...util.io.told import tell
 from ...util.text.counting import number_of

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ...errors import InputError
-from ...util.derived.seeds import SHARED_GENERATORS
+from ...util.derived import SHARED_GENERATORS
 from .base import Samples
 
 _KEPT = 8  # minibatches that a process keeps for those of its readers that come later

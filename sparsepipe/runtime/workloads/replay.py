@@ -31,7 +31,7 @@ from torch import Tensor
 from ...networks.batch_norm import Group
 from ...networks.losses import CrossEntropy, Loss, Outcome, Tally
 from ...records.workload_facts import REPLAY
-from ...util.host.file_locks import lock_file
+from ...util.io.files import lock_file
 from ...values.cluster import Cluster
 from ...values.costs import Array, LayerTable, MergeCosts, averaging_time, network_time, ports
 from ...values.plan import Plan

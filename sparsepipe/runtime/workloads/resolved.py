@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ...data.augmentation import named_augmentation
 from ...data.crops import named_crop
+from ...data.describing import check_split
 from ...data.examples.recognising import is_examples
 from ...data.folder import open_folder
 from ...data.labels import SEGMENTATION
 from ...data.layouts import DataFolder
 from ...data.recipe import Recipe
 from ...data.samplers import class_weights
-from ...data.soundness import check_split
 from ...data.sources import find
 from ...errors import InputError
 from ...networks import is_table, network

@@ -8,7 +8,7 @@ from ... import data
 from ...data.sources import user_cache
 from ...errors import InputError
 from ...networks.traced import verify
-from ...util.derived.digests import digest
+from ...util.derived import digest
 from ...util.io.files import write_atomic
 from ...util.io.told import tell
 from ...values.plan import Plan

@@ -1,6 +1,9 @@
 """Which limit of the machine caused an error: a full disk, memory, open files, the size of a file, threads.
 
 Libraries report it in many forms, and some wrap it in their own exception with a stack trace for a message.
+
+A SIGKILL that none of our processes sent is explained by the kernel's counters of out-of-memory kills. The supervisor
+loads this file by itself: it imports the standard library alone.
 """
 
 import errno
@@ -8,6 +11,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _ERRNO = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")  # Rust's and Python's words
@@ -157,3 +161,56 @@ def _of_container(folder: Path = _CONTAINER) -> float:
         return limit - used + float(rows["inactive_file"])
     except (OSError, ValueError, KeyError):
         return limit - used
+
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class MemoryKills:
+    """Out-of-memory kills so far: in this process's control group, and on the whole machine; None if unknown."""
+
+    group: int | None
+    machine: int | None
+
+    @classmethod
+    def now(cls) -> "MemoryKills":
+        return cls(_of_group(), _counted(Path("/proc/vmstat")))
+
+    def since(self, before: "MemoryKills") -> str | None:
+        """Return a clause on kills since `before`; None if there were none, or none are counted."""
+        if _more(self.group, before.group):
+            return "by the kernel, because memory ran out (oom_kill of its control group rose)"
+        if _more(self.machine, before.machine):
+            return "perhaps by the kernel, because memory ran out (oom_kill of this machine rose)"
+        return None
+
+
+def _more(now: int | None, before: int | None) -> bool:
+    return now is not None and before is not None and now > before
+
+
+def _of_group() -> int | None:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        number, names, path = line.split(":", 2)
+        if number == "0" and not names:
+            found = _counted(_GROUPS / path.lstrip("/") / "memory.events")
+        elif "memory" in names.split(","):
+            found = _counted(_GROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+        else:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _counted(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -1,6 +1,10 @@
-"""Atomic writes and checked reads of files: a write is a temporary file, fsync, and a rename."""
+"""Atomic writes, checked reads and locks of files: a write is a temporary file, fsync, and a rename.
+
+Locks are those of `flock`: held by a descriptor until it is closed. Some disks of networks have none.
+"""
 
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -282,3 +286,26 @@ def cut_torn_row(path: Path | str) -> None:
 def write_rows(path: Path | str, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write JSON lines, atomically."""
     return write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lock_file(descriptor: int, how: int, *, path: Path, remedy: str) -> bool:
+    """Lock a file that is open; return whether that was done: with LOCK_NB another process may have it.
+
+    Args:
+        how: LOCK_EX or LOCK_SH of `fcntl`, which wait, or one of them with LOCK_NB.
+        path: what a message calls it.
+        remedy: what to do if its disk has no locks.
+
+    Raises InputError if its disk has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise InputError(
+            "lock.unsupported",
+            f"{path}: cannot be locked ({error.strerror}): the file system does not support locks; {remedy}, or "
+            "mount it with locks (NFS: -o local_lock=flock; Lustre: -o flock)",
+        ) from None
+    return True

@@ -31,9 +31,9 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import CODE_FAILURES, InputError
-from ..derived.digests import digest
+from ..derived import digest
 from ..host.imports import restore_removed_names
-from ..moved_modules import module_now
+from ..lazy_names import module_now
 from .files import expanded, sha256
 from .spconv_repairs import repair_spconv
 

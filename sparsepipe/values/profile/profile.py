@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from ...util.derived.digests import canonical_text, digest_with, object_text, row_texts
-from ...util.derived.remembered import Answer, Kept, remembered
+from ...util.derived import Answer, Kept, canonical_text, digest_with, object_text, remembered, row_texts
 from ...util.host.background_load import BackgroundLoad
 from ...util.io.fields import number, shown, text, texts
 from ...util.io.files import expanded, read_json, write_json
@@ -256,7 +255,7 @@ class Profile(Printed):
 
     @cached_property
     def kept(self) -> Kept:
-        """Return what others worked out of this profile alone: see remembered.py."""
+        """Return what others worked out of this profile alone: see util/derived.py."""
         return {}
 
     @cached_property

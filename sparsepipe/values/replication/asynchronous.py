@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...errors import InputError
-from ...util.derived.seeds import derived_seed
+from ...util.derived import derived_seed
 from ...util.io.fields import flag, integer, number
 from .base import SERVER, Arithmetic, Groups, Merge
 from .gathering import Gathering, several

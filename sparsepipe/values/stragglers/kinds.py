@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from ...errors import InputError
-from ...util.derived.seeds import derived_seed
+from ...util.derived import derived_seed
 from ...util.io.fields import integer, number
 from ...util.io.quantities import TIME
 from ...util.text.counting import listed

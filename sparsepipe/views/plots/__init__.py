@@ -1,12 +1,8 @@
 """Figures: functions from values to plotly figures. Each has a sibling `<name>_table`, which returns the data drawn."""
 
 from .accuracy import accuracy, accuracy_table
-from .anatomy import anatomy, anatomy_table
 from .chromium import NoPicture, browser, close_browser
-from .data_sent import compression, compression_table, traffic, traffic_table
-from .epochs import epoch_trace, working_epoch
 from .export import as_wide_as_the_page, export, keep_pictures
-from .held_against import HeldAgainst, contradictions, held_against, held_against_table
 from .layer_costs import (
     cut_bytes,
     cut_bytes_table,
@@ -28,11 +24,9 @@ from .learning import (
     trade_off,
     trade_off_table,
 )
-from .losses import losses, losses_table
-from .outcomes import Outcome, outcomes_table
+from .outcomes import Outcome, losses, losses_table, outcomes_table
 from .paper import COLUMN_WIDTHS, Paper
 from .plans import Gap, gaps, gaps_table, groups, groups_table, mixes, mixes_table, stages, stages_table
-from .points import Point, points_table
 from .run_times import iteration_times, iteration_times_table, lost_seconds, lost_seconds_table, waiting, waiting_table
 from .sample_sizes import (
     OrderedEpoch,
@@ -46,10 +40,27 @@ from .sample_sizes import (
     voxel_counts_table,
 )
 from .speeds import compare, compare_table, scaling, scaling_table, speedups, speedups_table
-from .system_bars import SystemBar, system_bars, system_bars_table
-from .throughput import throughput, throughput_table
-from .timeline import timeline, timeline_table
-from .trace_page import trace_page, write_trace
+from .system_bars import (
+    HeldAgainst,
+    SystemBar,
+    contradictions,
+    held_against,
+    held_against_table,
+    system_bars,
+    system_bars_table,
+)
+from .table import Point, points_table
+from .throughput import compression, compression_table, throughput, throughput_table, traffic, traffic_table
+from .timeline import (
+    anatomy,
+    anatomy_table,
+    epoch_trace,
+    timeline,
+    timeline_table,
+    trace_page,
+    working_epoch,
+    write_trace,
+)
 
 __all__ = [
     "as_wide_as_the_page",

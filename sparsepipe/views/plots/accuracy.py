@@ -13,9 +13,8 @@ from ...records.campaigns import when
 from ...records.provenance import Provenance
 from ...util.text.counting import number_of
 from ..markup import Html
-from .levels import level_line
-from .run_places import run_places
-from .table import noted_of, of_readable, readable, record_names
+from .marks import level_line
+from .table import noted_of, of_readable, readable, record_names, run_places
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, resting_on, whole_ticks
 
 _ROOM = 1.04  # of the last epoch: its marker is whole

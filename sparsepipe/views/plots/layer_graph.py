@@ -16,7 +16,7 @@ from ...values.graph import Layer, LayerGraph
 from ...values.plan import Plan
 from ...values.profile import Profile
 from ..markup import Html, figure_text
-from .layout import Layout, Point, layout
+from .layout import BoxLayout, Point, layout
 from .table import crossing, noted, stage_of_layers
 from .theme import COST_SCALE, GREY, INK, SMALL, finished, ink_on, stage_color
 
@@ -233,7 +233,7 @@ def _hex(color: str) -> str:
     return "#" + "".join(f"{round(float(part)):02X}" for part in color[4:-1].split(","))
 
 
-def _edges(placed: Layout) -> list[go.Scatter]:
+def _edges(placed: BoxLayout) -> list[go.Scatter]:
     xs, ys, heads, angles = [], [], [], []
     for route in placed.routes:
         xs += [x for x, _ in route] + [None]
@@ -253,7 +253,7 @@ def _edges(placed: Layout) -> list[go.Scatter]:
     return [lines, arrows]
 
 
-def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Series) -> None:
+def _boxes(figure: go.Figure, placed: BoxLayout, fills: list[str], stages: pd.Series) -> None:
     """One trace for each shade and stage, not for each layer: hundreds of layers stay quick."""
     groups: dict[tuple[str, int | None], list[int]] = {}
     for k, (fill, stage) in enumerate(zip(fills, stages, strict=True)):
@@ -277,7 +277,7 @@ def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Serie
 
 
 def _cuts(
-    figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None
+    figure: go.Figure, placed: BoxLayout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None
 ) -> list[Box]:
     """Mark every edge that leaves its stage, and write next to one of each boundary what crosses it: at a short one.
 
@@ -321,7 +321,7 @@ def _marked(route: Sequence[Point]) -> tuple[Point, float]:
 
 
 def _cut_words(
-    figure: go.Figure, placed: Layout, of_cut: Mapping[int, Sequence[Point]], cuts: pd.DataFrame
+    figure: go.Figure, placed: BoxLayout, of_cut: Mapping[int, Sequence[Point]], cuts: pd.DataFrame
 ) -> list[Box]:
     """Write what crosses each boundary where it covers no box and no words of another; returns where that is."""
     width, height = 2 * placed.half[0] + _OUTLINE, 2 * placed.half[1] + _OUTLINE
@@ -340,7 +340,7 @@ def _cut_words(
     return taken[len(placed.positions) :]
 
 
-def _lines(placed: Layout) -> list[Box]:
+def _lines(placed: BoxLayout) -> list[Box]:
     """Return the areas of vertical and horizontal parts of edges, as wide as an arrowhead."""
     parts = [part for route in placed.routes for part in pairwise(route)]
     boxes = [((a[0] + b[0]) / 2, (a[1] + b[1]) / 2, abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in parts]

@@ -196,7 +196,7 @@ _lock = threading.Lock()  # Graphviz keeps global state: one layout at a time
 
 
 @dataclass(frozen=True)
-class Layout:
+class BoxLayout:
     """Centres of the layers' boxes and the routes of the edges, in points; `half` is half a box's width and height."""
 
     positions: tuple[Point, ...]
@@ -220,7 +220,7 @@ class Layout:
 
 
 @lru_cache(maxsize=32)
-def layout(graph: LayerGraph, *, columns: int | None = None) -> Layout:
+def layout(graph: LayerGraph, *, columns: int | None = None) -> BoxLayout:
     """Lay a graph out from left to right; one with more than `columns` columns continues below, there and back.
 
     Without `columns` a line has as many as a page shows with names that are read.
@@ -248,12 +248,12 @@ def _dot(graph: LayerGraph) -> pygraphviz.AGraph:
 
 def _folded(
     graph: LayerGraph, places: tuple[Point, ...], routes: tuple[tuple[Point, ...], ...], half: Point, columns: int
-) -> Layout:
+) -> BoxLayout:
     """Cut the drawing into lines of `columns` columns at most; every other line runs backwards, so that ends meet."""
     steps = sorted({round(x, 1) for x, _ in places})
     column = [steps.index(round(x, 1)) for x, _ in places]
     if len(steps) <= columns:
-        return Layout(places, routes, half, 1)
+        return BoxLayout(places, routes, half, 1)
     breaks = _breaks(graph, column, len(steps), columns)
     line_of = [bisect_right(breaks, at) for at in column]
     within = [line_of[i] == line_of[j] for i, j in graph.edges]
@@ -283,7 +283,7 @@ def _folded(
             bent.append(tuple((x, middles[line] + height) for x, height in (fold(point, line) for point in route)))
         else:
             bent.append(edge_routes.route(edge, middles, gaps))
-    return Layout(positions, tuple(bent), half, len(spans))
+    return BoxLayout(positions, tuple(bent), half, len(spans))
 
 
 def _breaks(graph: LayerGraph, column: Sequence[int], num_columns: int, most: int) -> list[int]:

@@ -13,15 +13,12 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.campaigns import when
 from ...records.provenance import Provenance
-from ...records.rates import MINIBATCHES, SAMPLES
+from ...records.workload_facts import MINIBATCHES, SAMPLES
 from ..markup import Html, figure_text
 from .accuracy import accuracy_table
-from .bar_numbers import SHORTER, Numbers, fitted
-from .levels import level_line
-from .marks import THICK, nothing_to_draw, outline_of
-from .points import planner_label
+from .marks import SHORTER, THICK, Numbers, fitted, level_line, nothing_to_draw, outline_of
 from .system_bars import system_places
-from .table import noted_of, strategy
+from .table import noted_of, planner_label, strategy
 from .theme import (
     INK,
     RUN_COLORS,
@@ -170,7 +167,7 @@ def progress(
     return finished(figure, "Training", note=note, width=960, height=330)
 
 
-class Candidate(Protocol):
+class DrawnCandidate(Protocol):
     """Values of a candidate that are drawn; `sweeps.Candidate` has them."""
 
     @property
@@ -198,7 +195,7 @@ class Candidate(Protocol):
     def fits(self) -> bool: ...
 
 
-def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] = ()) -> pd.DataFrame:
+def trade_off_table(candidates: Sequence[DrawnCandidate], best: Sequence[DrawnCandidate] = ()) -> pd.DataFrame:
     """One row for each candidate, the fastest first; `best`: none is faster with as little memory.
 
     The column is `minibatches_per_second` if no one knows how many samples a minibatch has.
@@ -212,7 +209,9 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
     return table.rename(columns={"samples_per_second": f"{candidates[0].counted}_per_second"})
 
 
-def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
+def trade_off(
+    candidates: Sequence[DrawnCandidate], best: Sequence[DrawnCandidate] = (), *, note: str = ""
+) -> go.Figure:
     """Draw throughput against peak memory of simulated plans, with their Pareto front.
 
     The colour shows the planner, the marker shows the schedule. Plans that exceed the memory are outlines.
@@ -286,7 +285,7 @@ def _marks(part: pd.DataFrame, name: str, color: str, symbol: str, counted: str)
     )
 
 
-def _in_order(candidates: Sequence[Candidate]) -> tuple[list[str], list[str]]:
+def _in_order(candidates: Sequence[DrawnCandidate]) -> tuple[list[str], list[str]]:
     return [one.planner for one in candidates], [one.schedule for one in candidates]
 
 

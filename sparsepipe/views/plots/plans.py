@@ -14,11 +14,9 @@ from ...util.text.counting import number_of
 from ...util.text.numbers import duration
 from ...values.plan import Plan
 from ..markup import Html, figure_text
-from .bar_numbers import fitted
-from .marks import category_axis, nothing_to_draw
+from .marks import category_axis, fitted, nothing_to_draw
 from .outcomes import Outcome, mean_of, rule_color, sourced
-from .points import Point, looks, planner_label, points_table
-from .table import plan_names
+from .table import Point, looks, plan_names, planner_label, points_table
 from .theme import (
     DARK_GREY,
     FONT_SIZE,

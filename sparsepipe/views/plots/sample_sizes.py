@@ -17,9 +17,8 @@ from ...records.provenance import Provenance
 from ...values.replication import rule_text
 from ...values.replication.base import Arithmetic
 from ..markup import Html, figure_text
-from .losses import straggler_of
 from .marks import nothing_to_draw
-from .outcomes import rule_color
+from .outcomes import rule_color, straggler_of
 from .table import noted_of, of_readable, readable
 from .theme import GREY, INK, POINT_SHADES, RUN_COLORS, RUN_DASHES, SMALL, bar_marker, finished, resting_on, source_key
 

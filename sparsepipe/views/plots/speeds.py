@@ -11,11 +11,8 @@ from ...util.text.counting import counted, number_of
 from ...util.text.numbers import duration
 from ...values.plan import Plan
 from ..markup import Html, figure_text
-from .bar_numbers import SHORTER, fitted
-from .levels import level_line
-from .marks import outlined, width_of
-from .points import Point, looks, points_table
-from .table import plan_names
+from .marks import SHORTER, fitted, level_line, outlined, width_of
+from .table import Point, looks, plan_names, points_table
 from .theme import FONT_SIZE, INK, SMALL, bar_marker, finished, ink_on, stage_color
 
 _WIDTH, _RIGHT = 900, 90  # pixels: of the figure, and beside its axis, where periods are told

@@ -1,10 +1,17 @@
-"""Helpers for the tables behind figures: names of strategies and plans, bytes across boundaries, provenance."""
+"""Helpers for the tables behind figures: names of strategies and plans, bytes across boundaries, provenance.
+
+A `Point` has the numbers of one strategy on one cluster, which several figures compare. A run's place among those it is
+compared with gives its colour, dash and marker in each of their figures.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
 
-from ...errors import DamagedRecord
+import pandas as pd
+
+from ...errors import DamagedRecord, InputError
 from ...records import RunRecord
 from ...records.provenance import Provenance
 from ...util.text.counting import number_of
@@ -12,7 +19,51 @@ from ...values.costs import LayerTable
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
 from ...values.replication import rule_text
-from .points import planner_label
+from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS
+
+SPARSEPIPE_2020 = "SparsePipe (2020)"  # the planner of the paper, which is not this project
+STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", SPARSEPIPE_2020, "optimal")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Result of a strategy on `cluster`. Sizes: per minibatch; memory: peak of the worst device.
+
+    If the samples of a minibatch are not known `samples_per_second` is None, and `minibatches_per_second` is given.
+    """
+
+    strategy: str
+    cluster: str
+    devices: int
+    samples_per_second: float | None
+    source: Literal["simulated", "replayed", "measured"] = "simulated"
+    bound_samples_per_second: float | None = None  # no plan is faster
+    activation_bytes: float | None = None  # sent between stages, forwards and backwards
+    gradient_bytes: float | None = None  # sent to average gradients over replicas
+    memory_bytes: float | None = None
+    run: str = ""  # the record it was read from
+    minibatches_per_second: float | None = None
+
+
+def points_table(points: Iterable[Point]) -> pd.DataFrame:
+    """One row for each point, with the units of throughput that any of them has. Raises InputError without any."""
+    table = pd.DataFrame([asdict(point) for point in points])
+    if table.empty:
+        raise InputError("plot.nothing", "no points to draw; give at least one strategy on one cluster")
+    unknown = [name for name in ("samples_per_second", "minibatches_per_second") if table[name].isna().all()]
+    return table.drop(columns=unknown)
+
+
+def planner_label(planner: str) -> str:
+    """Return the name of a planner in figures: its choice, but for the SparsePipe paper's, also of older plans."""
+    return SPARSEPIPE_2020 if planner in ("sparsepipe-2020", "sparsepipe") else planner
+
+
+def looks(strategy: str) -> dict[str, str]:
+    """Colour, dash and marker of a strategy, the same in every figure."""
+    k = STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES) - 1
+    return {"color": RUN_COLORS[k], "dash": RUN_DASHES[k], "symbol": RUN_MARKERS[k]}
+
 
 Found = TypeVar("Found")
 
@@ -162,3 +213,60 @@ def stage_of_layers(graph: LayerGraph, plan: Plan | None) -> list[int | None]:
     """For each layer of the graph, the stage that runs it; None if no stage does (or there is no plan)."""
     place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} if plan else {}
     return [place.get(layer.id) for layer in graph.layers]
+
+
+def run_places(
+    records: Sequence[RunRecord], among: Sequence[RunRecord] = (), names: Sequence[str] | None = None
+) -> list[int]:
+    """Return the place of each of `records` among the runs of all figures that stand alongside each other.
+
+    `among`: those runs; `records` themselves unless given. A run that is none of them has the place of the first with
+    its strategy, or else one behind them. Runs of one of the `names` have one place, as they are one line.
+    """
+    called = dict(zip(records, names, strict=True)) if names else {}
+    everyone = list(among) or list(records)
+    keys: list[RunRecord | str] = list(dict.fromkeys(called.get(one, one) for one in everyone))
+    of_strategy = {_strategy(one): keys.index(called.get(one, one)) for one in reversed(everyone)}
+    places = []
+    for record in records:
+        key = called.get(record, record)
+        alike = of_strategy.get(_strategy(record)) if key not in keys else None
+        if key not in keys and alike is None:
+            keys.append(key)
+        places.append(keys.index(key) if alike is None else alike)
+    return places
+
+
+def compared_with(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs among which `records` have the colours of the figures of their campaigns.
+
+    Those are all finished runs of their campaigns, in the same folder, and the records themselves: in the order in
+    which they were launched, which is that of such figures. If two of `records` would share a colour then, they are
+    compared with each other alone.
+    """
+    own = {record: _launched(record) for record in records}
+    campaigns = {campaign for campaign, _ in own.values() if campaign}
+    beside = (path.parent for folder in {one.folder.parent for one in records} for path in folder.glob("*/plan.json"))
+    for other in map(RunRecord, beside if campaigns else ()):
+        launched = _launched(other)
+        if launched[0] in campaigns and other not in own and other.status["state"] == "finished":
+            own[other] = launched
+    found = sorted(own, key=lambda one: own[one][1])
+    colors = {place % len(RUN_COLORS) for place in run_places(records, found)}
+    return found if len(colors) == len(records) else sorted(records, key=lambda one: own[one][1])
+
+
+def _launched(record: RunRecord) -> tuple[str | None, str]:
+    """Its campaign, and when it was launched; nothing of a record whose origin is damaged."""
+    try:
+        return record.campaign, str(record.origin.get("created", ""))
+    except DamagedRecord:
+        return None, ""
+
+
+def _strategy(record: RunRecord) -> str:
+    """Strategy of a run by its plan; of a damaged record its folder."""
+    try:
+        return strategy(record.plan)
+    except DamagedRecord:
+        return str(record.folder)

@@ -18,8 +18,7 @@ from plotly.colors import sample_colorscale
 
 from ...records.provenance import Provenance
 from ..colors import WORK_SHADES, contrast, mixed, work_color
-from ..markup import Html, figure_text
-from ..names import TIE
+from ..markup import TIE, Html, figure_text
 
 _TEMPLATES = ("hovertemplate", "texttemplate")
 _DATA = "customdata"  # shown where a template says so; else it is for programs

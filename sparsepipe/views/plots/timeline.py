@@ -1,16 +1,103 @@
-"""Timelines: what each rank does over time, simulated and emulated above measured. Rows name their source."""
+"""Timelines: what each rank does over time, simulated and emulated above measured. Rows name their source.
 
-from collections.abc import Sequence
+A trace, as that of one epoch of a run, is also written as one self-contained HTML page: a timeline to zoom and drag.
+
+The anatomy of a trace is the devices' time: work, and time lost to imbalance, dependency, communication and the rest.
+With b the seconds a rank works, M the trace's length, averages over ranks:
+  imbalance      max b − mean b     the fullest rank would work on while the others had finished, if nothing waited
+  communication  mean of the spans that send, average, or wait for a transfer that is under way
+  other          loading, checkpoints, and what no span accounts for: the runtime's own overhead
+  dependency     what is left of M − mean b: filling, draining, the order of actions
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from ...errors import InputError
-from ...values.trace import Trace
+from ...records import RunRecord
+from ...records.trace_file import MEGABYTES
+from ...util.io.files import write_atomic, write_json
+from ...util.text.numbers import alike
+from ...values.trace import SPAN_KINDS, WORK, Trace
+from ..colors import STAGE_COLORS, edge_of
 from ..markup import Html
-from .bar_numbers import numbered
-from .epochs import pace_told
-from .theme import SMALL, finished, stage_color, with_held_up
+from ..tables import TIE
+from ..values import left_out
+from .marks import numbered
+from .theme import GREY, LIGHT_GREY, SMALL, finished, ink_on, stage_color, with_held_up
+
+_BETWEEN_EPOCHS = ("evaluate", "checkpoint")
+
+
+def epoch_trace(record: RunRecord, epoch: int) -> Trace:
+    """Extract the trace of one epoch of a run, with minibatches numbered from 0.
+
+    Args:
+        record: The run.
+        epoch: Number of the epoch, from 0.
+
+    Returns:
+        The trace. Its fact "paces" contains the throughput of the epoch and of the run in samples/s, if known.
+
+    Raises:
+        InputError: No complete trace of this epoch. Long runs store only part of their trace.
+
+    Example:
+        >>> sp.plots.epoch_trace(sp.RunRecord.load(run_dir), 1).ranks
+        (0, 1)
+
+    See also:
+        `plots.timeline`, `load_trace`
+    """
+    steps = {row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch}
+    whole = record.trace()
+    if missing := [one for one in whole.left_out.get("minibatches", ()) if any(one[0] <= m <= one[1] for m in steps)]:
+        first, last = missing[0]
+        raise InputError(
+            "run.trace_left_out",
+            f"{record.folder}: the trace lacks minibatches {first} to {last} and so at least part of epoch {epoch}; "
+            f"choose another epoch, or raise the trace size limit ({MEGABYTES})",
+        )
+    spans = [s for s in whole.spans if s.minibatch in steps and s.kind not in _BETWEEN_EPOCHS]
+    if not spans:
+        raise InputError("run.epoch_unknown", f"{record.folder}: has no trace of epoch {epoch}; choose another epoch")
+    facts = {key: value for key, value in whole.facts.items() if key != "left_out"}  # of this epoch nothing is
+    facts |= {"paces": paces} if (paces := _paces(record, epoch)) else {}
+    return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, facts)
+
+
+def pace_told(trace: Trace) -> str:
+    """Say how fast a run was in the epoch of a trace, compared with the median one; nothing if that is a tie."""
+    own, whole = trace.facts.get("paces", (0.0, 0.0))
+    if abs(own - whole) <= TIE * whole:
+        return ""
+    form = alike((own, whole), 3)
+    return f"this epoch: {form(own)} samples/s, {own / whole:.2f} × as fast as the median one ({form(whole)} samples/s)"
+
+
+def _paces(record: RunRecord, epoch: int) -> tuple[float, float] | None:
+    rows, summaries = record.metrics("epoch"), record.metrics("summary")
+    own = next((row.get("samples_per_second") for row in rows if row.get("epoch") == epoch), None)
+    whole = summaries[-1].get("samples_per_second") if summaries else None
+    one = len(record.pipelines) == 1
+    return (float(own), float(whole)) if own and whole and len(rows) > 1 and one else None
+
+
+def working_epoch(record: RunRecord, epoch: int) -> Trace:
+    """One epoch of a run from its first to its last work: what the simulator plays through."""
+    whole = epoch_trace(record, epoch)
+    work = [span for span in whole.spans if span.kind in (*WORK, "average")]
+    if not work:
+        raise InputError(
+            "run.epoch_empty", f"{record.folder}: the trace of epoch {epoch} contains no work; choose another epoch"
+        )
+    return whole.between(min(span.start for span in work), max(span.end for span in work))
+
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
@@ -187,3 +274,134 @@ def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:
 def _unit(seconds: float) -> tuple[float, str]:
     """Milliseconds below two seconds, else seconds."""
     return (1.0, "s") if seconds >= 2 else (1e3, "ms")
+
+
+_PAGE = Path(__file__).with_name("trace_page.html")
+
+
+def trace_page(trace: Trace, *, title: str) -> str:
+    """The whole page as text."""
+    rows = {rank: k for k, rank in enumerate(trace.ranks)}
+    start = min((span.start for span in trace.spans), default=0.0)
+    spans = [
+        [
+            rows[s.rank],
+            round(s.start - start, 7),
+            round(s.end - start, 7),
+            SPAN_KINDS.index(s.kind),
+            s.stage,
+            s.minibatch,
+            s.peer,
+        ]
+        for s in trace.spans
+    ]
+    colors = [[stage_color(k, kind) for kind in SPAN_KINDS] for k in range(len(STAGE_COLORS))]
+    document = {
+        "ranks": list(rows),
+        "kinds": SPAN_KINDS,
+        "work": WORK,
+        "spans": spans,
+        "colors": colors,
+        "edges": [[edge_of(color) for color in own] for own in colors],
+        "inks": [[ink_on(color) for color in own] for own in colors],
+    }
+    # No name in it ends the script it stands in, or begins a comment: in JSON "<" may be written otherwise.
+    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    told = title + (f" ({left_out(trace)})" if trace.left_out else "")
+    parts = {"@TITLE@": Html.escape(told), "@TRACE@": text}  # put in at once: a title may have a mark in it
+    return re.sub("|".join(parts), lambda mark: parts[mark[0]], _PAGE.read_text(encoding="utf-8"))
+
+
+def write_trace(trace: Trace, stem: Path, *, title: str) -> tuple[Path, Path]:
+    """Write `<stem>.html` and `<stem>.json`, the same for Perfetto; returns both paths."""
+    page = stem.with_name(f"{stem.name}.html")
+    write_atomic(page, trace_page(trace, title=title))
+    return page, write_json(stem.with_name(f"{stem.name}.json"), trace.to_chrome())
+
+
+PARTS = ("work", "imbalance", "dependency", "communication", "other")
+# Parts of the time are no stages: Tol's "light" colours ("Colour schemes", 2021), of which no stage has one.
+_COLORS = {
+    "work": "#5E6E7E",
+    "imbalance": "#EE8866",
+    "dependency": "#EEDD88",
+    "communication": "#44BB99",
+    "other": LIGHT_GREY,
+}
+_SENDING = ("send", "average")
+_ACCOUNTED = ("wait", *_SENDING)
+
+
+def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
+    """One row for each trace: shares of all device time, which sum to 1. Raises InputError for an empty trace."""
+    rows = []
+    for name, trace in traces.items():
+        length, ranks, kinds = trace.makespan, trace.ranks, trace.work
+        if not length:
+            raise InputError("trace.empty", f"trace {name!r} is empty; run or simulate some minibatches", name=name)
+        work = [_covered(trace, rank, kinds) for rank in ranks]
+        mean = sum(work) / len(ranks)
+        sending = sum(_covered(trace, rank, (*kinds, *_SENDING)) for rank in ranks) / len(ranks) - mean
+        known = sum(_covered(trace, rank, (*kinds, *_ACCOUNTED)) for rank in ranks) / len(ranks)
+        imbalance = max(work) - mean
+        other = length - known if trace.source != "simulated" else 0.0  # nobody simulates waiting: it is what is left
+        dependency = length - mean - imbalance - sending - other
+        if dependency < 0:  # ranks wait less than they differ: imbalance is what waits
+            imbalance, dependency = imbalance + dependency, 0.0
+        values = (mean, imbalance, dependency, sending, other)
+        shares = {part: max(0.0, value) / length for part, value in zip(PARTS, values, strict=True)}
+        rows.append({"trace": name, "source": trace.source, "seconds": length, "ranks": len(ranks), **shares})
+    return pd.DataFrame(rows)
+
+
+def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
+    """Draw one bar for each trace, split into work and what is lost, with the source of its numbers.
+
+    The note says what held ranks up on purpose.
+    """
+    table = anatomy_table(traces)
+    names = [
+        name if source in name or "predicted" in name else f"{name}, {source}"
+        for name, source in zip(table.trace, table.source, strict=True)
+    ]
+    figure = go.Figure()
+    for part in PARTS:
+        bar = go.Bar(
+            y=names,
+            x=table[part] * 100,
+            name=part,
+            orientation="h",
+            marker={
+                "color": _COLORS[part],
+                "line": {"color": GREY, "width": 0.5},
+            },
+            hovertemplate=Html("%{{y}}<br>{}: %{{x:.1f}}%<extra></extra>").format(part),
+        )
+        numbers = [f"{share:.0%}" if share > 0.04 else "" for share in table[part]]
+        figure.add_trace(numbered(bar, numbers, size=SMALL))
+    figure.update_layout(
+        barmode="stack",
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 0.01,
+            "yref": "container",
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
+        margin={"b": 96},
+    )
+    figure.update_xaxes(title_text="share of all devices' time (%)", range=[0, 100])
+    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    whole = finished(figure, "Breakdown of device time", note=note, width=900, height=190 + 42 * len(table))
+    return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces.values()))))
+
+
+def _covered(trace: Trace, rank: int, kinds: tuple[str, ...]) -> float:
+    """Seconds that at least one span of `kinds` covers: spans that overlap, as sending during work does, count once."""
+    spans = sorted((s.start, s.end) for s in trace.spans if s.rank == rank and s.kind in kinds)
+    covered, until = 0.0, float("-inf")
+    for start, end in spans:
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered

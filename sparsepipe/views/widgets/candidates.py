@@ -13,7 +13,7 @@ from ...values.plan import Plan
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from .explorer_controls import ExplorerControls
 from .explorer_view import ExplorerView
-from .messages import Messages
+from .html_view import Messages
 from .pipelines_planning import Later, PipelinesAnswer
 from .planning import Answer, Planning
 from .settings import Settings

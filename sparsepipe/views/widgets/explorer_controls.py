@@ -19,6 +19,7 @@ from ..glossary import definition
 from ..markup import Html
 from . import looks
 from .controls import (
+    StragglerPicker,
     bandwidth_slider,
     choice_slider,
     count_slider,
@@ -30,15 +31,12 @@ from .controls import (
     toggle,
     written,
 )
-from .html_view import HtmlView
-from .messages import Messages
+from .html_view import HtmlView, Messages
+from .looks import sentence
 from .planning import Answer
-from .sentences import sentence
-from .settings import AS_GIVEN, BY_TYPE, Settings, hosts_of, placement_told
-from .several import NOBODY, Several
+from .settings import AS_GIVEN, BY_TYPE, NOBODY, Settings, SeveralPipelines, hosts_of, placement_told
 from .stage_editor import SMALL, StagesByHand, StagesPerDevice
 from .stop_slider import StopSlider
-from .straggler_picker import StragglerPicker
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
@@ -384,13 +382,13 @@ class PipelinesChoice:
         return self.slider, self.rule, self.options, *self.straggler.controls
 
     @property
-    def picked(self) -> Several | None:
+    def picked(self) -> SeveralPipelines | None:
         count = 1 if self._pinned else self.slider.value
         if count == 1:
             return None
         options = self.options.value.strip()
         rule = f"{self.rule.value}:{options}" if options else self.rule.value
-        return Several(int(count), rule, self.straggler.picked)
+        return SeveralPipelines(int(count), rule, self.straggler.picked)
 
     def follow(self, change: Any, *, pinned: bool) -> None:
         """Offer what goes with what is picked, after a `change` if there was one.

@@ -20,7 +20,7 @@ from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from ..markup import Html
-from .page_code import page_code
+from .looks import page_code
 from .partition_view import PARTS, drawn_text, graph_text
 from .picture import picture
 from .planning import Planning

@@ -19,14 +19,13 @@ from ..glossary import definitions
 from ..plots.table import noted
 from . import looks
 from .exporter import Export, Figures
-from .html_view import HtmlView, explained
-from .messages import Messages
+from .html_view import HtmlView, Messages, explained
 from .partition_view import PartitionView, SettledButton, graph_text
 from .picture import explorer_export, in_lines, picture
 from .pipelines_planning import PipelinesAnswer
 from .plan_picture import plan_figure, scene_of
 from .planning import Answer
-from .several import MINIBATCHES
+from .settings import MINIBATCHES
 from .sizes import (
     AskedSizes,
     SizesForecasts,

@@ -1,19 +1,31 @@
-"""The export button: writes the figures on screen as PDF, SVG and PNG, with their tables and provenance."""
+"""The export button: writes the figures on screen as PDF, SVG and PNG, with their tables and provenance.
 
+From the explorer's picture to a job, the plan is saved as a file that `sparsepipe train` takes, or on a launch board.
+"""
+
+import glob
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 
 from ...errors import InputError
+from ...values.plan import Plan
+from ...values.profile import Profile
+from ..markup import Html
 from ..plots import COLUMN_WIDTHS, export
 from . import looks
-from .html_view import HtmlView
-from .messages import Messages
+from .html_view import HtmlView, Messages
+from .partition_view import PartitionView, SettledButton
+from .pipelines_planning import PipelinesAnswer
+from .planning import Answer
+from .promised import MadeFor
+from .run_settings import LaunchDrawer
 
 Figures = Mapping[str, tuple[go.Figure, pd.DataFrame]]
 _WIDTHS = {
@@ -80,3 +92,120 @@ class Exporter:
             names = dict.fromkeys(path.stem for path in written)
             self.told.value = f"Written to {self.folder}: {', '.join(names)}" if names else ""
         return written
+
+
+_SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
+_SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")
+_APPLIED = Html("The job on the launch board prepares the switch to {}, saved as <code>{}</code>")
+_OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
+
+
+class LaunchTarget(Protocol):
+    """A place to launch a plan: a LaunchBoard."""
+
+    drawer: LaunchDrawer
+
+    def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
+
+    def replan(self, name: str | None, plan: Plan, *, called: str) -> Any: ...
+
+
+class PlanSaver:
+    """Buttons for what `answer` returns: `buttons` *save plan* and *launch ▸*, in `widget` *apply to the job*.
+
+    Files are numbered, PLANNER-3-stages-001.json or PLANNER-2-pipelines-001.json, and none is overwritten. Without a
+    `board` there is the first button alone.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        view: PartitionView,
+        messages: Messages,
+        answer: Callable[[], Answer | PipelinesAnswer],
+        *,
+        folder: Path,
+        board: LaunchTarget | None,
+    ) -> None:
+        self.profile, self.folder, self.board, self._answer = profile, folder, board, answer
+        self.save_button = SettledButton(view, description="save plan", icon="save")
+        self.launch_button = SettledButton(view, description="launch ▸")
+        self.apply_button = SettledButton(view, description="apply to the job", icon="random")
+        self.told = HtmlView()
+        self.save_button.on_click(messages.shown(lambda _: self.save()))
+        self.launch_button.on_click(messages.shown(lambda _: self.open()))
+        self.apply_button.on_click(messages.shown(lambda _: self.apply()))
+        self.buttons = [self.save_button, *([self.launch_button] if board is not None else [])]  # of the header
+        self.widget = looks.VBox([*([self.apply_button] if board is not None else []), self.told])
+        self.block("")
+
+    def block(self, reason: str) -> None:
+        """Save and launch nothing until this is called again without a reason."""
+        for button, tip in (
+            (self.save_button, f"save as a file in {self.folder} for sparsepipe train"),
+            (self.launch_button, "save the plan, and choose epochs, learning rate and batch size before it starts"),
+            (self.apply_button, "save the plan and switch the running job of the launch board to it"),
+        ):
+            with button.hold_sync():
+                button.disabled, button.tooltip = bool(reason), reason or tip
+
+    def save(self) -> Path:
+        """Write the plan; returns the path. Raises InputError while there is no plan, or if it cannot be written."""
+        answer = self._answer()
+        path = self._write(answer.plan)
+        model = self.profile.origin.get("model")
+        command = ["sparsepipe", "train", str(path), *(["--model", str(model)] if model else []), "--data"]
+        self.told.value = _SMALL.format(_SAVED.format(path, f"{shlex.join(command)} DATA"))
+        return path
+
+    def open(self) -> str:
+        """Write the plan and show it on the launch board; returns its name there. Raises InputError as `save` does."""
+        answer, board = self._answer(), self._board()
+        path = self._write(answer.plan)
+        board.add(answer.plan, path.stem, made_for=self._made_for(answer))
+        board.drawer.open(path.stem)
+        self.told.value = _SMALL.format(_OPENED.format(path.stem, path))
+        return path.stem
+
+    def apply(self) -> str:
+        """Write the plan, and have the job that runs on the launch board switch to it; returns the plan's name.
+
+        Raises InputError as `save` does, and if no job runs, several do, or the plan cannot be its.
+        """
+        answer, board = self._answer(), self._board()
+        path = self._write(answer.plan)
+        board.replan(None, answer.plan, called=path.stem)
+        self.told.value = _SMALL.format(_APPLIED.format(path.stem, path))
+        return path.stem
+
+    def _board(self) -> LaunchTarget:
+        if self.board is None:
+            raise InputError(
+                "explorer.no_board", "the explorer has no launch board; pass board=LaunchBoard({}, config, runs='runs')"
+            )
+        return self.board
+
+    def _made_for(self, answer: Answer | PipelinesAnswer) -> MadeFor:
+        """Return the settings for which the estimate is valid; none if boundaries are assumed compressed."""
+        settings = answer.settings
+        size = settings.batch_size or self.profile.batch_size or 0
+        batch_size = size if settings.compression == 1 else 0
+        return MadeFor(batch_size, settings.voxel_size, self.profile, answer.cluster)
+
+    def _write(self, plan: Plan) -> Path:
+        count, what = (len(plan.members), "pipeline") if plan.members else (len(plan.stages), "stage")
+        parts = f"{count}-{what}{'s' if count > 1 else ''}"
+        stem = f"{plan.planner.replace(' ', '-')}-{parts}"
+        try:
+            return plan.save(_free(self.folder, stem))
+        except OSError as error:
+            raise InputError(
+                "out.unwritable", f"{error.filename}: the plan cannot be written ({error.strerror})"
+            ) from None
+
+
+def _free(folder: Path, stem: str) -> Path:
+    """A name that does not exist yet: STEM-004.json after STEM-003.json."""
+    numbers = [path.stem.removeprefix(f"{stem}-") for path in folder.glob(f"{glob.escape(stem)}-*.json")]
+    last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return folder / f"{stem}-{last + 1:03d}.json"

@@ -24,13 +24,12 @@ from ...values.plan import Estimate, Plan
 from ...values.trace import Trace
 from .. import plots
 from ..markup import Html, joined
-from ..plots.epochs import working_epoch
 from ..plots.theme import resting_on
+from ..plots.timeline import working_epoch
 from . import looks
 from .controls import folded
-from .html_view import HtmlView, scrolled
+from .html_view import HtmlView, Messages, scrolled
 from .live import doings_of, doings_table, log_of, recent_spans
-from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
 from .runs import RunsFigures, TraceLink

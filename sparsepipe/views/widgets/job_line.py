@@ -18,11 +18,10 @@ from ...values.plan import Plan
 from ...values.replication import rule_text
 from ..markup import Html
 from . import looks
-from .html_view import HtmlView
+from .html_view import HtmlView, Messages
 from .live import JobView, MetricsRow, doings_of, learned, phase, recent_cause, recent_pace, recent_spans, recent_trace
-from .messages import Messages
+from .looks import sentence
 from .promised import differences, samples_per_second
-from .sentences import sentence
 from .view_model import devices
 
 _BAD = Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>")

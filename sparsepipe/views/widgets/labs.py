@@ -19,7 +19,7 @@ from ...values.cluster import Cluster, DeviceType
 from ...values.profile import Profile
 from . import looks
 from .controls import dropdown, folded, memory_slider, number_slider, written
-from .messages import Messages
+from .html_view import Messages
 from .settings import devices_told
 
 # Its name: (profile, cluster), both part of the package.

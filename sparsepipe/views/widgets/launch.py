@@ -26,13 +26,12 @@ from ...values.plan import Plan
 from ...values.profile import Profile
 from ..glossary import definitions
 from . import looks
-from .html_view import HtmlView, explained
+from .controls import Shown, with_tips
+from .html_view import HtmlView, Messages, Question, explained
 from .job_details import JobDetails, JobsCompared, JobWatch, TrainingCurves
 from .job_line import Board, JobLine
-from .messages import Messages, Question
 from .promised import MadeFor, measured_here, promised, same_data, unit_of
 from .run_settings import LaunchDrawer, PlanChange, RunSettings
-from .tips import Shown, with_tips
 
 
 class LaunchBoard(Shown):

@@ -14,10 +14,9 @@ from ..plots.layer_graph import layer_name
 from ..plots.layout import layout
 from ..plots.theme import INK
 from . import looks
-from .html_view import HtmlView, scrolled
-from .messages import Messages
+from .controls import Shown, with_tips
+from .html_view import HtmlView, Messages, scrolled
 from .plot_view import PlotView
-from .tips import Shown, with_tips
 
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
 _HIGH = 560  # pixels of the figure then

@@ -22,9 +22,8 @@ from ...values.trace import WORK, Span, Trace, span_of
 from ..markup import Html, joined
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from . import looks
-from .html_view import scrolled
-from .messages import WHOLE_WORDS
-from .page_code import page_code
+from .html_view import WHOLE_WORDS, scrolled
+from .looks import page_code
 from .settings import drawn_map
 from .view_model import PALETTE, chips
 

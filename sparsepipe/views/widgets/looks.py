@@ -8,19 +8,44 @@ Their tooltips are sentences, which begin with capitals.
 
 A layout that is shared never changes. What is to be hidden is given another one: `show(control, on=False)`. A control
 that is given a `Layout` or a style, and not settings of one, keeps it as its own.
+
+Sentences on screen begin with capitals: messages, which a command line shows behind "error:", do not.
+
+The code of a widget's page is files of this folder, read together as one module.
 """
 
+import re
 import threading
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ipywidgets
 import traitlets
 from ipywidgets.widgets.trait_types import TypedTuple
 
+from ...planning import PLANNERS
+from ...values.replication import RULES
+from ...values.schedule_rules import SCHEDULE_RULES
 from ..markup import Html, joined
-from .sentences import sentence
+
+_FIRST = re.compile(r"[a-z]+(?=[ ,;:.!?…]|$)")  # no path, file or name with other signs in it
+_NAMES = {*PLANNERS, *SCHEDULE_RULES, *RULES}
+
+
+def sentence(text: str) -> str:
+    """Return text with a capital at its beginning, unless it begins with a name."""
+    found = _FIRST.match(text)
+    if found is None or found[0] in _NAMES:
+        return text
+    return text[0].upper() + text[1:]
+
+
+def page_code(*names: str) -> str:
+    """Return the text of these files, one after the other."""
+    return "".join(Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8") for name in names)
+
 
 OWN_WIDTH = {"description_width": "initial"}  # a style: the name beside a control is as wide as its text
 

@@ -1,4 +1,4 @@
-// Names with hyphens in one line each, as views/names.py puts them, and numbers with their units, as `tied` of
+// Names with hyphens in one line each, as views/markup.py puts them, and numbers with their units, as `tied` of
 // views/plots/theme.py does, which ends lines behind a dot: text becomes markup, escaped. Read together with what uses it, as one module: see page_code.py.
 
 const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);

@@ -19,21 +19,18 @@ from ...values.trace import Trace
 from ..markup import Html
 from . import looks
 from .candidates import Candidates, CandidatesPanel
-from .controls import folded
+from .controls import Shown, folded, with_tips
 from .explorer_controls import ExplorerControls
 from .explorer_page import PageGrid, explorer_page, write_page
 from .explorer_view import OF_ONE, ExplorerView
-from .exporter import Exporter
-from .html_view import HtmlView
+from .exporter import Exporter, LaunchTarget, PlanSaver
+from .html_view import HtmlView, Messages
 from .labs import Lab, LabMenu
-from .messages import Messages
 from .partition_view import NO_PLAN, SettledButton
-from .pipelines_planning import PLANNING, Asked, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
-from .plan_saver import Board, PlanSaver
+from .pipelines_planning import PLANNING, AskedSettings, Later, PipelinesAnswer, PipelinesPlanning, PlanOnScreen
 from .planning import Answer, Planning, unless
 from .settings import map_of
 from .sizes import AskedSizes
-from .tips import Shown, with_tips
 
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PAUSE = 0.25  # seconds from the last move until what takes longer is begun
@@ -48,7 +45,7 @@ class ExplorerOptions:
     minibatches: int
     figures: Path
     plans: Path
-    board: Board | None
+    board: LaunchTarget | None
 
 
 class PartitionExplorer(Shown):
@@ -90,7 +87,7 @@ class PartitionExplorer(Shown):
         voxels_by_size: Mapping[float, float] | None = None,
         figures: Path | str = "figures",
         plans: Path | str = "plans",
-        board: Board | None = None,
+        board: LaunchTarget | None = None,
     ) -> None:
         given = None if profile is None and cluster is None else Lab.of(profile, cluster)
         self.messages = Messages()
@@ -98,7 +95,9 @@ class PartitionExplorer(Shown):
         self._options = ExplorerOptions(
             note, voxels_by_size or {}, minibatches, expanded(figures), expanded(plans), board
         )
-        self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
+        self.later: Later[AskedSettings] = Later(
+            self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines"
+        )
         self.gap_later: Later[Answer] = Later(self.messages.failing(self._close_gap), pause=_PAUSE, name="gap")
         self.sizes_later: Later[AskedSizes] = Later(
             self.messages.failing(self._draw_sizes), pause=_PAUSE, name="orders"
@@ -336,7 +335,7 @@ class PartitionExplorer(Shown):
         another = Planning(planning.profile, planning.cluster, planning.scale, minibatches=planning.minibatches)
         return write_page(explorer_page(another, settings, grid, note=self.view.note), path)
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: AskedSettings) -> None:
         """Have pipelines planned in a moment, and mark the picture until then."""
         self.view.await_pipelines()
         self.state.ask(asked.settings, pending=True)
@@ -345,7 +344,7 @@ class PartitionExplorer(Shown):
         self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", PLANNING)
         self.later.ask(asked)
 
-    def _plan_several(self, asked: Asked) -> None:
+    def _plan_several(self, asked: AskedSettings) -> None:
         """Plan, simulate and draw, unless the controls say something else by then; in a thread of its own."""
         state = self.state
         try:

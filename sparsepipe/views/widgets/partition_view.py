@@ -17,9 +17,8 @@ from ...values.profile import Profile
 from ..plots.layer_graph import layer_name, lines_of
 from ..plots.layout import layout
 from . import looks
-from .page_code import page_code
+from .looks import page_code, sentence
 from .plan_picture import plan_picture, scene_of
-from .sentences import sentence
 from .view_model import PALETTE
 
 PARTS = (

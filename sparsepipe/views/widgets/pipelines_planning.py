@@ -12,7 +12,7 @@ from ...planning.estimate import data_parallel_period
 from ...planning.run_estimate import judged
 from ...planning.scale import Scaled
 from ...planning.simulator import PipelinesForecast, simulate_pipelines
-from ...util.derived.remembered import Kept, remembered
+from ...util.derived import Kept, remembered
 from ...util.text.counting import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
@@ -23,19 +23,18 @@ from ...values.trace import Trace
 from .as_code import pipelines_code
 from .partition_view import NO_PLAN
 from .planning import Answer, Planning
-from .settings import Settings
-from .several import MINIBATCHES, TYPED, HeldUp, Several
+from .settings import MINIBATCHES, TYPED, HeldUp, Settings, SeveralPipelines
 
 MOST_PLANS = 64  # parts of the devices that are planned: some seconds
 _MOST_MINIBATCHES = 240  # of each pipeline that are simulated
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedSettings:
     """Settings that can be read, with what they make of profile and devices. `scaled`: as an Answer's."""
 
     settings: Settings
-    several: Several
+    several: SeveralPipelines
     problem: Problem
     rule: Rule
     scaled: Scaled | None
@@ -90,7 +89,7 @@ class PipelinesPlanning:
         self._planning = planning
         self._kept: Kept = {}
 
-    def asked(self, settings: Settings) -> Asked:
+    def asked(self, settings: Settings) -> AskedSettings:
         """Raises InputError for a rule, a straggler or devices that cannot be."""
         several = settings.several
         assert several is not None
@@ -105,13 +104,15 @@ class PipelinesPlanning:
                 f"{number_of(several.count, 'pipeline')} on {number_of(len(problem.cluster.devices), 'device')}: "
                 "expected at least one device each; lower pipelines, or add a device with +",
             )
-        return Asked(settings, several, problem, rule, self._planning.scaled(settings))
+        return AskedSettings(settings, several, problem, rule, self._planning.scaled(settings))
 
-    def answer(self, asked: Asked) -> PipelinesAnswer:
+    def answer(self, asked: AskedSettings) -> PipelinesAnswer:
         """Plan and simulate. Raises InputError for settings that cannot be planned, or a straggler of no rank."""
         several, profile = asked.several, asked.problem.profile
         given = _given(asked)
-        split = replace(asked.settings, several=Several(several.count, "", HeldUp()))  # rule and straggler change none
+        split = replace(
+            asked.settings, several=SeveralPipelines(several.count, "", HeldUp())
+        )  # rule and straggler change none
         planned = remembered(self._kept, "plans", split, lambda: _planned(asked, given))
         pipelines = replace(planned, replication=asked.rule)
         each = min(_MOST_MINIBATCHES, self._each(asked, pipelines.pipelines[0].num_microbatches))
@@ -131,12 +132,12 @@ class PipelinesPlanning:
             asked.settings, asked.problem, pipelines, given, stragglers, sizes, held, free, asked.scaled
         )
 
-    def _each(self, asked: Asked, num_microbatches: int) -> int:
+    def _each(self, asked: AskedSettings, num_microbatches: int) -> int:
         """Minibatches of each pipeline on average: enough for some averages."""
         return max(MINIBATCHES, self._planning.minibatches, num_microbatches * max(2, 3 * asked.rule.every))
 
 
-def _given(asked: Asked) -> dict[str, Any]:
+def _given(asked: AskedSettings) -> dict[str, Any]:
     settings = asked.settings
     found: dict[str, Any] = {"planner": settings.planner, "schedule": settings.schedule}
     found["num_microbatches"] = settings.num_microbatches
@@ -149,7 +150,7 @@ def _given(asked: Asked) -> dict[str, Any]:
     return found | {"most_plans": MOST_PLANS}
 
 
-def _planned(asked: Asked, given: dict[str, Any]) -> Plan:
+def _planned(asked: AskedSettings, given: dict[str, Any]) -> Plan:
     problem, settings = asked.problem, asked.settings
     found = partition_pipelines(problem.profile, problem.cluster, asked.several.count, **given)
     plans = tuple(_as_asked(plan, problem, settings) for plan in found.pipelines)

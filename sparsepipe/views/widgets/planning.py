@@ -13,7 +13,7 @@ from ...planning.device_groups import device_classes
 from ...planning.run_estimate import judged
 from ...planning.scale import Scale, Scaled
 from ...planning.simulator import simulate
-from ...util.derived.remembered import Kept, remembered
+from ...util.derived import Kept, remembered
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import CostSample, Profile

@@ -24,7 +24,7 @@ from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_POINTS, LIT_SHADES, LIT_TEXT,
 from ..plots.export import kept_picture
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks
-from .page_code import page_code
+from .looks import page_code
 
 _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"

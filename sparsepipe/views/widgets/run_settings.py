@@ -16,9 +16,8 @@ from ...values.plan import Plan
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from ..markup import Html
 from . import looks
-from .html_view import HtmlView
+from .html_view import HtmlView, Messages, Question
 from .job_line import JobLine
-from .messages import Messages, Question
 
 _ASKED = Html("{} prepares the switch to {} while it trains")
 _EMULATED = 200  # minibatches of an emulation, unless a user says otherwise

@@ -16,21 +16,20 @@ from ...launching.base import MetricsRow
 from ...launching.lock import is_held
 from ...launching.run_folders import delete_runs
 from ...records import RunRecord
-from ...records.labels import Labels
+from ...records.record_files import Labels
 from ...util.io.files import expanded
 from ...values.trace import Trace
 from .. import plots
 from ..markup import Html
-from ..plots.run_places import compared_with, run_places
-from ..plots.table import record_names
-from ..plots.trace_page import write_trace
+from ..plots.table import compared_with, record_names, run_places
+from ..plots.timeline import write_trace
 from . import looks
+from .controls import Shown, with_tips
 from .exporter import Export, Exporter
-from .messages import Messages, Question
+from .html_view import Messages, Question
 from .plot_view import PlotView
 from .promised import same_data
 from .runs_rows import RunsListing
-from .tips import Shown, with_tips
 
 _TRACE = Html(
     "<div>The link below opens the timeline, saved as <code>{}</code>. Perfetto opens the .json file: "

@@ -16,8 +16,7 @@ import traitlets
 from ...errors import DamagedRecord, InputError
 from ...launching.supervisor import GOING_ON
 from ...records import RunRecord
-from ...records.labels import Labels
-from ...records.record_files import STATES
+from ...records.record_files import STATES, Labels
 from ...util.io.files import expanded
 from ...util.text.counting import number_of
 from ...util.text.numbers import Form, alike, as_given, as_measured
@@ -28,8 +27,7 @@ from ..plots.theme import tied
 from ..plots.throughput import pace_of
 from ..tables import Table, of_numbers, table_html
 from . import looks
-from .html_view import HtmlView
-from .messages import Messages
+from .html_view import HtmlView, Messages
 from .promised import same_data
 
 COLUMNS = (

@@ -19,7 +19,7 @@ from ...planning.orders import (
     synchronous_step,
 )
 from ...planning.run_estimate import stage_costs
-from ...util.derived.remembered import Kept, remembered
+from ...util.derived import Kept, remembered
 from ...util.text.counting import number_of
 from ...util.text.numbers import duration
 from ...values.cluster import Cluster

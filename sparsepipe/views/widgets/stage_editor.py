@@ -13,10 +13,9 @@ from ..glossary import definition
 from ..markup import Html
 from . import looks
 from .controls import count_slider, toggle
-from .html_view import HtmlView
-from .messages import Messages
+from .html_view import HtmlView, Messages
+from .looks import sentence
 from .planning import Answer
-from .sentences import sentence
 from .stop_slider import StopSlider
 
 SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")

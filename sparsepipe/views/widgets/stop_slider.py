@@ -16,11 +16,10 @@ import traitlets
 from ...errors import InputError
 from ...util.io.fields import MOST, shown
 from . import looks
-from .page_code import page_code
-from .sentences import sentence
+from .looks import page_code, sentence
 
 
-class Reading(Protocol):
+class SliderReading(Protocol):
     """Reads what is typed, writes what is shown. `read` raises InputError for what is no such value."""
 
     def read(self, text: str) -> float: ...
@@ -101,7 +100,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         self,
         name: str,
         value: object,
-        reading: Reading,
+        reading: SliderReading,
         *,
         stops: Iterable[float],
         named: Mapping[Any, tuple[str, float]] | None = None,

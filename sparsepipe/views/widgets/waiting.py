@@ -22,12 +22,10 @@ from ...values.stragglers import Stragglers
 from .. import plots
 from ..glossary import definition
 from . import looks
-from .controls import bandwidth_slider, count_slider, dropdown
+from .controls import Shown, StragglerPicker, bandwidth_slider, count_slider, dropdown, with_tips
 from .exporter import Export, Exporter
-from .messages import Messages
-from .several import MINIBATCHES
-from .straggler_picker import StragglerPicker
-from .tips import Shown, with_tips
+from .html_view import Messages
+from .settings import MINIBATCHES
 from .waiting_figures import Compared, WaitingFigures
 
 _MOST_PIPELINES, _MOST_STAGES = 8, 8

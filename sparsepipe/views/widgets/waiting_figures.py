@@ -12,8 +12,8 @@ from ..markup import Html, joined
 from . import looks
 from .exporter import Figures
 from .html_view import HtmlView, scrolled
+from .looks import sentence
 from .plot_view import PlotView
-from .sentences import sentence
 
 _TABLE = Html("<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>")
 _STALE = Html("<div role='status' style='padding:6px 8px;border-left:4px solid #D55E00;font-weight:600'>{}</div>")

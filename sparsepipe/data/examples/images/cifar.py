@@ -20,7 +20,7 @@ _PIXELS = 3 * _SIDE**2
 
 
 @dataclass(frozen=True)
-class Variant:
+class CifarVariant:
     """Files by split, how many label bytes come before a picture (the last is the class), and the classes' names."""
 
     files: dict[str, tuple[str, ...]]
@@ -31,14 +31,14 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(
+    CifarVariant(
         {"train": tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test": ("test_batch.bin",)},
         1,
         "batches.meta.txt",
         10,
         Style((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), _SIDE),
     ),
-    Variant(
+    CifarVariant(
         {"train": ("train.bin",), "test": ("test.bin",)},
         2,
         "fine_label_names.txt",
@@ -53,7 +53,7 @@ class CifarPictures:
     """One split of a variant in a folder."""
 
     root: Path
-    variant: Variant
+    variant: CifarVariant
     split: str
 
     @property
@@ -144,7 +144,7 @@ def opened(root: Path, split: str) -> CifarPictures:
     return pictures
 
 
-def _variant(root: Path) -> Variant | None:
+def _variant(root: Path) -> CifarVariant | None:
     return next(
         (variant for variant in VARIANTS if any((root / files[0]).is_file() for files in variant.files.values())), None
     )

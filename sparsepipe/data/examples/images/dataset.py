@@ -12,15 +12,13 @@ import torch
 from numpy.random import Generator
 
 from ....errors import InputError
-from ....util.derived.seeds import sample_seed
+from ....util.derived import sample_seed
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...augmentation import OF_IMAGES
-from ...presence import look_at
+from ...split_files import check_indices, look_at, named_digest
 from ..base import ExampleBatch
-from ..files import check_indices, named_digest
-from .base import Pictures
-from .decoding import centre_crop, fitted, resized
+from .base import Pictures, centre_crop, fitted, resized
 
 _PARTS = 8  # a shift is by an eighth of the side at most: 4 of CIFAR's 32 pixels, as is usual
 _AREA = (0.08, 1.0)  # of a picture that a random crop keeps, as GoogLeNet was trained (Szegedy et al., CVPR 2015)

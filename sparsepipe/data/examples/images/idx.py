@@ -16,7 +16,7 @@ import numpy as np
 from ....errors import InputError
 from ....util.text.counting import number_of
 from ...formats.base import read_bytes
-from ...layouts.litter import entries
+from ...layouts.entries import entries
 from .base import Style
 
 _UNSIGNED_BYTES = 8

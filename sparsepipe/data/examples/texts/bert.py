@@ -14,20 +14,16 @@ import numpy as np
 import torch
 
 from ....errors import InputError
-from ....util.derived.seeds import sample_seed
+from ....util.derived import sample_seed
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
-from ...presence import look_at
-from ..base import ExampleBatch
-from ..files import check_indices, named_digest
-from . import plain
-from .base import TextExamples
-from .masking import Chunks, MaskedSample, masked_sample
-from .plain import PlainTexts
-from .ragged import Ragged, padded
-from .vocabulary import BERT_TOKENS, Vocabulary, opened_vocabulary
+from ...split_files import check_indices, look_at, named_digest
+from ..base import ExampleBatch, TextExamples
+from . import masking
+from .masking import Chunks, MaskedSample, PlainTexts, masked_sample
+from .vocabulary import BERT_TOKENS, Ragged, Vocabulary, opened_vocabulary, padded
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,12 @@ class PlainTextExamples(TextExamples):
 
     @cached_property
     def _texts(self) -> PlainTexts:
-        return plain.opened(self.root, self.split)
+        return masking.opened(self.root, self.split)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The subwords of the training split."""
-        training = self._texts if self.split == "train" else plain.opened(self.root, "train")
+        training = self._texts if self.split == "train" else masking.opened(self.root, "train")
         return opened_vocabulary(
             lambda: [sentence for document in training.read() for sentence in document],
             training.files,

@@ -12,10 +12,8 @@ from ....errors import InputError
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text, read_text
 from ...labels import IGNORED
-from ...presence import look_at
-from ..base import ExampleBatch
-from ..files import check_indices, named_digest
-from .base import TextExamples
+from ...split_files import check_indices, look_at, named_digest
+from ..base import ExampleBatch, TextExamples
 from .bert import bert_batch
 from .masking import MaskedSample
 from .shard_files import files_of, opened_shard, shape_of

@@ -20,14 +20,11 @@ from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
-from ...presence import look_at
-from ..base import ExampleBatch
-from ..files import check_indices, named_digest
+from ...split_files import check_indices, look_at, named_digest
+from ..base import ExampleBatch, TextExamples
 from . import aligned
 from .aligned import AlignedTexts
-from .base import TextExamples
-from .ragged import Ragged, padded
-from .vocabulary import BEGIN, END, PADDING, TRANSLATION_TOKENS, Vocabulary, opened_vocabulary
+from .vocabulary import BEGIN, END, PADDING, TRANSLATION_TOKENS, Ragged, Vocabulary, opened_vocabulary, padded
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Subword vocabularies, trained on a text by the library tokenizers: BPE for translation, WordPiece for BERT.
+"""Subwords of texts as numbers: how words are split, and lists of several lengths padded to one.
+
+Subword vocabularies, trained on a text by the library tokenizers: BPE for translation, WordPiece for BERT.
 
 BPE: Sennrich, Haddow, Birch, ACL 2016. WordPiece: Wu et al. 2016; words as BERT divides them, accents kept.
 """
@@ -18,7 +20,41 @@ from ....errors import InputError
 from ....util.io.fields import complaint, given_integer
 from ....util.io.files import expanded, read_text
 from ...cache import SampleCache, sample_key
-from .ragged import Ragged
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sequence k is `ids`[`offsets`[k] : `offsets`[k + 1]]: ids int32 [N], offsets int64 [sequences + 1]."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
+        arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
+        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        return cls(np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each sequence: int64 [sequences]."""
+        return np.diff(self.offsets)
+
+
+def padded(rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
+    """Put sequences into one array, the shorter ones padded at their end: int64 [rows, longest]."""
+    table = np.full((len(rows), max(len(row) for row in rows)), padding, dtype=np.int64)
+    for place, row in zip(table, rows, strict=True):
+        place[: len(row)] = row
+    return table
+
 
 PADDING, UNKNOWN, BEGIN, END = TRANSLATION_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

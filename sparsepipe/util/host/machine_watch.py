@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ....errors import InputError
-from ..background_load import cpu_seconds, processor_seconds, processors_of, thread_times
+from ...errors import InputError
+from .background_load import cpu_seconds, processor_seconds, processors_of, thread_times
 
 _FOLDER = Path("/proc/pressure")
 _TOTAL = re.compile(r"(some|full) .*\btotal=(\d+)")

@@ -1,12 +1,16 @@
-"""Digests: a short hash of a value's canonical JSON, equal for equal values however they were read."""
+"""Values derived from others: digests, seeds, and answers that are remembered next to what they were worked out of.
+
+A digest is a short hash of a value's canonical JSON, equal for equal values however they were read.
+"""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from threading import RLock
+from typing import Any, TypeVar
 
 _DIGITS = 12  # hexadecimal ones: two of a million values share a name with a chance of 1 in 500
 
@@ -62,3 +66,40 @@ def canonical(value: object) -> Any:  # noqa: ANN401 - a value of JSON
     if is_dataclass(value) and not isinstance(value, type):
         return canonical(asdict(value))
     raise TypeError(f"a {type(value).__name__} has no canonical JSON")
+
+
+# Held by whoever seeds the generators that a process's threads share, and draws from them: a layer with dropout in the
+# thread that computes, a user's data set in the one that reads ahead.
+SHARED_GENERATORS = RLock()
+_NAMES = "surrogatepass"  # Python has bytes of a file's name that are no UTF-8 as lone surrogates
+
+
+def sample_seed(seed: int, name: str) -> int:
+    """Return the own seed in [0, 2^64) of a sample of a data set, so that neither order nor split changes what it is.
+
+    Another hash than `derived_seed`'s: samples stay those that earlier runs and caches have.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode(errors=_NAMES)).digest()[:8])
+
+
+def derived_seed(*parts: int | str) -> int:
+    """Return a seed in [0, 2^63) for the given parts: the same on every machine and in every process."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(errors=_NAMES), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+Answer = TypeVar("Answer")
+Kept = dict[Hashable, dict[Hashable, Any]]  # of each kind, what was asked for → its answer
+_MOST = 16  # answers of a kind: a slider that is dragged asks for one after another
+
+
+def remembered(kept: Kept, kind: str, key: Hashable, make: Callable[[], Answer]) -> Answer:
+    """Return the answer that `kept` has for `key`; if it has none, what `make` returns, which it keeps."""
+    own: dict[Hashable, Answer] = kept.setdefault(kind, {})
+    if key not in own:
+        made = make()
+        if len(own) >= _MOST:
+            own.pop(next(iter(own)), None)
+        own[key] = made
+        return made
+    return own[key]

@@ -1,1 +1,0 @@
-"""What is worked out of values by a rule: their digests, seeds of what is drawn for them, answers kept next to them."""
