@@ -107,10 +107,11 @@ def with_fewer(words: list[str]) -> list[str]:
     return [*words, *(fewer if not {"--train", "--repeats"} & set(words) else [])]
 
 
-def run_command(words: list[str], folder: Path) -> None:
-    """Run a command of a page in this process: those of the README run in one of their own each."""
-    code, _, errors = sparsepipe(*with_fewer(words), folder=folder)
+def run_command(words: list[str], folder: Path) -> str:
+    """Run a command of a page in this process; return what it printed. Commands as processes are in test_wheel.py."""
+    code, printed, errors = sparsepipe(*with_fewer(words), folder=folder)
     assert code == 0, (words, errors)
+    return printed
 
 
 @pytest.mark.slow
@@ -126,10 +127,10 @@ def test_the_example_runs(tmp_path):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """What the README's first commands leave, each a process of its own, and what the last has printed."""
+    """What the README's first commands leave, and what the last has printed."""
     folder = tmp_path_factory.mktemp("workplace")
     for words in commands(SHELL):
-        printed = run("-m", "sparsepipe", *with_fewer(words), folder=folder)
+        printed = run_command(words, folder)
     return folder, printed
 
 
