@@ -28,15 +28,15 @@ check() { # check WHAT COMMAND...: go on after a failure, so that one run shows 
   "$@" >&2 || failed+=("$what")
 }
 
-# Tests start hundreds of processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile the package again.
-check "compile" .venv/bin/python -m compileall -q sparsepipe scripts tests
-check "ruff check" .venv/bin/ruff check .
-check "ruff format" .venv/bin/ruff format --check .
-# Types are checked beside the tests, on one core, in half of their time.
+# Types are checked beside all else, on one core, in half of the tests' time.
 types=$(mktemp)
 .venv/bin/mypy >"$types" 2>&1 &
 checker=$!
 trap 'kill "$checker" 2>/dev/null || true; rm -f "$types"' EXIT
+# Tests start hundreds of processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile the package again.
+check "compile" .venv/bin/python -m compileall -q sparsepipe scripts tests
+check "ruff check" .venv/bin/ruff check .
+check "ruff format" .venv/bin/ruff format --check .
 shopt -s nullglob
 notebooks=(notebooks/*.ipynb)
 if [ ${#notebooks[@]} -gt 0 ]; then

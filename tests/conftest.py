@@ -248,6 +248,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each worker one test after the other, in no fixed pieces: they differ a thousandfold in length."""
     from xdist.scheduler import LoadScopeScheduling
 
+    # Else files of many tests come first, and those of hosts, which wait much, all at once. They are in order already.
+    config.option.loadscopereorder = False
+
     class OneByOne(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]

@@ -113,13 +113,11 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path,
 
 
 @pytest.mark.slow
-def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path):
-    """Four times as slow: its layers go to the pipeline's other rank; the other pipeline keeps its plan.
-
-    They wait for each other at every update; two that do not are in test_launchers_replan_hosts.py.
-    """
+@pytest.mark.parametrize("rule", ["all-reduce", "partial-reduce"])
+def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path, rule):
+    """Four times as slow: its layers go to the pipeline's other rank; the other pipeline keeps its plan."""
     profile, cluster, told = network(seconds=[0.006] * 12), cpus(4), list[str]()
-    plan = Plan.alike(partition(profile, cluster.part([0, 1])), 2, parse_rule("all-reduce"))
+    plan = Plan.alike(partition(profile, cluster.part([0, 1])), 2, parse_rule(rule))
     settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=3,factor=4,from=20"}
     config = replace(CONFIG, minibatches=160)
     job = launch(plan, config, run_dir=tmp_path / "run", replan="live", tell=told.append, **settings)

@@ -1,4 +1,7 @@
-"""Several pipelines over ssh on hosts that share only the code: replayed to the same bits, and hosts that are lost."""
+"""Several pipelines over ssh on hosts that share only the code, some of which are lost.
+
+That they are replayed to the same bits is in test_launchers_replan_hosts.py.
+"""
 
 import json
 import os
@@ -8,10 +11,9 @@ from collections import Counter
 import pytest
 from coded import mentions, raises
 from hosts_desk import config
-from pipeline_jobs import PipelinesResult, pipelines_of
+from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
-from replayed_pipelines import Replay, same_ends
-from runtime_jobs import NORMED, PLAIN
+from runtime_jobs import PLAIN
 
 from sparsepipe.launching.ssh.placement import hosted_pipelines
 from sparsepipe.records import RunRecord
@@ -37,28 +39,6 @@ def trained_once(desk, name, count):
 def log_of_pipeline(desk, name, k):
     path = desk.folder / name / "pipelines" / str(k) / "logs" / "launcher.log"
     return path.read_text() if path.exists() else ""
-
-
-@slow
-def test_pipelines_on_two_hosts_are_replayed_on_one_machine_to_the_same_bits(desk):
-    """Encrypted. Each rank sleeps longer than it computes, so that both are at work when averages are due."""
-    rule = "partial-reduce"
-    plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
-    own = config(model=NORMED, epochs=3, shuffle=True, stragglers="jitter:p=1,seconds=0.1", encrypt=True)
-    assert desk.launch(desk.told(rule, plan, own, *desk.network.hosts[:2])) == ["finished"]
-    trained_once(desk, rule, 3 * EPOCH)
-    assert {row["pipeline"] for row in rows(desk, rule, "taken")} == {0, 1}, "both have some"
-    result = PipelinesResult(desk.folder / rule)
-    replay = Replay(result, plan, own.replace(data=str(desk.folder / "shapes")), epoch_minibatches=EPOCH)
-    merges = [replay.told.merges[row["merge"]] for row in replay.told.applied if not row.get("last")]
-    assert any(len(merge["members"]) > 1 or merge["partner"] is not None for merge in merges)
-    same_ends(result, replay.run())
-    record = RunRecord.load(result.folder)
-    assert record.trace().ranks == (0, 1) and [one.status["state"] for one in record.pipelines] == ["finished"] * 2
-    assert [row["run_dir"] for row in record.metrics("summary")] == [str(result.folder)]
-    assert not (result.folder / "control" / "coordinator.json").exists(), "no secret stays"
-    assert not (result.folder / "control" / "certificate.pem").exists()
-    desk.check_nothing_is_left()
 
 
 @slow

@@ -4,6 +4,7 @@ Of the pages' blocks `python` is run, or written to the file that its first line
 blocks without a language are read: each `sparsepipe` line is one that the command takes.
 """
 
+import io
 import operator
 import os
 import re
@@ -11,8 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
+from contextlib import chdir, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from command_line import sparsepipe
@@ -90,12 +94,13 @@ def test_every_guide_and_background_page_is_in_its_list():
             assert path.name == "README.md" or f"]({path.name})" in listed, path
 
 
-def run(*command: object, folder: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(folder)])}
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (command, done.stderr)
-    return done.stdout
+def run_python(text: str, folder: Path) -> str:
+    """Run a block of a page in this process, as a cell would be; return what it printed."""
+    printed = io.StringIO()
+    with patch.dict(os.environ), chdir(folder), redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("default")  # they are told, not raised as in tests
+        exec(compile(text, "block of a page", "exec"), {"__name__": "__main__"})
+    return printed.getvalue()
 
 
 # Added to the commands that begin so: with fewer shapes and passes they say the same, sooner.
@@ -107,17 +112,22 @@ def with_fewer(words: list[str]) -> list[str]:
     return [*words, *(fewer if not {"--train", "--repeats"} & set(words) else [])]
 
 
-def run_command(words: list[str], folder: Path) -> None:
-    """Run a command of a page in this process: those of the README run in one of their own each."""
-    code, _, errors = sparsepipe(*with_fewer(words), folder=folder)
+def run_command(words: list[str], folder: Path) -> str:
+    """Run a command of a page in this process; return what it printed. Commands as processes are in test_wheel.py."""
+    code, printed, errors = sparsepipe(*with_fewer(words), folder=folder)
     assert code == 0, (words, errors)
+    return printed
 
 
 @pytest.mark.slow
 def test_the_example_runs(tmp_path):
     quick = EXAMPLE.replace("profile_model(model, data, **sizes)", "profile_model(model, data, **sizes, repeats=2)")
     assert quick != EXAMPLE  # fewer passes, as above
-    printed = run("-c", quick, folder=tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    words = [sys.executable, "-c", quick]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     assert "2 stages" in printed
     assert float(printed.splitlines()[-1].removesuffix(" samples/s")) > 0
     assert "plotly" in (tmp_path / "timeline.html").read_text()
@@ -126,10 +136,10 @@ def test_the_example_runs(tmp_path):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """What the README's first commands leave, each a process of its own, and what the last has printed."""
+    """What the README's first commands leave, and what the last has printed."""
     folder = tmp_path_factory.mktemp("workplace")
     for words in commands(SHELL):
-        printed = run("-m", "sparsepipe", *with_fewer(words), folder=folder)
+        printed = run_command(words, folder)
     return folder, printed
 
 
@@ -152,7 +162,7 @@ def test_a_page_runs_from_its_first_block_to_its_last(path, workplace, tmp_path)
             if named := re.match(r"# (\w+\.py)\n", text):
                 (folder / named[1]).write_text(text)
             else:
-                printed = run("-c", text, folder=folder)
+                printed = run_python(text, folder)
         if language == "bash":
             for words in commands(text):
                 run_command(words, folder)

@@ -110,20 +110,22 @@ def workplace(tmp_path) -> Workplace:
     return place
 
 
-# A .venv whose pip is a stand-in that logs what it is asked for; {engine} is what building MinkowskiEngine does.
+# A .venv whose pip is a stand-in that logs what it is asked for; {engine} is what building MinkowskiEngine does, and
+# {imports} what becomes of the import of all at the end: it would take seconds each time.
 PYTHON_WITHOUT_PIP = """
 case "$*" in
   "-m pip install"*MinkowskiEngine*) echo "pip PATH=$PATH MAX_JOBS=$MAX_JOBS ${{*:4}}" >>"$LOG"; {engine} ;;
   "-m pip install"*) echo "pip ${{*:4}}" >>"$LOG"; echo "PYTHONPATH=${{PYTHONPATH:-}}" >>"$LOG.path" ;;
   "-m pytest"*) echo "pytest ${{*:3}} [$SPARSEPIPE_DATA]" >>"$LOG"; exit {tests} ;;
   "-W ignore -") exit 1 ;;  # is MinkowskiEngine there? No.
+  "-c import sparsepipe, torch") {imports} ;;
   *) exec {python} "$@" ;;
 esac
 """
 
 
-def venv_python(engine: str = "exit 1", tests: int = 0) -> str:
-    return PYTHON_WITHOUT_PIP.format(engine=engine, tests=tests, python=sys.executable)
+def venv_python(engine: str = "exit 1", tests: int = 0, imports: str = "exit 0") -> str:
+    return PYTHON_WITHOUT_PIP.format(engine=engine, tests=tests, imports=imports, python=sys.executable)
 
 
 def with_compiler(place: Workplace) -> None:
@@ -285,6 +287,13 @@ class TestSetup:
         workplace.installed("python", venv_python())
         assert workplace.run("setup.sh").returncode == 0
         assert len(workplace.stamps()) == 2
+
+    def test_what_does_not_import_is_told_in_one_line_and_set_up_again(self, workplace):
+        with_compiler(workplace)
+        workplace.installed("python", venv_python(imports='echo "ImportError: libtorch.so" >&2; exit 1'))
+        result = workplace.run("setup.sh")
+        assert result.returncode == 1 and mentions(lines(result.stderr)[-1], "ImportError: libtorch.so")
+        assert not [name for name in workplace.stamps() if not name.endswith("-engine")]
 
     def test_without_a_compiler_ends_well_and_is_not_tried_again(self, workplace):
         workplace.tool("python3", f'exec {sys.executable} "$@"')  # and neither cc nor c++ on PATH
