@@ -46,6 +46,11 @@ class Sink(Protocol):
         ...
 
 
+def is_address(where: object) -> bool:
+    """Return whether a sink is given the address of a server, such as "http://127.0.0.1:4318", and not a folder."""
+    return "://" in str(where)
+
+
 def described(row: Row, record: "RunRecord") -> Row:
     """Return a row of a run's metrics as trackers need it.
 

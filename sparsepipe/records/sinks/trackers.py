@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, missing_extra
-from .base import Row, scalars
+from .base import Row, is_address, scalars
 
 PROJECT = "sparsepipe"  # of trackers that sort runs by project or experiment
 _ROWS_SECONDS = 2.0  # between two writes to MLflow's database, whose transactions take some 20 ms each
@@ -30,7 +30,7 @@ def _of_an_extra() -> Iterator[None]:
 
 def _made(folder: Path | str) -> Path:
     """Return the folder, which is made if it is missing. Raises InputError if it cannot be."""
-    if "://" in str(folder):
+    if is_address(folder):
         raise InputError("sink.no_folder", f"{folder}: is an address, expected a folder")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class TensorBoard:
         """Raises InputError if tensorboard is not installed, or the folder cannot be written to."""
         with _of_an_extra():
             from torch.utils.tensorboard import SummaryWriter
-        self._writer = SummaryWriter(str(folder if "://" in str(folder) else _made(folder)))
+        self._writer = SummaryWriter(str(folder if is_address(folder) else _made(folder)))
 
     def __call__(self, row: Row) -> None:
         """Write the numbers of a row at the minibatch that it is of."""
@@ -119,8 +119,7 @@ class MLflow:
             from mlflow.tracking import MlflowClient
 
             self._metric, self._param = Metric, Param
-            is_address = "://" in str(where)
-            folder = None if is_address else _made(where)
+            folder = None if is_address(where) else _made(where)
             self._client = MlflowClient(tracking_uri=str(where) if folder is None else f"sqlite:///{folder}/mlflow.db")
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             if experiment := self._client.get_experiment_by_name(name):

@@ -14,6 +14,7 @@ from ..plots.layer_graph import layer_name
 from ..plots.layout import layout
 from ..plots.theme import INK
 from . import looks
+from .explorer_pictures import layer_graph_picture
 from .html_view import HtmlView, scrolled
 from .messages import Messages
 from .plot_view import PlotView
@@ -54,7 +55,7 @@ class LayerGraphExplorer(Shown):
         self.note = note or str(profile.origin.get("model") or "")
         self.messages = Messages()
         self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
-        self.view = PlotView()
+        self.view = PlotView(picture=self._picture)
         self.device_type = looks.Dropdown(
             options=list(profile.device_types),
             description="device type",
@@ -105,6 +106,16 @@ class LayerGraphExplorer(Shown):
             self.show(self.found.value)
             self._mark(figure, self.profile.graph.index[self.found.value])
         self.view.show(figure)
+
+    def _picture(self) -> str:
+        layer, index = self.found.value, self.profile.graph.index
+        return layer_graph_picture(
+            self.profile,
+            self.plan,
+            device_type=self.device_type.value,
+            note=self.note,
+            marked=None if layer is None else index[layer],
+        )
 
     def _mark(self, figure: go.Figure, layer: int) -> None:
         """Draw a frame around a layer; of a large graph only its neighbourhood stays in sight."""

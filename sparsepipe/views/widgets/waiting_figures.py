@@ -10,6 +10,7 @@ from ...values.replication import rule_text
 from .. import plots
 from ..markup import Html, joined
 from . import looks
+from .explorer_pictures import waiting_picture
 from .exporter import Figures
 from .html_view import HtmlView, scrolled
 from .plot_view import PlotView
@@ -87,14 +88,17 @@ class WaitingFigures:
     """Shows what was compared; `widget` is what to display, below `stale`, which names an outdated comparison."""
 
     def __init__(self) -> None:
+        self._compared: Compared | None = None
+        self._stale = ""
         self.stale, look = HtmlView(), HtmlView(_FADED, layout={"display": "none"})
         self.told, self.waits = HtmlView(), HtmlView()
-        self.paces, self.lost, self.groups = PlotView(), PlotView(), PlotView()
+        self.paces, self.lost, self.groups = PlotView(picture=self._picture), PlotView(), PlotView()
         self.widget = looks.VBox([look, self.told, self.waits, self.paces, self.lost, self.groups])
 
     def mark(self, stale: str) -> None:
         """Say above the figures what they are of, and look as old; as new without a text."""
-        self.stale.value = _STALE.format(sentence(stale)) if stale else ""
+        self._stale = sentence(stale)
+        self.stale.value = _STALE.format(self._stale) if stale else ""
         self.fade(bool(stale))
 
     def fade(self, old: bool) -> None:
@@ -104,7 +108,12 @@ class WaitingFigures:
         else:
             self.widget.remove_class("sp-faded")
 
+    def _picture(self) -> str:
+        assert self._compared is not None  # else there is no figure, and nothing asks
+        return waiting_picture(self._compared, stale=self._stale)
+
     def show(self, compared: Compared) -> None:
+        self._compared = compared
         figures = compared.figures()
         self.paces.show(figures["explorer_waiting"][0])
         self.lost.show(figures["explorer_lost_seconds"][0])
