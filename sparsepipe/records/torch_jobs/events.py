@@ -96,10 +96,10 @@ class Intervals:
 
     def columns(self) -> "Columns":
         """Return them in the order of their starts."""
-        starts = np.frombuffer(self.starts) if self.starts else np.empty(0)
+        starts = np.array(self.starts)
         order = np.argsort(starts, kind="stable")
-        columns = (self.ends, np.float64), (self.threads, np.intc), (self.links, np.int64)
-        return Columns(starts[order], *(np.asarray(column, dtype=kind)[order] for column, kind in columns))
+        threads, links = np.array(self.threads, dtype=np.intc), np.array(self.links, dtype=np.int64)
+        return Columns(starts[order], np.array(self.ends)[order], threads[order], links[order])
 
 
 class Columns(NamedTuple):
@@ -112,8 +112,8 @@ class Columns(NamedTuple):
 
     def between(self, begin: float, end: float) -> "Columns":
         """Return those that start from `begin` on and before `end`."""
-        part = slice(*np.searchsorted(self.starts, (begin, end)))
-        return Columns(*(column[part] for column in self))
+        part = slice(*np.searchsorted(self.starts, (begin, end)).tolist())
+        return Columns(self.starts[part], self.ends[part], self.threads[part], self.links[part])
 
 
 @dataclass(eq=False)

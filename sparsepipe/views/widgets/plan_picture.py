@@ -42,6 +42,8 @@ _RECT = Html("<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{:.1f}' fill='{
 _EDGE = Html(" stroke='{}' stroke-width='0.6'")
 _WORDS = Html("<text x='{:.1f}' y='{:.1f}' font-size='{}' fill='{}' text-anchor='{}'{}>{}</text>")
 _BOLD = Html(" font-weight='bold'")
+_PATH = Html("<path d='M{}' fill='none' stroke='{}' stroke-width='{}'{}/>")
+_DASHED = Html(" stroke-dasharray='2 2'")
 _LINE = Html("<path d='M{:.1f} {:.1f}V{:.1f}' stroke='{}' stroke-width='1' stroke-dasharray='4 3'/>")
 
 
@@ -118,6 +120,23 @@ class Sheet:
         bold: bool = False,
     ) -> None:
         self.marks.append(_WORDS.format(x, y, size, color, anchor, _BOLD if bold else "", text))
+
+    def path(self, data: str, color: str, width: float = 1.0, *, dashed: bool = False) -> None:
+        """Draw a line; `data` is what follows the M of an SVG path."""
+        self.marks.append(_PATH.format(data, color, width, _DASHED if dashed else ""))
+
+    def keys(self, entries: Sequence[tuple[str, str]]) -> None:
+        """A coloured mark for each (name, colour), in as many lines as they take."""
+        x = 0.0
+        for name, color in entries:
+            wide = width_of(name) * SMALL + 16 + 2 * GAP
+            if x and x + wide > self.width:
+                x = 0.0
+                self.low += _LANE
+            self.rect(x, self.low + 1, 10, 10, color)
+            self.words(x + 14, self.low + 10, name, SMALL, color=SOFT)
+            x += wide
+        self.low += _LANE
 
     def heading(self, title: str, about: str) -> None:
         """Begin a part: its name, and beside it what its marks mean, in further lines if it is long."""

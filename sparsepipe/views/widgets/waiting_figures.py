@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import groupby
 
 from ...planning.simulator import PipelinePace, PipelinesForecast
 from ...util.text.counting import number_of
@@ -9,10 +10,14 @@ from ...util.text.numbers import as_measured, rate_text
 from ...values.replication import rule_text
 from .. import plots
 from ..markup import Html, joined
+from ..plots.marks import width_of
+from ..plots.outcomes import NOBODY, rule_color
+from ..plots.run_times import CAUSES
+from ..plots.theme import INK
 from . import looks
-from .explorer_pictures import waiting_picture
 from .exporter import Figures
 from .html_view import HtmlView, scrolled
+from .plan_picture import GAP, RED, TEXT, Sheet
 from .plot_view import PlotView
 from .sentences import sentence
 
@@ -25,6 +30,7 @@ _FADED = Html(
 _OWN = "Standalone throughput: one pipeline alone with the same straggler"
 _SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
 _HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
+_BAR, _ROW = 13, 19  # pixels: height of a picture's bar, distance of two
 _NOTHING = 0.005  # of a pace
 _HEADS = ("pipeline", "minibatches", "{}/s", "of standalone", "own delay", "waited", "waited for")
 
@@ -82,6 +88,56 @@ class Compared:
         said = Html("{} Synchronization stalls cost {} of the {} of standalone pipelines; {}.")
         whole = said.format(text, waiting, as_measured(own), _averages(self.forecast))
         return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
+
+
+def waiting_picture(compared: Compared, *, stale: str = "") -> str:
+    """Return what synchronization schemes cost as SVG: throughput under each straggler, and lost time by cause.
+
+    Args:
+        compared: Outcomes of each scheme.
+        stale: A sentence on what the picture is of, if its settings have changed since.
+    """
+    sheet = Sheet()
+    if stale:
+        sheet.paragraph(stale, color=RED)
+    sheet.heading("Synchronization stall", compared.note)
+    sheet.paragraph(compared.told().striptags())
+    names = list(dict.fromkeys(one.rule for one in compared.outcomes))
+    left = max(width_of(name) for name in names) * TEXT * 1.1 + GAP
+    for straggler, outcomes in groupby(compared.outcomes, key=lambda one: one.straggler):
+        sheet.heading(straggler or NOBODY, "throughput of all pipelines together; dashed: if no pipeline waited")
+        _throughputs(sheet, list(outcomes), left, compared)
+    if any(one.lost_seconds for one in compared.held):
+        causes = [cause for cause in CAUSES if any(cause in one.lost_seconds for one in compared.held)]
+        sheet.heading("Lost time", "seconds of all pipelines together")
+        sheet.keys([CAUSES[cause] for cause in causes])
+        most = max(sum(one.lost_seconds.values()) for one in compared.held) or 1.0
+        room = sheet.width - left - 70
+        for one in compared.held:
+            sheet.words(0, sheet.low + 10, one.rule, bold=one.rule == compared.rule)
+            x = left
+            for cause in causes:
+                wide = one.lost_seconds.get(cause, 0.0) / most * room
+                sheet.rect(x, sheet.low, wide, _BAR, CAUSES[cause][1])
+                x += wide
+            sheet.words(x + 5, sheet.low + 10, f"{as_measured(sum(one.lost_seconds.values()))} s")
+            sheet.low += _ROW
+    return sheet.drawing(f"throughput of {len(names)} synchronization schemes; {compared.told().striptags()}")[0]
+
+
+def _throughputs(sheet: Sheet, outcomes: list[plots.Outcome], left: float, compared: Compared) -> None:
+    """A bar for each scheme, on one scale in the whole picture."""
+    most = max(max(one.samples_per_second, one.own_pace) for one in compared.outcomes) or 1.0
+    scale = (sheet.width - left - 120) / most
+    for one in outcomes:
+        bold = one.rule == compared.rule
+        end, alone = (left + pace * scale for pace in (one.samples_per_second, one.own_pace))
+        sheet.words(0, sheet.low + 10, one.rule, bold=bold)
+        sheet.rect(left, sheet.low, end - left, _BAR, rule_color(one.rule))
+        sheet.path(f"{alone:.1f} {sheet.low - 2:.1f}V{sheet.low + _BAR + 2:.1f}", INK, dashed=True)
+        rate = f"{as_measured(one.samples_per_second)} {one.counted}/s"
+        sheet.words(max(end, alone) + 5, sheet.low + 10, rate, bold=bold)
+        sheet.low += _ROW
 
 
 class WaitingFigures:
