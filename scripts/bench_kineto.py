@@ -2,14 +2,21 @@
 
     python scripts/bench_kineto.py                      # all kinds of jobs and causes: 20 jobs, some 5 minutes
     python scripts/bench_kineto.py --kinds ddp --causes rank none --keep work/traces
+    python scripts/bench_kineto.py --large work/large --of rank0.json.gz rank1.json.gz --bytes 1e9
 
 Processes exchange real tensors over gloo. They compute by sleeping, so that a loaded machine changes little. A slow
 link limits the bandwidth of what one process reads from its sockets (a library before libc, made by the C compiler).
 Each job trains some steps with the cause and then as many without it: what removing it saves is measured in one job.
+
+With --large, traces of many steps are made of small ones, and each verb that reads them is timed: their steps are
+repeated with later times and further numbers, byte for byte as the profiler wrote them otherwise.
 """
 
 import argparse
+import gzip
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +38,11 @@ SIZES = (0.4, 1.6, 0.7, 1.3, 1.9, 0.1)  # of minibatches or microbatches; their 
 LINK_SECONDS = 0.060  # of a message on the slow link
 LOADER_SECONDS = 0.250
 WIDTH, ROWS, BLOCKS = 256, 128, 4
+
+# What differs between the steps of a trace, with the text before each number.
+NUMBERED = re.compile(
+    r'("(?:ts|correlation|External id|Sequence number|Ev Idx|id)"\s*:\s*|ProfilerStep\s*#\s*)(\d[\d.]*)'
+)
 
 SLOW_LINK = r"""
 #define _GNU_SOURCE
@@ -196,6 +208,59 @@ def run_job(kind: str, cause: str, folder: Path) -> Path:
     return folder / "traces"
 
 
+def enlarge_trace(source: Path, target: Path, size: float) -> int:
+    """Write a trace of about `size` bytes that repeats the steps of `source`; return how many steps it has."""
+    content = source.read_bytes()
+    text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
+    scan, at = json.JSONDecoder().raw_decode, text.index("[", text.index('"traceEvents"')) + 1
+    head, events = text[:at], []
+    while text[at := re.compile(r"[\s,]*").match(text, at).end()] != "]":
+        begin = at
+        event, at = scan(text, at)
+        events.append((event, text[begin:at]))
+    steps = [event for event, _ in events if event["name"].startswith("ProfilerStep") and event["ph"] == "X"]
+    numbers = {int(event["name"].partition("#")[2]) for event in steps}
+    first, last = min(event["ts"] for event in steps), max(event["ts"] + event["dur"] for event in steps)
+    repeated = [part for event, part in events if event["ph"] != "M" and first <= event["ts"] < last]
+    once = [part for event, part in events if event["ph"] == "M"]
+    parts = NUMBERED.split(",\n".join(repeated))  # text, name, number, text, name, number, …
+    named = list(zip(parts[1::3], parts[2::3], strict=True))
+    most = 1 + max(int(number) for name, number in named if "ts" not in name and "Profiler" not in name)
+    whole = sum(map(len, parts)) + 2
+    copies = max(1, round(size / whole))
+    with (gzip.open if target.suffix == ".gz" else open)(target, "wt") as file:
+        file.write(head + ",\n".join(once))
+        for copy in range(copies):
+            shifts = {"ts": copy * (last - first), "Pr": copy * len(numbers)}
+            for k, (name, number) in enumerate(named):
+                shift = shifts.get(name.lstrip('"')[:2], copy * most)
+                parts[3 * k + 2] = f"{float(number) + shift:.3f}" if "." in number else str(int(number) + round(shift))
+            file.write(",\n" + "".join(parts))
+        file.write(text[at:])
+    return copies * len(numbers)
+
+
+def time_large(sources: list[Path], folder: Path, size: float) -> None:
+    """Make a large trace of each source, and print seconds and memory of each verb that reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = [folder / source.name for source in sources]
+    for source, target in zip(sources, targets, strict=True):
+        if not target.exists():
+            enlarge_trace(source, target, size / len(sources))
+    where = folder if len(targets) > 1 else targets[0]
+    for verb in (["show"], ["whatif"], ["export", "-o", str(folder.with_suffix(".out.json"))]):
+        words = [sys.executable, "-m", "sparsepipe", "trace", verb[0], str(where), *verb[1:], "--json"]
+        began = time.monotonic()
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        _, code, usage = os.wait4(process.pid, 0)
+        print(
+            f"{verb[0]:7} {size / 1e9:.2f} GB  {time.monotonic() - began:5.1f} s  "
+            f"CPU {usage.ru_utime + usage.ru_stime:5.1f} s  memory {usage.ru_maxrss / 2**20:.2f} GiB  "
+            f"load {os.getloadavg()[0]:.1f}  exit code {code >> 8}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Run the jobs, and print a line for each."""
     if sys.argv[1:2] == ["--worker"]:
@@ -206,7 +271,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
     parser.add_argument("--causes", nargs="+", choices=CAUSES, default=[*CAUSES])
     parser.add_argument("--keep", type=Path, help="folder in which the traces stay")
+    parser.add_argument("--large", type=Path, metavar="FOLDER", help="time the reading of large traces, made here")
+    parser.add_argument("--of", type=Path, nargs="+", metavar="FILE", help="small traces that they repeat")
+    parser.add_argument("--bytes", type=float, default=1e9, help="of all large traces together, before they are packed")
     options = parser.parse_args()
+    if options.large:
+        time_large(options.of or parser.error("--large needs --of FILE …"), options.large, options.bytes)
+        return
     import sparsepipe as sp
 
     with tempfile.TemporaryDirectory() as temporary:

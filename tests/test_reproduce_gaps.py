@@ -5,7 +5,7 @@ from coded import raises
 
 from sparsepipe import Cluster, Link, partition
 from sparsepipe.planning import comparable
-from sparsepipe.study.machines import published_profiles
+from sparsepipe.study.machines import published_profiles, reference_seconds
 from sparsepipe.views.plots import Gap, gaps, gaps_table
 
 
@@ -29,8 +29,12 @@ def test_shipped_profiles_are_planned_without_a_folder(capsys):
     assert list(known) == ["minkvgg16bn"] and "data_manifests/profiles" in capsys.readouterr().out
     cluster = Cluster.uniform(4, device_type=known["minkvgg16bn"].device_types[0], link=Link(1e9))
     plans = [partition(known["minkvgg16bn"], cluster, planner=planner) for planner in ("optimal", "data-parallel")]
-    best, other = (Gap.of(p, "x", 4) for p in comparable(plans, known["minkvgg16bn"], cluster))
+    reference = reference_seconds()
+    best, other = (
+        Gap.of(p, "x", 4, reference_seconds=reference) for p in comparable(plans, known["minkvgg16bn"], cluster)
+    )
     assert best.gap == 0 < other.gap and (best.planner, best.layers) == ("optimal", 52)
+    assert gaps_table([best]).reference_seconds[0] == reference > 0
 
 
 def test_published_profiles_are_called_as_their_folders(shared_reference):

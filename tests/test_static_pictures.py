@@ -14,12 +14,21 @@ from coded import raises
 from test_widgets_labs import cluster_of
 from test_widgets_words import profile_of
 
-from sparsepipe import Cluster, partition, plots
+from sparsepipe import Cluster, Link, partition, plots
+from sparsepipe.util.text.numbers import as_measured
 from sparsepipe.values.schedule_rules import SCHEDULE_RULES
-from sparsepipe.views.plots.marks import width_of
-from sparsepipe.views.widgets import LayerGraphExplorer, PartitionExplorer, RunsTable, explorer_page
+from sparsepipe.views.plots.layer_graph import layer_name, lines_of
+from sparsepipe.views.plots.marks import nothing_to_draw, width_of
+from sparsepipe.views.widgets import (
+    LayerGraphExplorer,
+    PartitionExplorer,
+    RunsTable,
+    WaitingExplorer,
+    explorer_page,
+)
 from sparsepipe.views.widgets.explorer_page import PageGrid
 from sparsepipe.views.widgets.plan_picture import plan_figure, plan_picture
+from sparsepipe.views.widgets.plot_view import PlotView
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -65,11 +74,38 @@ def test_no_text_is_cut_at_any_width_and_every_device_is_named(explorer, inches)
     assert plots.Paper(inches).printed(figure)[1] == pytest.approx(1.0), "it was laid out for this width"
 
 
+def words_of(drawn):
+    return [mark.text for mark in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+
+
+def test_an_output_has_the_layers_with_their_stages_and_cuts(explorer):
+    profile, plan = explorer.profile, explorer.plan
+    graph = LayerGraphExplorer(profile, plan, note="a <note>")
+    words = words_of(bundle(graph)["image/svg+xml"])
+    assert {lines_of(layer_name(layer))[0] for layer in profile.graph.layers} <= {*words}
+    assert {f"stage {k}" for k in range(len(plan.stages))} <= {*words} and any("a <note>" in text for text in words)
+    assert sum("after stage" in text for text in words) == len(plan.stages) - 1
+    drawn = len(bundle(graph)["image/svg+xml"])
+    graph.find.value = profile.graph.layers[1].id
+    assert len(bundle(graph)["image/svg+xml"]) > drawn, "the layer that was found has a frame"
+    assert "after stage" not in "".join(words_of(bundle(LayerGraphExplorer(profile))["image/svg+xml"]))
+
+
+def test_an_output_has_the_throughput_and_lost_time_of_each_scheme(explorer):
+    rules = ("all-reduce", "partial-reduce")
+    waiting = WaitingExplorer(explorer.profile, Link(1e9), rules=rules, rule="all-reduce", minibatches=6)
+    words = words_of(bundle(waiting)["image/svg+xml"])
+    for outcome in waiting.compared.outcomes:
+        assert f"{as_measured(outcome.samples_per_second)} {outcome.counted}/s" in words
+    lost = [as_measured(sum(outcome.lost_seconds.values())) for outcome in waiting.compared.held]
+    assert {f"{seconds} s" for seconds in lost} <= {*words} and words.count("all-reduce") >= 2
+
+
 def test_views_without_a_drawing_keep_their_words(tmp_path):
     table = bundle(RunsTable(tmp_path / "runs"))
     assert WIDGET in table and "<" in table.get("text/html", "<")
-    graph = bundle(LayerGraphExplorer(profile_of()))
-    assert "keep_pictures" in graph["text/html"]
+    figure = bundle(PlotView(nothing_to_draw("a title")))
+    assert "a title" in figure["text/html"] and "keep_pictures" in figure["text/html"]
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from coded import mentions, raises
@@ -12,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_simulator import pipeline
 
+from scripts.bench_kineto import enlarge_trace, run_job
 from sparsepipe import InputError, load_trace, replay, simulate, what_if
 from sparsepipe.cli.command import main
 from sparsepipe.planning.replaying import Part
@@ -234,13 +233,25 @@ def test_traces_of_others(shared_data):
     assert what_if(sampled).measured_seconds == pytest.approx(0.6151, rel=0.01)
 
 
+@pytest.mark.parametrize("device", [False, True])
+def test_many_steps_give_the_answer_of_a_few(tmp_path, device):
+    data_parallel(tmp_path / "job", "rank", device=device)
+    (tmp_path / "long").mkdir()
+    for path in (tmp_path / "job").iterdir():
+        assert enlarge_trace(path, tmp_path / "long" / path.name, 4e5) > 50
+    few, many = load_trace(tmp_path / "job"), load_trace(tmp_path / "long")
+    repeated = len(many.facts["steps"]) // STEPS
+    assert many.facts["steps"][-1][0] == 6 + repeated * STEPS
+    assert len(many.spans) / len(few.spans) == pytest.approx(repeated, rel=0.05)
+    first, again = what_if(few), what_if(many)
+    assert again.cause == first.cause == Part("rank", 1) and again.cost == pytest.approx(first.cost, abs=0.01)
+    assert again.measured_seconds == pytest.approx(first.measured_seconds, rel=0.01)
+
+
 @pytest.mark.slow
 def test_a_real_job_with_a_slow_rank(tmp_path):
     """As scripts/bench_kineto.py runs it: three processes of DistributedDataParallel over gloo."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-    import bench_kineto
-
-    found = what_if(load_trace(bench_kineto.run_job("ddp", "rank", tmp_path / "job")))
+    found = what_if(load_trace(run_job("ddp", "rank", tmp_path / "job")))
     assert found.cause == Part("rank", 1) and 0.35 < found.cost < 0.55
 
 

@@ -1,9 +1,12 @@
 """Machines that figures plan for: those whose profiles were published, else this one and slower copies of it."""
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from ..data.manifests import get_manifest, manifests_folder
 from ..data.sources import place_of
@@ -18,6 +21,31 @@ BATCH_SIZE = 64  # of the published profiles
 INSIDE, BETWEEN = Link(12e9, 1e-5), Link(1.25e9, 5e-5)  # nominal: PCI Express 3.0 × 16; 10 Gbit/s Ethernet
 SLOWER = {"full speed": 1.0, "¾ speed": 0.75, "½ speed": 0.5}  # assumed copies, where nothing published is there
 _MIXES = ((1, 1, 1), (0, 2, 2), (4, 2, 1), (2, 2, 2))  # counts of the three types; the first three are SparsePipe's
+
+
+def reference_seconds() -> float:
+    """Measure how long fixed work of Python and NumPy takes on this processor.
+
+    A duration divided by it compares processors, and says less about the load of this one than the duration itself.
+
+    Returns:
+        Seconds; about 0.05 on an idle processor.
+
+    Example:
+        >>> 0 < sp.study.machines.reference_seconds() < 60
+        True
+
+    See also:
+        guides/claims
+    """
+    began = time.perf_counter()
+    for _ in range(36):
+        table: dict[int, int] = {}
+        for k in range(8_000):
+            table[k * k % 4_001] = table.get(k % 4_001, 0) + k
+        values = np.arange(40_000) * 7_919 % 40_009
+        np.minimum.accumulate(values[np.argsort(values, kind="stable")] + np.cumsum(values))
+    return time.perf_counter() - began
 
 
 @dataclass(frozen=True)

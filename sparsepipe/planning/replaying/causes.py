@@ -414,13 +414,11 @@ def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
     outside: defaultdict[tuple[int, tuple[str, int]], list[float]] = defaultdict(list)
     for (step, kind, within, *_), seconds in works.items():
         (inside if within else outside)[step, kind].append(seconds)
-    ratios = []
-    for step in range(len(begins) or len(known.steps)):
-        kinds = [key for key in inside if key[0] == step and key in outside]
-        usual_seconds = sum(float(np.mean(inside[key])) for key in kinds)
-        others = sum(float(np.median(outside[key])) for key in kinds)
-        ratios.append(usual_seconds / others if others > 0 else 1.0)
-    return ratios
+    compared = np.zeros((2, len(begins) or len(known.steps)))  # seconds of each step: the part's, and the others'
+    for key in inside:
+        if key in outside:
+            compared[:, key[0]] += np.mean(inside[key]), np.median(outside[key])
+    return [seconds / others if others > 0 else 1.0 for seconds, others in compared.T.tolist()]
 
 
 def _name(part: Part) -> str:

@@ -7,7 +7,17 @@ from ...errors import CODE_FAILURES, InputError
 from ...util.io.fields import complaint
 from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
-from .trackers import MLflow, OpenTelemetry, Sink, TensorBoard, Trackio, WeightsAndBiases, described, scalars
+from .trackers import (
+    MLflow,
+    OpenTelemetry,
+    Sink,
+    TensorBoard,
+    Trackio,
+    WeightsAndBiases,
+    described,
+    is_address,
+    scalars,
+)
 
 SINKS: Mapping[str, Callable[[Path | str], Sink]] = {
     "tensorboard": TensorBoard,
@@ -55,7 +65,7 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
     See also:
         guides/trackers
     """
-    where = folder if "://" in str(folder) else expanded(folder)
+    where = folder if is_address(folder) else expanded(folder)
     if kind in SINKS or is_function(kind):
         make = SINKS[kind] if kind in SINKS else UserFunction.parse(kind).load()
         try:

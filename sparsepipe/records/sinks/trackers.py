@@ -55,6 +55,11 @@ class Sink(Protocol):
         ...
 
 
+def is_address(where: object) -> bool:
+    """Return whether a sink is given the address of a server, such as "http://127.0.0.1:4318", and not a folder."""
+    return "://" in str(where)
+
+
 def described(row: Row, record: "RunRecord") -> Row:
     """Return a row of a run's metrics as trackers need it.
 
@@ -157,7 +162,7 @@ def _of_an_extra() -> Iterator[None]:
 
 def _made(folder: Path | str) -> Path:
     """Return the folder, which is made if it is missing. Raises InputError if it cannot be."""
-    if "://" in str(folder):
+    if is_address(folder):
         raise InputError("sink.no_folder", f"{folder}: is an address, expected a folder")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -181,7 +186,7 @@ class TensorBoard:
         """Raises InputError if tensorboard is not installed, or the folder cannot be written to."""
         with _of_an_extra():
             from torch.utils.tensorboard import SummaryWriter
-        self._writer = SummaryWriter(str(folder if "://" in str(folder) else _made(folder)))
+        self._writer = SummaryWriter(str(folder if is_address(folder) else _made(folder)))
 
     def __call__(self, row: Row) -> None:
         """Write the numbers of a row at the minibatch that it is of."""
@@ -246,8 +251,7 @@ class MLflow:
             from mlflow.tracking import MlflowClient
 
             self._metric, self._param = Metric, Param
-            is_address = "://" in str(where)
-            folder = None if is_address else _made(where)
+            folder = None if is_address(where) else _made(where)
             self._client = MlflowClient(tracking_uri=str(where) if folder is None else f"sqlite:///{folder}/mlflow.db")
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             if experiment := self._client.get_experiment_by_name(name):

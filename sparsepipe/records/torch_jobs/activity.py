@@ -13,8 +13,8 @@ is launched already, and an exchange ends. The rest of its pauses are delays of 
 """
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from .events import IssuedCall, Mark, RankEvents, RankFacts
+from .events import Columns, IssuedCall, Mark, RankEvents, RankFacts
 
 Floats = NDArray[np.float64]
 
@@ -100,14 +100,17 @@ class Activity:
 
 def activity_of(events: RankEvents) -> Activity:
     """Return what the rank did. Raises InputError for a trace without a training step."""
-    steps, main, assumed = _steps(events)
-    phases = [phase._replace(step=index) for index, step in enumerate(steps) for phase in _phases(events, main, step)]
+    operators, backward = events.operators.columns(), events.backward.columns()
+    steps, main, assumed = _steps(events, operators)
+    host = _Host(events, main, operators, backward)
+    phases = [phase._replace(step=index) for index, (_, *step) in enumerate(steps) for phase in host.phases(*step)]
     on_device = len(events.kernels.starts) > 0
     calls = _calls(events)
     if on_device:
         pieces, waits = _on_device(events, phases, calls)
     else:
-        pieces, waits = _on_host(events, main, phases, calls)
+        engine = {main, *np.unique(backward.threads).tolist()}
+        pieces, waits = _on_host(operators, engine, phases, calls)
     begins = [start for _, start, _ in steps]
     exchanges = []
     for (call, issued), (asked, until) in zip(calls, waits, strict=True):
@@ -121,10 +124,10 @@ def activity_of(events: RankEvents) -> Activity:
 # --- steps and phases -------------------------------------------------------------------------------------------------
 
 
-def _steps(events: RankEvents) -> tuple[list[tuple[int, float, float]], int, list[str]]:
+def _steps(events: RankEvents, operators: Columns) -> tuple[list[tuple[int, float, float]], int, list[str]]:
     """((number, start, end) of each step, the thread that trains, what was assumed)."""
     marked = [(int(match[1]), mark) for mark in events.marks if (match := _STEP.match(mark.name))]
-    starts, ends, threads, _ = events.operators.columns()
+    starts, ends, threads, _ = operators
     if marked:
         threads_of = [mark.thread for _, mark in marked]
         main = max(set(threads_of), key=threads_of.count)
@@ -164,64 +167,67 @@ def _checked(steps: list[tuple[int, float, float]], events: RankEvents) -> list[
     return checked
 
 
-def _phases(events: RankEvents, main: int, step: tuple[int, float, float]) -> list[StepPhase]:
-    """The phases of one step, which cover it."""
-    _, begin, end = step
-    marks = [mark for mark in events.marks if begin <= mark.start < end]
-    anchors = [StepPhase("load", -1, -1, m.start, m.end) for m in marks if m.thread == main and _LOADER.search(m.name)]
-    anchors += [StepPhase("update", -1, -1, m.start, m.end) for m in marks if _OPTIMIZER.match(m.name)]
-    anchors += _computed(events, marks, begin, end)
-    anchors.sort(key=lambda phase: (phase.start, -phase.end))
-    return list(_filled(anchors, begin, end))
+class _Host:
+    """What the host did in the order of time, of which each step takes its part."""
 
+    def __init__(self, events: RankEvents, main: int, operators: Columns, backward: Columns) -> None:
+        self._main, self._operators, self._backward = main, operators, backward
+        self._marks = sorted(events.marks, key=lambda mark: mark.start)
+        self._begins = [mark.start for mark in self._marks]
+        self._direct = sorted(call.start for call in events.issued if call.name in _DIRECT)
 
-def _computed(events: RankEvents, marks: Sequence[Mark], begin: float, end: float) -> Iterator[StepPhase]:
-    """The forwards and backwards of a step, by the numbers that the autograd engine gives its operators."""
-    clusters = _backwards(events, marks, begin, end)
-    starts, ends, _, numbers = events.operators.columns()
-    inside = (starts >= begin) & (starts < end) & (numbers >= 0)
-    for cluster in clusters:
-        inside &= (starts < cluster[0]) | (starts >= cluster[1])
-    starts, ends, numbers = starts[inside], ends[inside], numbers[inside]
-    order = np.argsort(numbers, kind="stable")
-    starts, ends, numbers = starts[order], ends[order], numbers[order]
-    actions = [(mark, match) for mark in marks if (match := _ACTION.match(mark.name))]
-    for microbatch, (start, stop, least, most) in enumerate(clusters):
-        low, high = np.searchsorted(numbers, least), np.searchsorted(numbers, most, side="right")
-        before = starts[low:high] < start
-        if before.any():
-            first, last = float(starts[low:high][before].min()), float(ends[low:high][before].max())
-            yield _named(StepPhase("forward", microbatch, -1, first, min(last, start)), actions)
-        yield _named(StepPhase("backward", microbatch, -1, start, stop), actions)
+    def phases(self, begin: float, end: float) -> list[StepPhase]:
+        """Return the phases of one step, which cover it."""
+        marks = self._marks[bisect_left(self._begins, begin) : bisect_left(self._begins, end)]
+        loads = [mark for mark in marks if mark.thread == self._main and _LOADER.search(mark.name)]
+        anchors = [StepPhase("load", -1, -1, mark.start, mark.end) for mark in loads]
+        anchors += [StepPhase("update", -1, -1, m.start, m.end) for m in marks if _OPTIMIZER.match(m.name)]
+        anchors += self._computed(marks, begin, end)
+        anchors.sort(key=lambda phase: (phase.start, -phase.end))
+        return list(_filled(anchors, begin, end))
 
+    def _computed(self, marks: Sequence[Mark], begin: float, end: float) -> Iterator[StepPhase]:
+        """The forwards and backwards of a step, by the numbers that the autograd engine gives its operators."""
+        clusters = self._backwards(marks, begin, end)
+        starts, ends, _, numbers = self._operators.between(begin, end)
+        inside = numbers >= 0
+        for cluster in clusters:
+            inside[slice(*np.searchsorted(starts, cluster[:2]))] = False
+        starts, ends, numbers = starts[inside], ends[inside], numbers[inside]
+        order = np.argsort(numbers, kind="stable")
+        starts, ends, numbers = starts[order], ends[order], numbers[order]
+        actions = [(mark, match) for mark in marks if (match := _ACTION.match(mark.name))]
+        for microbatch, (start, stop, least, most) in enumerate(clusters):
+            low, high = np.searchsorted(numbers, least), np.searchsorted(numbers, most, side="right")
+            before = starts[low:high] < start
+            if before.any():
+                first, last = float(starts[low:high][before].min()), float(ends[low:high][before].max())
+                yield _named(StepPhase("forward", microbatch, -1, first, min(last, start)), actions)
+            yield _named(StepPhase("backward", microbatch, -1, start, stop), actions)
 
-def _backwards(
-    events: RankEvents, marks: Sequence[Mark], begin: float, end: float
-) -> list[tuple[float, float, int, int]]:
-    """(start, end, lowest number, highest number) of each backward of a step.
+    def _backwards(self, marks: Sequence[Mark], begin: float, end: float) -> list[tuple[float, float, int, int]]:
+        """(start, end, lowest number, highest number) of each backward of a step.
 
-    The engine runs the operators of one backward with the highest number first: a higher one belongs to the next.
-    So does what follows a send or a receive outside of its operators.
-    """
-    starts, ends, _, numbers = events.backward.columns()
-    inside = (starts >= begin) & (starts < end)
-    order = np.flatnonzero(inside)[np.argsort(starts[inside], kind="stable")]
-    direct = sorted(call.start for call in events.issued if call.name in _DIRECT and begin <= call.start < end)
-    others = sorted(mark.start for mark in marks if _OPTIMIZER.match(mark.name) or _LOADER.search(mark.name))
-    cuts = sorted([*direct, *others])
-    clusters: list[list[float]] = []
-    for start, stop, number in zip(starts[order].tolist(), ends[order].tolist(), numbers[order].tolist(), strict=True):
-        if clusters:
-            last = clusters[-1]
-            between = bisect_right(cuts, start) > bisect_right(cuts, last[1])
-            if not between and (number < 0 or last[3] < 0 or number <= last[3]):
-                last[1] = max(last[1], stop)
-                if number >= 0:
-                    last[2] = min(last[2], number) if last[2] >= 0 else number
-                    last[3] = max(last[3], number)
-                continue
-        clusters.append([start, stop, number, number])
-    return [(start, stop, int(least), int(most)) for start, stop, least, most in clusters]
+        The engine runs the operators of one backward with the highest number first: a higher one belongs to the next.
+        So does what follows a send or a receive outside of its operators.
+        """
+        starts, ends, _, numbers = self._backward.between(begin, end)
+        direct = self._direct[bisect_left(self._direct, begin) : bisect_left(self._direct, end)]
+        others = [mark.start for mark in marks if _OPTIMIZER.match(mark.name) or _LOADER.search(mark.name)]
+        cuts = sorted([*direct, *others])
+        clusters: list[list[float]] = []
+        for start, stop, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
+            if clusters:
+                last = clusters[-1]
+                between = bisect_right(cuts, start) > bisect_right(cuts, last[1])
+                if not between and (number < 0 or last[3] < 0 or number <= last[3]):
+                    last[1] = max(last[1], stop)
+                    if number >= 0:
+                        last[2] = min(last[2], number) if last[2] >= 0 else number
+                        last[3] = max(last[3], number)
+                    continue
+            clusters.append([start, stop, number, number])
+        return [(start, stop, int(least), int(most)) for start, stop, least, most in clusters]
 
 
 def _named(phase: StepPhase, actions: Sequence[tuple[Mark, re.Match[str]]]) -> StepPhase:
@@ -289,7 +295,9 @@ def _calls(events: RankEvents) -> list[tuple[IssuedCall, float]]:
 def _with_names(events: RankEvents) -> Iterator[tuple[IssuedCall, float]]:
     """Kernels of communication named by the annotation in which they were launched, such as nccl:all_to_all."""
     starts, _, threads, links = events.launches.columns()
-    launched = dict(zip(links.tolist(), zip(starts.tolist(), threads.tolist(), strict=True), strict=True))
+    of_calls = np.isin(links, [call.correlation for call in events.kernels_of_communication])
+    places = zip(starts[of_calls].tolist(), threads[of_calls].tolist(), strict=True)
+    launched = dict(zip(links[of_calls].tolist(), places, strict=True))
     issued = sorted(events.issued, key=lambda call: call.start)
     begins = [call.start for call in issued]
     for call in events.kernels_of_communication:
@@ -351,19 +359,17 @@ def _waits(
 
 
 def _on_host(
-    events: RankEvents, main: int, phases: Sequence[StepPhase], calls: Sequence[tuple[IssuedCall, float]]
+    operators: Columns, engine: Collection[int], phases: Sequence[StepPhase], calls: Sequence[tuple[IssuedCall, float]]
 ) -> tuple[list[Piece], list[tuple[float, float]]]:
-    """Pieces and waits of a rank that computes on the threads of its host."""
-    starts, ends, threads, _ = events.operators.columns()
-    engine = set(np.unique(events.backward.columns()[2]).tolist()) | {main}
-    on_thread = np.isin(threads, list(engine))
-    starts, ends = starts[on_thread], ends[on_thread]
-    asked = _waits(*_merged(starts, ends), calls, None)
+    """Pieces and waits of a rank that computes on the threads of its host: `engine`."""
+    on_thread = np.isin(operators.threads, list(engine))
+    asked = _waits(*_merged(operators.starts[on_thread], operators.ends[on_thread]), calls, None)
     waits = sorted(wait for wait in asked if wait[0] < wait[1])
     pieces = []
     for phase in phases:
         at = phase.start
-        for since, until in waits[max(bisect_right(waits, (phase.start, phase.start)) - 1, 0) :]:
+        for k in range(max(bisect_right(waits, (phase.start, phase.start)) - 1, 0), len(waits)):
+            since, until = waits[k]
             if since >= phase.end:
                 break
             if until <= at:
@@ -381,14 +387,15 @@ def _on_device(
 ) -> tuple[list[Piece], list[tuple[float, float]]]:
     """Pieces and waits of a rank that computes by kernels."""
     starts, ends, _, links = events.kernels.columns()
-    order = np.argsort(starts, kind="stable")
-    starts, ends, links = starts[order], ends[order], links[order]
     when, _, _, numbers = events.launches.columns()
-    launched = dict(zip(numbers.tolist(), when.tolist(), strict=True))
-    launches = [launched.get(link, start) for link, start in zip(links.tolist(), starts.tolist(), strict=True)]
+    order = np.argsort(numbers, kind="stable")
+    when, numbers = when[order], numbers[order]
+    last = np.searchsorted(numbers, links, side="right") - 1  # the call that launched each kernel, or another one
+    launches = starts.copy()
+    if len(numbers):
+        launches = np.where((last >= 0) & (numbers[last] == links), when[last], starts)
     begins, stops = _merged(starts, ends)
-    first_kernels = np.searchsorted(starts, begins)
-    resumed = [launches[k] for k in first_kernels.tolist()]
+    resumed = launches[np.searchsorted(starts, begins)].tolist()
     asked = _waits(begins, stops, calls, resumed)
     waits = sorted(wait for wait in asked if wait[0] < wait[1])
     phase_begins = [phase.start for phase in phases]
@@ -399,7 +406,7 @@ def _on_device(
     covered = float("-inf")
     run: list[float] = []  # start, end, busy of the piece that grows
     of: tuple[int, int] = (-1, -1)
-    for start, end, launch in zip(starts.tolist(), ends.tolist(), launches, strict=True):
+    for start, end, launch in zip(starts.tolist(), ends.tolist(), launches.tolist(), strict=True):
         which = bisect_right(phase_begins, launch) - 1
         key = which, bisect_right(cuts, start)
         if which < 0 or launch >= phases[-1].end:

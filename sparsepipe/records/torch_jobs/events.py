@@ -85,7 +85,7 @@ class Intervals:
 
     starts: "array[float]" = field(default_factory=lambda: array("d"))
     ends: "array[float]" = field(default_factory=lambda: array("d"))
-    threads: "array[int]" = field(default_factory=lambda: array("l"))
+    threads: "array[int]" = field(default_factory=lambda: array("i"))
     links: "array[int]" = field(default_factory=lambda: array("q"))
 
     def add(self, start: float, end: float, thread: int, link: int) -> None:
@@ -94,14 +94,26 @@ class Intervals:
         self.threads.append(thread)
         self.links.append(link)
 
-    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return starts, ends, threads and links."""
-        return (
-            np.frombuffer(self.starts) if self.starts else np.empty(0),
-            np.frombuffer(self.ends) if self.ends else np.empty(0),
-            np.array(self.threads, dtype=np.int64),
-            np.array(self.links, dtype=np.int64),
-        )
+    def columns(self) -> "Columns":
+        """Return them in the order of their starts."""
+        starts = np.array(self.starts)
+        order = np.argsort(starts, kind="stable")
+        threads, links = np.array(self.threads, dtype=np.intc), np.array(self.links, dtype=np.int64)
+        return Columns(starts[order], np.array(self.ends)[order], threads[order], links[order])
+
+
+class Columns(NamedTuple):
+    """Intervals in the order of their starts: starts and ends in seconds, threads, and links (see Intervals)."""
+
+    starts: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    threads: NDArray[np.intc]
+    links: NDArray[np.int64]
+
+    def between(self, begin: float, end: float) -> "Columns":
+        """Return those that start from `begin` on and before `end`."""
+        part = slice(*np.searchsorted(self.starts, (begin, end)).tolist())
+        return Columns(self.starts[part], self.ends[part], self.threads[part], self.links[part])
 
 
 @dataclass(eq=False)

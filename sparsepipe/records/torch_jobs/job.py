@@ -10,6 +10,7 @@ all steps and replicas:
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -390,7 +391,7 @@ class _Spans:
 
     def _of_piece(self, rank: int, piece: Piece, cuts: Sequence[float]) -> Iterator[Span]:
         """A piece, divided where a collective is issued; its pauses come before its work."""
-        inside = [cut for cut in cuts if piece.start < cut < piece.end]
+        inside = cuts[bisect_right(cuts, piece.start) : bisect_left(cuts, piece.end)]
         stage = piece.stage if piece.stage >= 0 else self._positions[rank].stage
         minibatch = self._minibatch(rank, piece.step, piece.microbatch)
         letter = _LETTERS.get(piece.kind)

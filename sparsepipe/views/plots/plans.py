@@ -189,22 +189,24 @@ class Gap:
     planner: str
     gap: float | None  # share of the period that a better plan could save at most; None: nothing is proven
     seconds: float  # of planning
+    reference_seconds: float | None = None  # of fixed work on the same processor at that time; None: not measured
 
     @classmethod
-    def of(cls, plan: Plan, network: str, devices: int, *, planner: str = "") -> Self:
+    def of(
+        cls, plan: Plan, network: str, devices: int, *, planner: str = "", reference_seconds: float | None = None
+    ) -> Self:
         """Read it from a plan, which must have an estimate. `planner`: what it is called, its name unless given."""
         assert plan.estimate is not None
         expected = plan.estimate
         label = planner_label(planner or plan.planner)
-        return cls(network, len(plan.layers), devices, label, expected.gap, expected.plan_seconds)
+        return cls(network, len(plan.layers), devices, label, expected.gap, expected.plan_seconds, reference_seconds)
 
 
 def gaps_table(gaps: Sequence[Gap]) -> pd.DataFrame:
     """One row for each."""
-    columns = ["network", "layers", "devices", "planner", "gap", "seconds"]
+    columns = ["network", "layers", "devices", "planner", "gap", "seconds", "reference_seconds"]
     table = pd.DataFrame([asdict(one) for one in gaps], columns=columns)
-    table["gap"] = table.gap.astype(float)
-    return table
+    return table.astype({"gap": float, "reference_seconds": float})
 
 
 def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:

@@ -3,24 +3,33 @@
 from typing import Any
 
 import ipywidgets
+import pandas as pd
 import plotly.graph_objects as go
 
-from ...util.text.numbers import duration_or_none, scaled_bytes
+from ...util.text.numbers import duration, duration_or_none, scaled_bytes
 from ...values.plan import Plan
 from ...values.profile import Profile
 from .. import plots
 from ..markup import Html, joined
-from ..plots.layer_graph import layer_name
-from ..plots.layout import layout
-from ..plots.theme import INK
+from ..plots.layer_graph import cuts_table, layer_graph_table, layer_name, lines_of
+from ..plots.layout import Layout, layout
+from ..plots.marks import width_of
+from ..plots.theme import GREY, INK, ink_on, scale_shades, stage_color
 from . import looks
 from .controls import Shown, with_tips
 from .html_view import HtmlView, Messages, scrolled
+from .plan_picture import GAP, SMALL, SOFT, WIDE, Sheet
 from .plot_view import PlotView
 
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
 _HIGH = 560  # pixels of the figure then
 _MOST_FOUND = 200
+_PIXELS = 1.12  # of a picture for each point of the layout, as in the figure
+_COLUMNS = (24, 12, 9, 7, 5, 4)  # of a picture's line of layers: the most that its width has room for
+_SHADES = scale_shades(0.0, 1.0, 25)  # of cost
+_KEY, _SCALE_ROW = 75, 18  # pixels: width of the scale of cost, whose cells are too narrow for edges; its height
+_ARROW = Html("<path d='M{:.1f} {:.1f}l-6 -3v6z' fill='{}' transform='rotate({} {:.1f} {:.1f})'/>")
+_FRAME = Html("<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{:.1f}' fill='none' stroke='{}' stroke-width='{}'/>")
 _HOW = (
     "Click a layer for its numbers, or find it by name or kind. Drag to move. The buttons above the graph "
     "zoom; they appear on hover or focus."
@@ -53,7 +62,7 @@ class LayerGraphExplorer(Shown):
         self.note = note or str(profile.origin.get("model") or "")
         self.messages = Messages()
         self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
-        self.view = PlotView()
+        self.view = PlotView(picture=self._picture)
         self.device_type = looks.Dropdown(
             options=list(profile.device_types),
             description="device type",
@@ -105,6 +114,16 @@ class LayerGraphExplorer(Shown):
             self._mark(figure, self.profile.graph.index[self.found.value])
         self.view.show(figure)
 
+    def _picture(self) -> str:
+        layer, index = self.found.value, self.profile.graph.index
+        return layer_graph_picture(
+            self.profile,
+            self.plan,
+            device_type=self.device_type.value,
+            note=self.note,
+            marked=None if layer is None else index[layer],
+        )
+
     def _mark(self, figure: go.Figure, layer: int) -> None:
         """Draw a frame around a layer; of a large graph only its neighbourhood stays in sight."""
         placed = layout(self.profile.graph)
@@ -122,6 +141,81 @@ class LayerGraphExplorer(Shown):
     def _clicked(self, point: dict[str, Any]) -> None:
         if point.get("data") in self.profile.graph.index:
             self.show(point["data"])
+
+
+def layer_graph_picture(
+    profile: Profile, plan: Plan | None, *, device_type: str, note: str = "", marked: int | None = None
+) -> str:
+    """Return the graph of layers as SVG: fill by time, outline by stage, and below it what crosses each cut.
+
+    Args:
+        profile: Times of the layers.
+        plan: Stages; None: no outlines.
+        device_type: Device type of the times.
+        note: A line below the title.
+        marked: Index of a layer that gets a frame.
+    """
+    table = layer_graph_table(profile, plan, device_type=device_type)
+    seconds = (table.forward_seconds + table.backward_seconds).tolist()
+    sheet = Sheet()
+    sheet.heading(
+        "Layers, coloured by cost" + (", stages outlined" if plan else ""),
+        " · ".join(filter(None, [note, device_type])),
+    )
+    _key(sheet, max(seconds), sorted({int(stage) for stage in table.stage.dropna()}))
+    placed = _fitting(profile)
+    scale = min(_PIXELS, (WIDE - 2 * GAP) / placed.extent[0])
+    left, _, _, high = placed.bounds
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return GAP + (x - left) * scale, sheet.low + GAP + (high - y) * scale
+
+    for route in placed.routes:
+        points = [at(*point) for point in route]
+        sheet.path("L".join(f"{x:.1f} {y:.1f}" for x, y in points), GREY, 1.2)
+        (x0, y0), (x1, y1) = points[-2:]
+        turned = (0 if x1 > x0 else 180) if abs(x1 - x0) >= abs(y1 - y0) else (90 if y1 > y0 else 270)
+        sheet.marks.append(_ARROW.format(x1, y1, GREY, turned, x1, y1))
+    wide, tall = (2 * scale * half for half in placed.half)
+    for k, (layer, stage) in enumerate(zip(profile.graph.layers, table.stage.tolist(), strict=True)):
+        x, y = at(*placed.positions[k])
+        fill = _SHADES[round(seconds[k] / (max(seconds) or 1.0) * (len(_SHADES) - 1))]
+        sheet.rect(x - wide / 2, y - tall / 2, wide, tall, fill)
+        color, thick = (INK, 1) if pd.isna(stage) else (stage_color(int(stage)), 3)
+        sheet.marks.append(_FRAME.format(x - wide / 2, y - tall / 2, wide, tall, color, thick))
+        if k == marked:
+            sheet.marks.append(_FRAME.format(x - wide / 2 - 4, y - tall / 2 - 4, wide + 8, tall + 8, INK, 3))
+        lines = [line for line in lines_of(layer_name(layer)) if width_of(line) * SMALL <= 1.25 * wide]
+        for line, text in enumerate(lines):
+            down = y + 3.5 + (line - (len(lines) - 1) / 2) * (SMALL + 1)
+            sheet.words(x, down, text, SMALL, color=ink_on(fill), anchor="middle")
+    sheet.low += placed.extent[1] * scale + 2 * GAP
+    if plan:
+        for cut in cuts_table(profile, plan, device_type=device_type).itertuples():
+            crossing = scaled_bytes(cut.feature_bytes + cut.coordinate_bytes)
+            sheet.paragraph(f"after stage {cut.after_stage}: {crossing} for each minibatch, from {cut.layers}")
+    slowest = profile.graph.layers[seconds.index(max(seconds))].id
+    return sheet.drawing(f"graph of {len(seconds)} layers; the slowest is {slowest}, {duration(max(seconds))}")[0]
+
+
+def _fitting(profile: Profile) -> Layout:
+    """The graph in lines of as many layers as the width has room for."""
+    layouts = (layout(profile.graph, columns=columns) for columns in _COLUMNS)
+    fitting = (placed for placed in layouts if placed.extent[0] * _PIXELS <= WIDE - 2 * GAP)
+    return next(fitting, layout(profile.graph, columns=_COLUMNS[-1]))
+
+
+def _key(sheet: Sheet, most: float, stages: list[int]) -> None:
+    """The scale of cost, and the colours of stages."""
+    sheet.words(0, sheet.low + 10, "forward + backward: 0", SMALL, color=SOFT)
+    begin = width_of("forward + backward: 0") * SMALL + GAP
+    for k, shade in enumerate(_SHADES):
+        cell = _KEY / len(_SHADES)
+        sheet.rect(begin + k * cell, sheet.low + 2, cell + 0.3, 9, shade)
+    sheet.words(begin + _KEY + GAP, sheet.low + 10, duration(most), SMALL, color=SOFT)
+    sheet.low += _SCALE_ROW
+    if stages:
+        sheet.keys([(f"stage {stage}", stage_color(stage)) for stage in stages])
 
 
 def layer_details(profile: Profile, layer: int) -> Html:

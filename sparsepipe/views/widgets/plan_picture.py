@@ -25,12 +25,12 @@ Scene = Mapping[str, Any]
 
 WIDE = 960  # pixels of a picture in a notebook's output
 _CSS_INCH = 96
-_SMALL, _TEXT, _NUMBER = 10, 11, 15  # pixels of letters: the type scale
+SMALL, TEXT, _NUMBER = 10, 11, 15  # pixels of letters: the type scale
 _NARROW = 480  # pixels below which a stage's name has a line of its own
 _MOST_TILES = 5
 _STRIP, _BAR, _LANE = 58, 15, 18  # pixels: height of the strip, of a stage's bar, distance of two rows of the timeline
-_SOFT, _RED = "#555555", "#D55E00"
-_GAP = 8
+SOFT, RED = "#555555", "#D55E00"
+GAP = 8
 _MARGIN = 2
 _TYPE = "image/svg+xml"
 
@@ -42,6 +42,8 @@ _RECT = Html("<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{:.1f}' fill='{
 _EDGE = Html(" stroke='{}' stroke-width='0.6'")
 _WORDS = Html("<text x='{:.1f}' y='{:.1f}' font-size='{}' fill='{}' text-anchor='{}'{}>{}</text>")
 _BOLD = Html(" font-weight='bold'")
+_PATH = Html("<path d='M{}' fill='none' stroke='{}' stroke-width='{}'{}/>")
+_DASHED = Html(" stroke-dasharray='2 2'")
 _LINE = Html("<path d='M{:.1f} {:.1f}V{:.1f}' stroke='{}' stroke-width='1' stroke-dasharray='4 3'/>")
 
 
@@ -59,25 +61,25 @@ def plan_picture(scene: Scene, width: float = WIDE, *, stale: str = "") -> str:
 def plan_figure(scene: Scene, *, title: str, note: str, inches: float) -> go.Figure:
     """Return the same as a figure to export, laid out for its width on paper."""
     width = inches * _CSS_INCH
-    drawing, height = _picture(scene, width - 2 * _GAP, "")
+    drawing, height = _picture(scene, width - 2 * GAP, "")
     address = f"data:{_TYPE};base64,{base64.b64encode(drawing.encode()).decode()}"
     figure = go.Figure()
     figure.add_layout_image(
         source=address, xref="paper", yref="paper", x=0, y=1, sizex=1, sizey=1, xanchor="left", yanchor="top"
     )
     above = 56 if note else 36
-    figure.update_layout(margin={"l": _GAP, "r": _GAP, "t": above, "b": _GAP})
+    figure.update_layout(margin={"l": GAP, "r": GAP, "t": above, "b": GAP})
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
-    whole = finished(figure, title, note=note, width=round(width), height=round(height) + above + _GAP)
+    whole = finished(figure, title, note=note, width=round(width), height=round(height) + above + GAP)
     return whole.update_layout(xaxis_automargin=False, yaxis_automargin=False)
 
 
 def _picture(scene: Scene, width: float, stale: str) -> tuple[str, float]:
     """The picture and its height."""
-    sheet = _Sheet(width)
+    sheet = Sheet(width)
     if stale:
-        sheet.paragraph(stale, color=_RED)
+        sheet.paragraph(stale, color=RED)
     _numbers(sheet, scene["tiles"])
     for name, layers in _strips(scene):
         _strip(sheet, name, layers, _devices_of(scene))
@@ -85,17 +87,21 @@ def _picture(scene: Scene, width: float, stale: str) -> tuple[str, float]:
     _timeline(sheet, scene)
     sheet.low += 4
     sheet.paragraph(scene["why"])
-    height = sheet.low + 4
     label = ", ".join(f"{name}: {value}" for name, value, *_ in scene["tiles"][:_MOST_TILES])
-    return str(_ROOT.format(width, height, f"plan; {label}", FONT, joined(sheet.marks))), height
+    return sheet.drawing(f"plan; {label}")
 
 
-class _Sheet:
+class Sheet:
     """Marks of a picture from top to bottom; `low` is the pixel at which the next part begins."""
 
-    def __init__(self, width: float) -> None:
+    def __init__(self, width: float = WIDE) -> None:
         self.width, self.low = width, float(_MARGIN)
         self.marks: list[Html] = []
+
+    def drawing(self, label: str) -> tuple[str, float]:
+        """Return the picture as SVG, and its height. `label`: what it shows, for those who do not see it."""
+        height = self.low + 4
+        return str(_ROOT.format(self.width, height, label, FONT, joined(self.marks))), height
 
     def rect(self, x: float, y: float, wide: float, high: float, color: str) -> None:
         edge = edge_of(color)
@@ -107,7 +113,7 @@ class _Sheet:
         x: float,
         y: float,
         text: str,
-        size: int = _TEXT,
+        size: int = TEXT,
         *,
         color: str = INK,
         anchor: str = "start",
@@ -115,35 +121,52 @@ class _Sheet:
     ) -> None:
         self.marks.append(_WORDS.format(x, y, size, color, anchor, _BOLD if bold else "", text))
 
+    def path(self, data: str, color: str, width: float = 1.0, *, dashed: bool = False) -> None:
+        """Draw a line; `data` is what follows the M of an SVG path."""
+        self.marks.append(_PATH.format(data, color, width, _DASHED if dashed else ""))
+
+    def keys(self, entries: Sequence[tuple[str, str]]) -> None:
+        """A coloured mark for each (name, colour), in as many lines as they take."""
+        x = 0.0
+        for name, color in entries:
+            wide = width_of(name) * SMALL + 16 + 2 * GAP
+            if x and x + wide > self.width:
+                x = 0.0
+                self.low += _LANE
+            self.rect(x, self.low + 1, 10, 10, color)
+            self.words(x + 14, self.low + 10, name, SMALL, color=SOFT)
+            x += wide
+        self.low += _LANE
+
     def heading(self, title: str, about: str) -> None:
         """Begin a part: its name, and beside it what its marks mean, in further lines if it is long."""
-        self.low += _GAP + _TEXT
+        self.low += GAP + TEXT
         self.words(0, self.low, title, bold=True)
-        begin = width_of(title) * _TEXT * 1.1 + _GAP
-        if begin + width_of(about) * _SMALL <= self.width:
-            self.words(begin, self.low, about, _SMALL, color=_SOFT)
+        begin = width_of(title) * TEXT * 1.1 + GAP
+        if begin + width_of(about) * SMALL <= self.width:
+            self.words(begin, self.low, about, SMALL, color=SOFT)
             self.low += 5
         else:
             self.low += 2
-            self.paragraph(about, size=_SMALL, color=_SOFT)
+            self.paragraph(about, size=SMALL, color=SOFT)
 
-    def paragraph(self, text: str, *, size: int = _TEXT, color: str = INK) -> None:
+    def paragraph(self, text: str, *, size: int = TEXT, color: str = INK) -> None:
         for line in wrap(tied(text), max(20, int(self.width / (0.58 * size))), break_on_hyphens=False):
             self.low += size + 3
             self.words(0, self.low, line, size, color=color)
         self.low += 4
 
 
-def _numbers(sheet: _Sheet, tiles: Sequence[Sequence[str]]) -> None:
+def _numbers(sheet: Sheet, tiles: Sequence[Sequence[str]]) -> None:
     """The first numbers of a plan, side by side as far as there is room."""
     x = 0.0
     sheet.low += 30
     for name, value, *_ in tiles[:_MOST_TILES]:
-        wide = max(width_of(name) * _SMALL, width_of(value) * _NUMBER * 1.05) + 2 * _GAP
+        wide = max(width_of(name) * SMALL, width_of(value) * _NUMBER * 1.05) + 2 * GAP
         if x and x + wide > sheet.width:
             x = 0.0
             sheet.low += 34
-        sheet.words(x, sheet.low - 18, name, _SMALL, color=_SOFT)
+        sheet.words(x, sheet.low - 18, name, SMALL, color=SOFT)
         sheet.words(x, sheet.low, value, _NUMBER, bold=True)
         x += wide
 
@@ -162,7 +185,7 @@ def _devices_of(scene: Scene) -> dict[int, str]:
     return {part[0]: row["devices"] for row in scene["stages"] for part in row["parts"]}
 
 
-def _strip(sheet: _Sheet, name: str, layers: Sequence[tuple[str, float, int]], devices: Mapping[int, str]) -> None:
+def _strip(sheet: Sheet, name: str, layers: Sequence[tuple[str, float, int]], devices: Mapping[int, str]) -> None:
     """Layers as bars as high as their time, and below them their stages with the devices, if there is room."""
     sheet.heading(f"Layers of {name}" if name else "Layers", "in network order, height proportional to time")
     cell, most = sheet.width / len(layers), max([seconds for _, seconds, _ in layers] + [1e-12])
@@ -176,13 +199,13 @@ def _strip(sheet: _Sheet, name: str, layers: Sequence[tuple[str, float, int]], d
         room, middle = count * cell, (begin + count / 2) * cell
         choices = [f"stage {stage} on {devices[stage]}"] if stage in devices else []
         choices += [f"stage {stage}", f"{stage}"]
-        label = next((text for text in choices if width_of(text) * _SMALL < room), "")
-        sheet.words(middle, floor + _SMALL + 3, label, _SMALL, anchor="middle")
+        label = next((text for text in choices if width_of(text) * SMALL < room), "")
+        sheet.words(middle, floor + SMALL + 3, label, SMALL, anchor="middle")
         begin += count
-    sheet.low = floor + _SMALL + 6
+    sheet.low = floor + SMALL + 6
 
 
-def _stages(sheet: _Sheet, scene: Scene) -> None:
+def _stages(sheet: Sheet, scene: Scene) -> None:
     """A row for each stage: its devices, its time, its memory of how much."""
     rows = scene["stages"]
     sheet.heading("Stages", "time per minibatch, all-reduce darker, transfers thin below; memory on the right")
@@ -192,11 +215,11 @@ def _stages(sheet: _Sheet, scene: Scene) -> None:
         row["words"][1] + (limit if sheet.width >= _NARROW else "") for row, limit in zip(rows, limits, strict=True)
     ]
     times = [row["words"][0] + (" ◀ slowest" if row["slowest"] else "") for row in rows]
-    longest = max(width_of(name) for name in names) * _TEXT * 1.1 + _GAP
+    longest = max(width_of(name) for name in names) * TEXT * 1.1 + GAP
     apart = longest > 0.34 * sheet.width or sheet.width < _NARROW  # its name above a bar
     left = 0.0 if apart else longest
-    right = max(width_of(text) for text in memory) * _TEXT + _GAP
-    beside = max(width_of(text) for text in times) * _TEXT * 1.1 + 2 * _GAP
+    right = max(width_of(text) for text in memory) * TEXT + GAP
+    beside = max(width_of(text) for text in times) * TEXT * 1.1 + 2 * GAP
     most = max(
         [max(row["compute"] + row["averaging"], row["transfer"]) for row in rows] + [scene["bound"] or 0.0, 1e-12]
     )
@@ -204,7 +227,7 @@ def _stages(sheet: _Sheet, scene: Scene) -> None:
     top = sheet.low
     for row, name, held, time in zip(rows, names, memory, times, strict=True):
         if "head" in row:
-            sheet.paragraph(row["head"], color=_SOFT)
+            sheet.paragraph(row["head"], color=SOFT)
         if apart:
             sheet.paragraph(name)
         bold = bool(row["slowest"])
@@ -220,22 +243,22 @@ def _stages(sheet: _Sheet, scene: Scene) -> None:
         bound = left + (scene["bound"] or 0.0) * scale
         sheet.words(max(end, bound) + 5, sheet.low + 12, time, bold=bold)  # no line goes through it
         over = row["limit"] is not None and row["memory"] > row["limit"]
-        sheet.words(sheet.width, sheet.low + 12, held, color=_RED if over else INK, anchor="end", bold=over)
+        sheet.words(sheet.width, sheet.low + 12, held, color=RED if over else INK, anchor="end", bold=over)
         sheet.low += _BAR + 9
     if scene["bound"] and not apart:  # else it would go through names
-        sheet.marks.append(_LINE.format(left + scene["bound"] * scale, top - 2, sheet.low - 3, _SOFT))
+        sheet.marks.append(_LINE.format(left + scene["bound"] * scale, top - 2, sheet.low - 3, SOFT))
 
 
-def _timeline(sheet: _Sheet, scene: Scene) -> None:
+def _timeline(sheet: Sheet, scene: Scene) -> None:
     """A row for each device, by the time of the simulation."""
     about = "simulated: forward light, backward full, all-reduce dark, transfers thin; numbers are minibatches"
     sheet.heading("Timeline", about)
     names = {str(rank): name for rank, name in scene["names"].items()}
     lanes = [rank if isinstance(rank, str) else f"{rank} · {names[str(rank)]}" for rank in scene["ranks"]]
-    left = max(width_of(lane) for lane in lanes) * _TEXT + _GAP
+    left = max(width_of(lane) for lane in lanes) * TEXT + GAP
     if left > 0.4 * sheet.width:  # a type's name is in the rows of stages
         lanes = [rank if isinstance(rank, str) else f"rank {rank}" for rank in scene["ranks"]]
-        left = max(width_of(lane) for lane in lanes) * _TEXT + _GAP
+        left = max(width_of(lane) for lane in lanes) * TEXT + GAP
     scale = (sheet.width - left) / max([end for _, _, end, *_ in scene["spans"]] + [1e-12])
     for k, lane in enumerate(lanes):
         sheet.words(0, sheet.low + k * _LANE + 11, lane, bold=isinstance(scene["ranks"][k], str))
@@ -247,13 +270,11 @@ def _timeline(sheet: _Sheet, scene: Scene) -> None:
             continue
         sheet.rect(left + start * scale, y + 1, wide - (0.5 if wide > 3 else 0), 12, color)
         number = str(minibatch)
-        if kind in ("forward", "backward") and width_of(number) * _SMALL + 2 < wide:
-            sheet.words(
-                left + (start + end) / 2 * scale, y + 10.5, number, _SMALL, color=ink_on(color), anchor="middle"
-            )
-    sheet.low += len(lanes) * _LANE + _SMALL
-    sheet.words(left, sheet.low, "0", _SMALL, color=_SOFT)
-    sheet.words(sheet.width, sheet.low, duration((sheet.width - left) / scale), _SMALL, color=_SOFT, anchor="end")
+        if kind in ("forward", "backward") and width_of(number) * SMALL + 2 < wide:
+            sheet.words(left + (start + end) / 2 * scale, y + 10.5, number, SMALL, color=ink_on(color), anchor="middle")
+    sheet.low += len(lanes) * _LANE + SMALL
+    sheet.words(left, sheet.low, "0", SMALL, color=SOFT)
+    sheet.words(sheet.width, sheet.low, duration((sheet.width - left) / scale), SMALL, color=SOFT, anchor="end")
     sheet.low += 4
 
 

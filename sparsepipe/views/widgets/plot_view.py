@@ -51,9 +51,18 @@ class PlotView(looks.Control, anywidget.AnyWidget):
     asset = traitlets.Unicode("").tag(sync=True)
     clicked = traitlets.Dict({}).tag(sync=True)
 
-    def __init__(self, figure: go.Figure | None = None, *, scroll_zoom: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        figure: go.Figure | None = None,
+        *,
+        scroll_zoom: bool = False,
+        picture: Callable[[], str] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`picture`: what returns the figure as SVG without a browser, for outputs that are read without a kernel."""
         config = {**MODEBAR, "scrollZoom": scroll_zoom}
         super().__init__(asset=_served(), config=config, **settings)
+        self._picture = picture
         self.on_msg(self._answer)
         if figure is not None:
             self.show(figure)
@@ -65,13 +74,15 @@ class PlotView(looks.Control, anywidget.AnyWidget):
         self.figure = f"{figure.to_json()[:-1]},{told[1:]}"  # one message: neither is drawn without the other
 
     def static_picture(self) -> dict[str, str]:
-        """The figure's picture after `plots.keep_pictures()`; else its title and note, and how to keep the picture."""
+        """The figure's picture after `plots.keep_pictures()`, or the one that needs no browser; else title and note."""
         document = json.loads(self.figure)
         heading, _ = document.pop("heading", None), document.pop("timeline", None)
         if not document:
             return {}
         if picture := kept_picture(go.Figure(document, skip_invalid=True)):
             return picture
+        if self._picture is not None:
+            return {"image/svg+xml": self._picture()}
         lines = [heading["title"], *heading["notes"], heading["doubt"]] if heading else []
         text = Html("<br>").join(filter(None, [*lines, _NO_PICTURE]))
         return {"text/html": text}

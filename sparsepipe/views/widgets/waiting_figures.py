@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import groupby
 
 from ...planning.simulator import PipelinePace, PipelinesForecast
 from ...util.text.counting import number_of
@@ -9,10 +10,15 @@ from ...util.text.numbers import as_measured, rate_text
 from ...values.replication import rule_text
 from .. import plots
 from ..markup import Html, joined
+from ..plots.marks import width_of
+from ..plots.outcomes import NOBODY, rule_color
+from ..plots.run_times import CAUSES
+from ..plots.theme import INK
 from . import looks
 from .exporter import Figures
 from .html_view import HtmlView, scrolled
 from .looks import sentence
+from .plan_picture import GAP, RED, TEXT, Sheet
 from .plot_view import PlotView
 
 _TABLE = Html("<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>")
@@ -24,6 +30,7 @@ _FADED = Html(
 _OWN = "Standalone throughput: one pipeline alone with the same straggler"
 _SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
 _HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
+_BAR, _ROW = 13, 19  # pixels: height of a picture's bar, distance of two
 _NOTHING = 0.005  # of a pace
 _HEADS = ("pipeline", "minibatches", "{}/s", "of standalone", "own delay", "waited", "waited for")
 
@@ -83,18 +90,71 @@ class Compared:
         return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
 
 
+def waiting_picture(compared: Compared, *, stale: str = "") -> str:
+    """Return what synchronization schemes cost as SVG: throughput under each straggler, and lost time by cause.
+
+    Args:
+        compared: Outcomes of each scheme.
+        stale: A sentence on what the picture is of, if its settings have changed since.
+    """
+    sheet = Sheet()
+    if stale:
+        sheet.paragraph(stale, color=RED)
+    sheet.heading("Synchronization stall", compared.note)
+    sheet.paragraph(compared.told().striptags())
+    names = list(dict.fromkeys(one.rule for one in compared.outcomes))
+    left = max(width_of(name) for name in names) * TEXT * 1.1 + GAP
+    for straggler, outcomes in groupby(compared.outcomes, key=lambda one: one.straggler):
+        sheet.heading(straggler or NOBODY, "throughput of all pipelines together; dashed: if no pipeline waited")
+        _throughputs(sheet, list(outcomes), left, compared)
+    if any(one.lost_seconds for one in compared.held):
+        causes = [cause for cause in CAUSES if any(cause in one.lost_seconds for one in compared.held)]
+        sheet.heading("Lost time", "seconds of all pipelines together")
+        sheet.keys([CAUSES[cause] for cause in causes])
+        most = max(sum(one.lost_seconds.values()) for one in compared.held) or 1.0
+        room = sheet.width - left - 70
+        for one in compared.held:
+            sheet.words(0, sheet.low + 10, one.rule, bold=one.rule == compared.rule)
+            x = left
+            for cause in causes:
+                wide = one.lost_seconds.get(cause, 0.0) / most * room
+                sheet.rect(x, sheet.low, wide, _BAR, CAUSES[cause][1])
+                x += wide
+            sheet.words(x + 5, sheet.low + 10, f"{as_measured(sum(one.lost_seconds.values()))} s")
+            sheet.low += _ROW
+    return sheet.drawing(f"throughput of {len(names)} synchronization schemes; {compared.told().striptags()}")[0]
+
+
+def _throughputs(sheet: Sheet, outcomes: list[plots.Outcome], left: float, compared: Compared) -> None:
+    """A bar for each scheme, on one scale in the whole picture."""
+    most = max(max(one.samples_per_second, one.own_pace) for one in compared.outcomes) or 1.0
+    scale = (sheet.width - left - 120) / most
+    for one in outcomes:
+        bold = one.rule == compared.rule
+        end, alone = (left + pace * scale for pace in (one.samples_per_second, one.own_pace))
+        sheet.words(0, sheet.low + 10, one.rule, bold=bold)
+        sheet.rect(left, sheet.low, end - left, _BAR, rule_color(one.rule))
+        sheet.path(f"{alone:.1f} {sheet.low - 2:.1f}V{sheet.low + _BAR + 2:.1f}", INK, dashed=True)
+        rate = f"{as_measured(one.samples_per_second)} {one.counted}/s"
+        sheet.words(max(end, alone) + 5, sheet.low + 10, rate, bold=bold)
+        sheet.low += _ROW
+
+
 class WaitingFigures:
     """Shows what was compared; `widget` is what to display, below `stale`, which names an outdated comparison."""
 
     def __init__(self) -> None:
+        self._compared: Compared | None = None
+        self._stale = ""
         self.stale, look = HtmlView(), HtmlView(_FADED, layout={"display": "none"})
         self.told, self.waits = HtmlView(), HtmlView()
-        self.paces, self.lost, self.groups = PlotView(), PlotView(), PlotView()
+        self.paces, self.lost, self.groups = PlotView(picture=self._picture), PlotView(), PlotView()
         self.widget = looks.VBox([look, self.told, self.waits, self.paces, self.lost, self.groups])
 
     def mark(self, stale: str) -> None:
         """Say above the figures what they are of, and look as old; as new without a text."""
-        self.stale.value = _STALE.format(sentence(stale)) if stale else ""
+        self._stale = sentence(stale)
+        self.stale.value = _STALE.format(self._stale) if stale else ""
         self.fade(bool(stale))
 
     def fade(self, old: bool) -> None:
@@ -104,7 +164,12 @@ class WaitingFigures:
         else:
             self.widget.remove_class("sp-faded")
 
+    def _picture(self) -> str:
+        assert self._compared is not None  # else there is no figure, and nothing asks
+        return waiting_picture(self._compared, stale=self._stale)
+
     def show(self, compared: Compared) -> None:
+        self._compared = compared
         figures = compared.figures()
         self.paces.show(figures["explorer_waiting"][0])
         self.lost.show(figures["explorer_lost_seconds"][0])
