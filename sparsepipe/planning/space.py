@@ -19,10 +19,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..util.io.settings import Flag, Settings, setting
-from ..util.text.counting import listed
 from ..util.text.numbers import duration
 from ..values.costs import OPTIMIZER_SLOTS, Array, averaging_time, boundary_link, copies, depth, port_loads
 from ..values.plan import Plan, Stage
@@ -74,7 +74,7 @@ class SpaceParallel(Settings):
         others = [
             f"{name} {duration(_period(best[name]))}" if name in best else f"{name} not within memory" for name in tried
         ]
-        warning = f"estimated periods per minibatch: {listed(others)}; the fastest was chosen"
+        warning = f"estimated periods per minibatch: {', '.join(others)}; the fastest was chosen"
         return replace(chosen, warnings=(warning, *chosen.warnings))
 
 
@@ -106,17 +106,17 @@ class Group(NamedTuple):
     """Consecutive devices that have a stage."""
 
     start: int
-    count: int
+    size: int
     shared: bool
 
     @property
     def end(self) -> int:
-        return self.start + self.count
+        return self.start + self.size
 
     @property
     def num_replicas(self) -> int:
         """Number of minibatches that the devices compute at once."""
-        return 1 if self.shared else self.count
+        return 1 if self.shared else self.size
 
 
 class _Costs(NamedTuple):
@@ -214,7 +214,7 @@ class _Search:
         sums: Array = before[None, :] - before[:, None]
         return sums
 
-    def fits(self, group: Group, later: int) -> Array:
+    def fits(self, group: Group, later: int) -> NDArray[np.bool_]:
         """Return whether stages fit into memory, with so many minibatches at once in later ones: bool [S, S]."""
         problem, model = self.problem, self.models[group]
         limit = min(problem.cluster.devices[rank].type.memory_bytes for rank in model.ranks)
@@ -225,7 +225,9 @@ class _Search:
         saved, working, incoming = self._memory
         of_minibatches = minibatches * incoming + working + (0.0 if model.recompute else (minibatches - 1) * saved)
         weights = self._between(problem.table.parameter_bytes)
-        enough: Array = weights * (versions + OPTIMIZER_SLOTS) + max(model.parts_of_work()) * of_minibatches <= limit
+        enough: NDArray[np.bool_] = (
+            weights * (versions + OPTIMIZER_SLOTS) + max(model.parts_of_work()) * of_minibatches <= limit
+        )
         return enough
 
     @cached_property
@@ -260,7 +262,7 @@ class _Search:
         """Return the best stages of which none takes longer in a step than a limit; no stages if there are none."""
         problem, size, count = self.problem, len(self.problem.cluster.devices), len(self.cuts)
         combined = np.add if problem.synchronous else np.maximum
-        below = np.triu(np.ones((count, count), dtype=bool), 1)
+        below: NDArray[np.bool_] = np.triu(np.ones((count, count), dtype=bool), 1)
         # (first device, minibatches at once from it on) → value of each group from each cut on, [groups, S]
         values: dict[tuple[int, int], Array] = {}
         choices: dict[tuple[Group, int], tuple[Array, list[Group | None]]] = {}

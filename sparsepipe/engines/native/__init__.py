@@ -96,7 +96,8 @@ class NativeEngine:
         Returns:
             The rows of this process's part, in each set.
         """
-        known = like.manager.regions if like is not None and isinstance(like.manager, PartManager) else None
+        manager = like.manager if isinstance(like, SparseTensor) else None
+        known = manager.regions if isinstance(manager, PartManager) else None
         return Division.of(sets, group, shares=shares, step=tuple(step), regions=known)
 
     def join_part(self, parts: Parts, division: Division) -> dict[str, AnyTensor]:
@@ -121,8 +122,9 @@ class NativeEngine:
 
     def part_rows(self, tensor: AnyTensor) -> PartRows | None:
         """Return the rows of a part among those of all parts; None for a tensor that every part has whole."""
-        manager = tensor.manager if isinstance(tensor, SparseTensor) else None
-        return PartRows(manager, tensor.tensor_stride) if isinstance(manager, PartManager) else None
+        if isinstance(tensor, SparseTensor) and isinstance(tensor.manager, PartManager):
+            return PartRows(tensor.manager, tensor.tensor_stride)
+        return None
 
     def gather(self, tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
         """Put the parts of tensors together, on every process. All processes come here. There is no gradient."""
@@ -130,7 +132,7 @@ class NativeEngine:
         gathered: dict[str, AnyTensor] = {}
         for name, tensor in tensors.items():
             rows = self.part_rows(tensor)
-            if rows is None:
+            if rows is None or not isinstance(tensor, SparseTensor):
                 gathered[name] = tensor
                 continue
             known = id(rows.manager)

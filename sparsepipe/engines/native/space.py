@@ -88,8 +88,8 @@ class Regions:
         if stride is not None and any(unit > 1 for unit in stride):
             units = torch.tensor((1, *stride), dtype=torch.int32, device=coordinates.device)
             steps = tuple(max(1, far // unit) for far, unit in zip(step, stride, strict=True))
-            boxes = cls.of(coordinates.div(units, rounding_mode="floor"), shares, step=steps).boxes
-            return cls(torch.where(boxes.abs() < _FAR, boxes * units.cpu(), boxes))
+            coarse = cls.of(coordinates.div(units, rounding_mode="floor"), shares, step=steps).boxes
+            return cls(torch.where(coarse.abs() < _FAR, coarse * units.cpu(), coarse))
         sampled, work = _sampled_work(coordinates)
         width = coordinates.shape[1]
         box = torch.tensor([[-_FAR] * width, [_FAR] * width])

@@ -305,7 +305,7 @@ def durations(
             seconds[rank][s] = of_kind[kind]
             if stage.shares_scenes:
                 shared = (part * np.asarray(passes) for passes in of_kind[kind])
-                of_parts = (*between_parts, between_parts[1], 0.0)  # of each operation
+                of_parts = (*between_parts, between_parts[1], np.zeros(1))  # of each operation
                 seconds[rank][s] = tuple((own + more).tolist() for own, more in zip(shared, of_parts, strict=True))
             if cluster.devices[rank].type.network_seconds_per_byte:
                 forward, backward = network_time(cluster, plan, s, rank, transfers.between_hosts)
