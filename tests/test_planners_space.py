@@ -167,6 +167,16 @@ def test_weighed_stages_equal_brute_force(seed):
     assert lower_bound(plan, given, devices, sizes) <= trace.makespan * (1 + 1e-9)
 
 
+def test_a_warning_names_the_kind_of_plan_that_was_chosen():
+    """Of these three, a stage of one device and one of two that share scenes are fastest within memory."""
+    plan = partition(profile(), cluster("fast", "fast", "fast", memory=MEMORY), planner="space", weigh_stages=True)
+    assert [stage.shares_scenes for stage in plan.stages] == [False, True]
+    (warning,) = plan.warnings
+    assert warning.count("×") == 2  # one shared stage, and stages of which none is shared: replicas do not fit
+    with raises("planner.too_many_devices"):
+        partition(profile(), cluster(*["fast"] * 33), planner="space", weigh_stages=True)
+
+
 def mixed(problem):
     """A stage whose devices share scenes, between two others."""
     first, second, last = problem.layers

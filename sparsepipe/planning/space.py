@@ -3,12 +3,13 @@
 A stage has consecutive devices, of one of three kinds: one device, replicas with equal shares, or devices that share
 each scene. A chain of cuts, taken from the back, has for each stage and each first cut the best value of what follows:
 
-    best[group, later, a] = min over b of max(busy[group, a, b], behind[group, later, b])
-    behind[group, later, b] = min over the next devices' groups of max(port[b], best[next, later, b])
+    best[group, later, a] = min over b of max(busy[group, a, b], behind[group, later, b]).
+
+    behind[group, later, b] = min over the next devices' groups of max(port[b], best[next, later, b]).
 
 `later` is the number of minibatches that later stages compute at once: it decides how many minibatches a stage holds,
-and so its memory. A synchronous schedule adds latencies up, so there sums take the place of the outer maxima, and the
-stages are those below a limit of time, of which several are tried.
+and so its memory. A synchronous schedule adds latencies up, so there sums take the place of the outer
+maxima. Stages then stay below a limit of time, of which several are tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,12 +71,17 @@ class SpaceParallel(Settings):
         best = {name: min(plans, key=_period) for name, known in tried.items() if (plans := _fitting(known, problem))}
         if not best:
             return whole
-        chosen = min(best.values(), key=_period)
+        fastest = min(best, key=lambda name: _period(best[name]))
+        period = _period(best[fastest])
         others = [
-            f"{name} {duration(_period(best[name]))}" if name in best else f"{name} not within memory" for name in tried
+            f"{name} {duration(_period(best[name]))} ({_period(best[name]) / period:.2f} ×)"
+            if name in best
+            else f"{name} not within memory"
+            for name in tried
+            if name != fastest
         ]
-        warning = f"estimated periods per minibatch: {', '.join(others)}; the fastest was chosen"
-        return replace(chosen, warnings=(warning, *chosen.warnings))
+        warning = f"chosen: {fastest}, {duration(period)} per minibatch (estimated); {', '.join(others)}"
+        return replace(best[fastest], warnings=(warning, *best[fastest].warnings))
 
 
 def shared_stage(problem: Problem, layers: Sequence[int], devices: Sequence[int]) -> Stage:

@@ -79,7 +79,7 @@ class SceneParts:
     def gather(
         self, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor], rows: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Return the gradients of all parts, of this part's. None where no part has one. All ranks come here."""
+        """Return the gradients of all parts, of this part's. None if no part has one. All ranks come here."""
         if not leaves:
             return []
         counts = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.float32)
