@@ -1,5 +1,7 @@
 """Plans whose devices share each scene: what they say, what they cost, what is refused."""
 
+import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -20,7 +22,14 @@ from sparsepipe import (
     partition,
     simulate,
 )
+from sparsepipe.planning.base import Problem
+from sparsepipe.planning.cost_draws import CostDraws, DrawSettings
+from sparsepipe.planning.doubts import beyond_memory
+from sparsepipe.planning.estimate import estimate
+from sparsepipe.planning.simulator.bound import lower_bound
+from sparsepipe.planning.space import shared_stage
 from sparsepipe.values.schedule import Action, Op, compile
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
 MEMORY = 1e9
 ROWS = 10_000.0  # voxels of every layer
@@ -79,12 +88,132 @@ def test_a_scene_beyond_each_devices_memory_is_divided():
     assert 0.5e9 < plan.estimate.stages[0].memory_bytes < MEMORY
 
 
-def test_stages_beside_one_that_shares_scenes_are_refused():
-    plan = partition(profile(), cluster("fast", "fast"), planner="model-parallel")
-    shared = replace(plan, stages=(replace(plan.stages[0], sharding="space"), plan.stages[1]))
+def test_interleaved_stages_that_share_scenes_are_refused():
+    plan = partition(profile(), cluster("fast", "fast"), planner="space")
+    first, *rest = plan.stages[0].layers
+    stages = tuple(replace(plan.stages[0], layers=own) for own in ((first,), tuple(rest)))
     with raises("plan.violations"):
-        shared.check(profile().graph)
+        replace(plan, stages=stages, estimate=None).check(profile().graph)
     entry = plan.to_json()
     entry["stages"][0]["sharding"] = "time"
     with pytest.raises(InputError):
         Plan.from_json(entry)
+
+
+def drawn(rng, num_layers=4):
+    """Layers with kernel maps on two kinds of devices, with links and memory that matter."""
+
+    def costs(slow, base):
+        samples = [
+            CostSample(
+                ROWS,
+                seconds * slow,
+                2 * seconds * slow,
+                num_bytes,
+                kernel_map_pairs=9 * ROWS + k,
+                kernel_map_seconds=0.01,
+                saved_bytes=saved,
+            )
+            for k, (seconds, num_bytes, saved) in enumerate(base)
+        ]
+        return tuple(LayerCost((sample,)) for sample in samples)
+
+    base = [(rng.uniform(0.1, 2), rng.choice([1e6, 3e7]), rng.choice([1e8, 4e8])) for _ in range(num_layers)]
+    graph = LayerGraph.chain([Layer(f"conv{k}", "", rng.choice([1e3, 1e7])) for k in range(num_layers)])
+    given = Profile(graph, {"fast": costs(1.0, base), "slow": costs(2.0, base)})
+    types = tuple(DeviceType(rng.choice(["fast", "slow"]), rng.choice([6e8, 1.2e9, float("inf")])) for _ in range(3))
+    by_name = {kind.name: kind for kind in types}
+    nodes = (Node("a", tuple(by_name[kind.name] for kind in types), Link(rng.choice([1e7, 1e9]), 0.001)),)
+    return given, Cluster(nodes, Link(1e9))
+
+
+def every_plan(problem):
+    """Yield all plans of consecutive layers on consecutive devices: alone, as replicas or sharing scenes."""
+    layers, size = problem.layers, len(problem.cluster.devices)
+    for used, num_stages in itertools.product(range(1, size + 1), range(1, size + 1)):
+        cuts = itertools.combinations(range(1, len(layers)), num_stages - 1)
+        groups = itertools.combinations(range(1, used), num_stages - 1)
+        for cut, group in itertools.product([*cuts], [*groups]):
+            runs = [layers[a:b] for a, b in itertools.pairwise((0, *cut, len(layers)))]
+            teams = [range(a, b) for a, b in itertools.pairwise((0, *group, used))]
+            for kinds in itertools.product(*([False, True] if len(team) > 1 else [False] for team in teams)):
+                yield problem.plan(
+                    [
+                        shared_stage(problem, run, team) if shared else problem.stage(run, team)
+                        for run, team, shared in zip(runs, teams, kinds, strict=True)
+                    ],
+                    "brute force",
+                )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_weighed_stages_equal_brute_force(seed):
+    given, devices = drawn(random.Random(seed))
+    schedule, count = ("1f1b", 1) if seed % 3 else ("1f1b-flush", 4)
+    problem = Problem(given, devices, schedule, count)
+    known = [replace(plan, estimate=estimate(plan, problem)) for plan in every_plan(problem)]
+    periods = [plan.estimate.period_seconds for plan in known if not beyond_memory(plan, devices)]
+    options = {"schedule": schedule, "num_microbatches": count}
+    plan = partition(given, devices, planner="space", weigh_stages=True, **options)
+    if not periods:
+        assert beyond_memory(plan, devices)
+        return
+    plan.check(given.graph, devices)
+    assert not beyond_memory(plan, devices)
+    slack = 1e-9 if schedule == "1f1b" else 0.05  # limits of time are tried, not all
+    assert min(periods) * (1 - 1e-9) <= plan.estimate.period_seconds <= min(periods) * (1 + slack)
+    sizes = [ROWS] * 8
+    trace = simulate(plan, given, devices, sizes)
+    assert lower_bound(plan, given, devices, sizes) <= trace.makespan * (1 + 1e-9)
+
+
+def test_a_warning_names_the_kind_of_plan_that_was_chosen():
+    """Of these three, a stage of one device and one of two that share scenes are fastest within memory."""
+    plan = partition(profile(), cluster("fast", "fast", "fast", memory=MEMORY), planner="space", weigh_stages=True)
+    assert [stage.shares_scenes for stage in plan.stages] == [False, True]
+    (warning,) = plan.warnings
+    assert warning.count("×") == 2  # one shared stage, and stages of which none is shared: replicas do not fit
+    with raises("planner.too_many_devices"):
+        partition(profile(), cluster(*["fast"] * 33), planner="space", weigh_stages=True)
+
+
+def mixed(problem):
+    """A stage whose devices share scenes, between two others."""
+    first, second, last = problem.layers
+    return problem.plan(
+        [problem.stage([first], [0]), shared_stage(problem, [second], [1, 2]), problem.stage([last], [3])], "by hand"
+    )
+
+
+def test_a_shared_stage_among_others_is_estimated_as_it_is_simulated():
+    devices = cluster("fast", "fast", "slow", "fast", memory=MEMORY)
+    problem = Problem(profile(), devices)
+    plan = mixed(problem)
+    plan = replace(plan, estimate=estimate(plan, problem))
+    assert Plan.from_json(plan.to_json()) == plan
+    count = 40
+    trace = simulate(plan, profile(), devices, [ROWS] * count)
+    assert trace.makespan == pytest.approx(count * plan.estimate.period_seconds, rel=0.1)
+    sent = [(span.rank, span.peer) for span in trace.spans if span.kind == "send"]
+    # Forwards go to both parts, and their first sends what both made; so it is with gradients.
+    assert {*sent} == {(0, 1), (0, 2), (1, 3), (3, 1), (3, 2), (1, 0)}
+    assert all(sent.count(pair) == count for pair in {*sent})
+    layers, table = [problem.layers[1]], problem.table
+    halos, gathered = table.halo_seconds(devices, plan.stages[1], layers), table.parts_seconds(devices, plan, 1, layers)
+    assert all(own[0] > halos[0] > 0 for own in gathered)
+    assert "space" in str(plan)
+    draws = CostDraws.of(problem, DrawSettings(20))
+    of_draw = Problem(draws.profile(1), devices)
+    assert draws.periods(plan)[1] == pytest.approx(estimate(plan, of_draw).period_seconds)
+
+
+@pytest.mark.parametrize("schedule", [name for name, rules in SCHEDULE_RULES.items() if rules.stages_per_rank[0] == 1])
+def test_ranks_that_share_scenes_do_the_same_in_every_schedule(schedule):
+    devices = cluster("fast", "fast", "slow", "fast")
+    plan = mixed(Problem(profile(), devices, schedule, 4))
+    plan.check(profile().graph, devices)
+    assert plan.stages[1].shares == (2, 1)
+    actions = compile(plan, 8).actions
+    assert actions[1] == actions[2] and len(actions[1]) >= 3 * 8 - 8
+    trace = simulate(plan, profile(), devices, [ROWS] * 8)
+    assert trace.makespan >= lower_bound(plan, profile(), devices, [ROWS] * 8) * (1 - 1e-9) > 0

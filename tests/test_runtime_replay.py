@@ -119,6 +119,20 @@ def test_stages_there_and_back_are_replayed_in_their_order_and_pace(schedule, tm
         assert sent(played) == fed(program)
 
 
+@pytest.mark.slow
+def test_a_stage_whose_ranks_share_scenes_is_replayed_between_others(tmp_path) -> None:
+    """Each of its two ranks receives every packet, and the first sends: six packets of 2 MB for each minibatch."""
+    profile, cluster = _profile(0.02), Cluster.uniform(4, device_type="fast", link=Link(1e9, 1e-4))
+    ids = [layer.id for layer in GRAPH.layers]
+    stages = Stage(tuple(ids[:2]), (0,)), Stage(tuple(ids[2:5]), (1, 2), sharding="space"), Stage((ids[5],), (3,))
+    plan = Plan(stages)
+    trace = simulate(plan, profile, cluster, [100.0] * 12)
+    job = _replayed(tmp_path, plan, CONFIG, profile, cluster, expected=2 * pace_of(trace, plan), rel=0.35)
+    (row,) = job.record.metrics("epoch")
+    assert row["sent_bytes"] == 12 * 6 * 2e6
+    assert sent(job.record.trace()) == sent(trace)
+
+
 def fed(program):
     """(action, rank that it is sent to) of all whose results another rank needs, as the program says."""
     found = []

@@ -27,6 +27,13 @@ def shared(model, num_ranks, **options):
     return replace(plan, stages=(replace(plan.stages[0], sharding="space"),))
 
 
+def stages(model, **options):
+    """Return a plan of three stages, of which the ranks of the second share scenes."""
+    plan = plan_of(model, [(0,), (1, 2), (3,)], **options)
+    first, second, last = plan.stages
+    return replace(plan, stages=(first, replace(second, sharding="space"), last))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Voxels of shapes, alone and shared; then steps with recomputation; then classes of whole samples."""
@@ -44,6 +51,7 @@ def runs(tmp_path_factory):
         Job("two", shared(unet, 2), config),
         Job("step", plan_of(unet, [(0,)], schedule="gpipe", num_microbatches=2), weighed),
         Job("step-two", shared(unet, 2, schedule="gpipe", num_microbatches=2, recompute=True), weighed),
+        Job("stages", stages(unet, schedule="1f1b-flush", num_microbatches=2), weighed),
         Job("vgg", plan_of(vgg, [(0,)]), classes),
         Job("vgg-two", shared(vgg, 2, shares={0: (2, 1)}), classes),
     ]
@@ -54,7 +62,7 @@ def runs(tmp_path_factory):
     return run_jobs(folder, jobs)
 
 
-@pytest.mark.parametrize("pair", [("one", "two"), ("step", "step-two"), ("vgg", "vgg-two")])
+@pytest.mark.parametrize("pair", [("one", "two"), ("step", "step-two"), ("step", "stages"), ("vgg", "vgg-two")])
 def test_ranks_that_share_scenes_train_as_one(runs, pair):
     one, two = (runs[name] for name in pair)
     torch.testing.assert_close(torch.tensor(two.losses), torch.tensor(one.losses), rtol=1e-5, atol=0)

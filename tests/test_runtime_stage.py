@@ -2,15 +2,20 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from runtime_jobs import NORMED, UNET, plan_of, settings, shapes
+from scene_parts import in_threads
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsepipe import data
+from sparsepipe.data import PointBatch
 from sparsepipe.engines import engine
 from sparsepipe.networks import network
+from sparsepipe.networks.losses.base import Outcome, weighed
+from sparsepipe.networks.losses.classes import CrossEntropy, Segmentation
 from sparsepipe.profiling import measure
 from sparsepipe.runtime.stages.base import Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
@@ -132,3 +137,84 @@ def test_what_a_device_keeps_for_a_later_stage_is_not_sent_and_gets_its_gradient
     profile = measure.profile(net, [batch], native, warmup=0, repeats=1, seed=config.seed)
     payloads = LayerTable.of(profile, [batch.size]).payloads(plan)[1:4]
     assert sent == [*(own[0] for own, _ in payloads), *(back[0] for _, back in reversed(payloads))]
+
+
+class InFloat64(Segmentation):
+    """The cross entropy of voxels without the rounding of float32."""
+
+    def __call__(self, output, target, *, samples, detailed=False, weights=None):
+        mean = torch.nn.functional.cross_entropy(output, target)
+        return weighed(mean, weights), Outcome(mean.item(), samples, len(target), 0)
+
+
+def pass_through(plan, batch, group=None, *, model):
+    """Return loss and gradients by weight of a minibatch, in float64: stages one after the other.
+
+    `group`: of the stages that share scenes, whose other parts are in other threads; other stages run in each.
+    """
+    net, config, cpu = network(model, num_classes=3), settings(Path(), model=model), torch.device("cpu")
+    loss = InFloat64(3) if batch.per_voxel else CrossEntropy(3)
+    options = {"config": config, "device": cpu, "per_voxel": batch.per_voxel, "loss": loss}
+    runners, flights, received = [], [], batch
+    for k, stage in enumerate(plan.stages):
+        scenes = group if stage.shares_scenes else None
+        runner = NetworkStage(net, engine("native"), plan, k, scenes=scenes, **options)
+        runners.append(runner)
+        runner.module.double()
+        flight, outputs = runner.forward(received, Version(0, dict(runner.module.named_parameters())), 0)
+        flights.append(flight)
+        if not runner.is_last:
+            received, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, 0, batch.num_voxels)
+    loss, outcome = runner.loss(outputs, batch.labels, samples=2)
+    flight.outputs = Output.of(loss)
+    packet, found = None, {}
+    for k in reversed(range(len(runners))):
+        runner, flight = runners[k], flights[k]
+        if flight.received is not None:
+            outputs = runner.run_again(flight)
+            if runner.is_last:
+                flight.outputs = Output.of(runner.loss(outputs, batch.labels, samples=2)[0])
+        back = [None] if packet is None else runner.unpack_output_gradients(flight, packet)
+        of_weights, of_inputs = runner.backward(flight, back)
+        for name, gradient in zip(flight.version.tensors, of_weights, strict=True):
+            if plan.stages[k].shares_scenes:
+                group.sum(gradient)
+            found[name] = gradient
+        if k:
+            packet = runner.pack_input_gradients(flight, of_inputs)
+    return outcome.loss, found
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts", "sharing", "recompute"),
+    [
+        ("minkunet14a-segmentation-narrow", (9, 60), {1}, False),
+        ("minkunet14a-segmentation-narrow", (20, 50), {0, 2}, True),
+        (NORMED, (6, -2), {1}, False),
+    ],
+)
+def test_stages_that_share_scenes_next_to_others_compute_what_one_process_does(model, cuts, sharing, recompute):
+    """At boundaries, parts are put together and taken apart: skips, coarse voxels, pooled rows; a part may be small."""
+    generator = torch.Generator().manual_seed(len(cuts))
+    flat = torch.randint(0, 24, (900, 2), generator=generator)
+    rows = [torch.cat([torch.full((900, 1), sample), flat, flat.sum(1, keepdim=True) // 9], 1) for sample in (0, 1)]
+    coordinates = torch.cat(rows).int().unique(dim=0)
+    per_voxel = "segmentation" in model
+    labels = torch.randint(0, 3, (len(coordinates) if per_voxel else 2,), generator=generator)
+    features = torch.randn(len(coordinates), network(model, num_classes=3).in_channels, generator=generator)
+    batch = PointBatch(coordinates, features, labels, per_voxel=per_voxel)
+    object.__setattr__(batch, "features", features.double())  # minibatches are float32
+    count = len(network(model, num_classes=3).rows)
+    plan = plan_of(model, [[k] for k in range(len(cuts) + 1)], cuts=[cut % count for cut in cuts], recompute=recompute)
+    stages = [
+        replace(stage, ranks=(k, k + 10), shares=(2, 1), sharding="space") if k in sharing else stage
+        for k, stage in enumerate(plan.stages)
+    ]
+    loss, gradients = pass_through(plan_of(model, [[0]]), batch, model=model)
+    shared = replace(plan, stages=tuple(stages))
+    shared.check(network(model, num_classes=3).graph())
+    for part_loss, of_part in in_threads(2, lambda group: pass_through(shared, batch, group, model=model)):
+        assert part_loss == pytest.approx(loss, rel=1e-9)
+        assert of_part.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(of_part[name], gradient, rtol=0, atol=1e-9 * max(1, gradient.abs().max()))

@@ -21,7 +21,7 @@ from ..values.replication.base import Rule
 from ..values.schedule import check_rule
 from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
-from .baselines import DataParallel, ModelParallel, SpaceParallel
+from .baselines import DataParallel, ModelParallel
 from .by_hand import with_stages
 from .doubts import with_doubts
 from .estimate import data_parallel_period, estimate
@@ -31,6 +31,7 @@ from .published.dynpipe import DynPipe
 from .published.pipedream import PipeDream
 from .published.sparsepipe import SparsePipe
 from .several import MOST_PLANS, split
+from .space import SpaceParallel
 
 PLANNERS: Mapping[str, type[Any]] = {
     "optimal": Optimal,

@@ -1,9 +1,9 @@
-"""Baselines that leave nothing to choose in devices: data parallelism, scenes cut in space, one device a stage."""
+"""Baselines that leave nothing to choose in devices: data parallelism, one device a stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from math import comb, gcd
+from math import comb
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from ..util.io.settings import Settings, WholeNumber, setting
 from ..util.text.counting import number_of
 from ..values.costs import Array
 from ..values.plan import Plan
-from ..values.plan_parts import SPACE
 from .base import Problem, check_interleaves
 from .cuts import Cuts, Index
 from .estimate import baseline_data_parallel, estimate
@@ -83,22 +82,6 @@ class DataParallel:
 
     def plan(self, problem: Problem) -> Plan:
         plan = baseline_data_parallel(problem)
-        return replace(plan, estimate=estimate(plan, problem))
-
-
-@dataclass(frozen=True)
-class SpaceParallel:
-    """One stage over all devices, which share each scene, cut in space: faster devices get larger parts."""
-
-    name = "space"
-
-    def plan(self, problem: Problem) -> Plan:
-        seconds = [problem.total_seconds(device.type.name) for device in problem.cluster.devices]
-        slowest = max(seconds)
-        # In quarters of the slowest device's part: borders are not placed more exactly than that.
-        shares = [max(1, round(4 * slowest / each)) if each else 4 for each in seconds]
-        whole = problem.stage(problem.layers, range(len(shares)), [share // gcd(*shares) for share in shares])
-        plan = problem.plan([replace(whole, sharding=SPACE)], self.name)
         return replace(plan, estimate=estimate(plan, problem))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InputError
 from ..util.io.fields import MOST
 from ..util.io.settings import Number, Settings, WholeNumber, setting
-from ..values.costs import Array, LayerTable, boundary_link, port_share
+from ..values.costs import Array, LayerTable, boundary_link, copies, port_loads
 from ..values.plan import Plan
 from ..values.profile import CostSample, Profile
 from .base import Problem
@@ -152,10 +152,10 @@ class CostDraws:
             apart = between_hosts(problem, pair)
             crossing = table.payload(before, between_hosts=apart)
             link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
-            share = max(port_share(problem.cluster, stage, network=apart) for stage in pair)
+            loads, packets = port_loads(problem.cluster, pair, network=apart), copies(pair)
             forward, backward = (link.latency + size / link.bandwidth for size in crossing)
-            ports.append(share * np.maximum(forward, backward))
-            transfers = transfers + forward + backward
+            ports.append(np.maximum(loads[0] * forward, loads[1] * backward))
+            transfers = transfers + packets[0] * forward + packets[1] * backward
             if apart:
                 sent[k : k + 2] = [size + crossing[0] + crossing[1] for size in sent[k : k + 2]]
         stages, latencies, works = list[Seconds](), list[Seconds](), list[Seconds]()
@@ -165,7 +165,7 @@ class CostDraws:
                 + (table.forward[kind][layers[k]].sum(axis=0) if stage.recompute else 0.0)
                 for kind in kinds_of(problem, stage)
             }
-            halos = 2 * table.halo_seconds(problem.cluster, stage, layers[k])  # forwards and backwards
+            halos = sum(table.parts_seconds(problem.cluster, plan, k, layers[k]))
             of_replicas = [
                 part * seconds[kind] + table.reading_again(plan, k, kind) + rate * sent[k] + halos
                 for kind, rate, part in zip(

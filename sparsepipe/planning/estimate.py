@@ -22,11 +22,21 @@ sequential       one minibatch in each replica of the first stage: (Σ L + Σ C)
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from operator import mul
 
 import numpy as np
 
 from ..util.derived import remembered
-from ..values.costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
+from ..values.costs import (
+    Array,
+    MemoryNeed,
+    averaging_time,
+    boundary_link,
+    copies,
+    depth,
+    port_loads,
+    port_share,
+)
 from ..values.plan import Estimate, Plan, Stage, StageEstimate
 from ..values.schedule import compile_until_steady, steady_period
 from .base import Problem
@@ -62,8 +72,8 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
             + each * crossing_hosts[k]
             for kind, each, part in zip(kinds, rates, stage.parts_of_work(), strict=True)
         ]
-        halos = 2 * float(problem.table.halo_seconds(problem.cluster, stage, layers[k])[0])  # forwards and backwards
-        seconds = [each + halos for each in seconds]
+        between_parts = problem.table.parts_seconds(problem.cluster, plan, k, layers[k])
+        seconds = [each + sum(float(passes[0]) for passes in between_parts) for each in seconds]
         compute = max(each * turns for each, turns in zip(seconds, stage.rank_turns, strict=True)) / stage.round
         averaging, update = once_a_round(plan, problem, stage, layers[k])
         computes.append(compute + update)
@@ -84,7 +94,8 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     stages = []
     for k in range(len(plan.stages)):
         sent = float(payloads[k + 1][0][0]) * _sends(plan, k, k + 1) + float(payloads[k][1][0]) * _sends(plan, k, k - 1)
-        if plan.stages[k].shares_scenes:
+        if plan.stages[k].shares_scenes:  # what it sends elsewhere, each part sends to all others before
+            sent *= len(plan.stages[k].ranks)
             sent += 2 * float(problem.table.halo_bytes(layers[k], len(plan.stages[k].ranks))[0])
         transfer = max(ports[k], ports[k + 1])
         stages.append(StageEstimate(computes[k], memory[k], transfer, averagings[k], sent))
@@ -108,9 +119,11 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     )
 
 
-def _sends(plan: Plan, stage: int, other: int) -> bool:
-    """Return whether a stage sends to another one, which exists on other ranks."""
-    return 0 <= other < len(plan.stages) and plan.stages[other].ranks != plan.stages[stage].ranks
+def _sends(plan: Plan, stage: int, other: int) -> int:
+    """Return how many packets a stage sends another one for a minibatch: none unless that is there, on other ranks."""
+    if not 0 <= other < len(plan.stages) or plan.stages[other].ranks == plan.stages[stage].ranks:
+        return 0
+    return copies((plan.stages[stage], plan.stages[other]))[0]
 
 
 def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
@@ -251,9 +264,9 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array
     if pair[0].ranks == pair[1].ranks:  # interleaved on one rank: nothing is sent
         return 0.0, 0.0
     link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
-    share = max(port_share(problem.cluster, stage, network=between_hosts(problem, pair)) for stage in pair)
-    forward, backward = (link.transfer_time(float(size[0])) for size in payload)
-    return share * max(forward, backward), forward + backward
+    loads, sent = port_loads(problem.cluster, pair, network=between_hosts(problem, pair)), copies(pair)
+    seconds = [link.transfer_time(float(size[0])) for size in payload]
+    return max(map(mul, loads, seconds)), sum(map(mul, sent, seconds))
 
 
 def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
@@ -266,11 +279,10 @@ def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> Mem
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
     """Bytes on the fullest replica of stage `k`, which has no other."""
     stage = plan.stages[k]
-    if stage.shares_scenes:  # the only stage: a minibatch at a time; the largest part decides
-        need = need.part(max(stage.parts_of_work()))
-        return need.total(versions=1, minibatches=1, recompute=stage.recompute)
-    later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
-    versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
+    shares, later = stage.shares, sum(other.num_replicas for other in plan.stages[k + 1 :])
+    if stage.shares_scenes:  # each rank has a part of every minibatch; the largest decides
+        need, shares = need.part(max(stage.parts_of_work())), (1,)
+    versions, minibatches = depth(plan.schedule, plan.num_microbatches, shares, later, stage.warmup)
     return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)
 
 

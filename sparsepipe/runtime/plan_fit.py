@@ -84,8 +84,8 @@ def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:
 def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
     """Raise InputError if replicas with synchronised batch norm would wait for each other for ever."""
     for k, stage in enumerate(plan.stages):
-        count = len(stage.ranks)
-        if len(set(stage.shares)) > 1:
+        count = stage.num_replicas
+        if count > 1 and len(set(stage.shares)) > 1:
             raise InputError(
                 "batch_norm.unequal_shares",
                 f"synchronized batch norm needs equal shares, but stage {k} has shares {stage.shares}; plan equal "

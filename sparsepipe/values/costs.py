@@ -278,6 +278,27 @@ class LayerTable:
         seconds: Array = exchanges * link.latency + self.halo_bytes(layers, len(stage.ranks)) / link.bandwidth
         return seconds
 
+    def parts_seconds(self, cluster: Cluster, plan: Plan, k: int, layers: Sequence[int]) -> tuple[Array, Array]:
+        """Estimate the seconds that ranks which share scenes send to each other in stage `k`: forwards, backwards, [V].
+
+        Halos, and what a pass sends to another stage: it is gathered from all parts before.
+        """
+        stage = plan.stages[k]
+        forward = backward = self.halo_seconds(cluster, stage, layers)
+        if stage.shares_scenes and len(stage.ranks) > 1 and len(plan.stages) > 1:
+            payloads = self.payloads(plan)
+            if k + 1 < len(plan.stages):
+                forward = forward + self.gathering_seconds(cluster, stage, payloads[k + 1][0])
+            if k:
+                backward = backward + self.gathering_seconds(cluster, stage, payloads[k][1])
+        return forward, backward
+
+    def gathering_seconds(self, cluster: Cluster, stage: Stage, num_bytes: Array) -> Array:
+        """Estimate the seconds in which each rank that shares scenes receives the others' rows, `num_bytes` in all."""
+        link, elsewhere = boundary_link(cluster, stage.ranks), 1 - min(stage.parts_of_work())
+        seconds: Array = link.latency + elsewhere * num_bytes / link.bandwidth
+        return seconds
+
     @cached_property
     def tells_temporaries(self) -> bool:
         """Return whether the profile has what layers take for a while: those from before have not."""
@@ -357,7 +378,10 @@ def port_share(cluster: Cluster, stage: Stage, *, network: bool) -> float:
     """The share of all minibatches that the busiest port of `stage` carries.
 
     A device has a port of its own on its node's link; all devices of a node share the node's port to the network.
+    Ranks that share scenes all receive every minibatch, and the first of them sends what they made.
     """
+    if stage.shares_scenes:
+        return 1.0
     if not network:
         return max(stage.shares) / stage.round
     of_node: dict[str, int] = {}
@@ -365,6 +389,22 @@ def port_share(cluster: Cluster, stage: Stage, *, network: bool) -> float:
         name = cluster.devices[rank].node.name
         of_node[name] = of_node.get(name, 0) + share
     return max(of_node.values()) / stage.round
+
+
+def copies(pair: Sequence[Stage]) -> tuple[int, int]:
+    """Packets that are sent for a minibatch between two stages, forwards and backwards: one to each rank in need."""
+    before, after = (len(stage.ranks) if stage.shares_scenes else 1 for stage in pair)
+    return after, before
+
+
+def port_loads(cluster: Cluster, pair: Sequence[Stage], *, network: bool) -> tuple[float, float]:
+    """Packets per minibatch through the busiest port between two stages, forwards and backwards: see `port_share`."""
+    before, after = (port_share(cluster, stage, network=network) for stage in pair)
+    forward, backward = copies(pair)
+    return (
+        max(before * forward, after * (forward if network else 1)),
+        max(after * backward, before * (backward if network else 1)),
+    )
 
 
 def ports(cluster: Cluster, rank: int, peer: int, *, forward: bool) -> tuple[Port, Port]:

@@ -101,8 +101,6 @@ def _of_stages(plan: StagePlan) -> list[str]:
             found.append(f"stage {k} has shares {stage.shares}, expected numbers of at least 1")
         if stage.warmup is not None and stage.warmup < 0:
             found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
-        if stage.shares_scenes and len(plan.stages) > 1:
-            found.append(f"stage {k} shares scenes between its ranks, expected as the only stage of the plan")
         twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
         found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
     found += [f"rank {rank} is negative" for rank in plan.ranks if rank < 0]
@@ -121,6 +119,8 @@ def _of_placement(plan: StagePlan) -> list[str]:
         ]
     if rules is None or not (shared or rules.check_stages_per_rank(count)):
         return []
+    if sharing := [k for k, stage in enumerate(plan.stages) if stage.shares_scenes]:
+        return [f"stage {k} shares scenes between its ranks, expected one stage on each of these" for k in sharing]
     size, first = plan.pipeline_size, plan.stages[: plan.pipeline_size]
     if len(plan.stages) % size or sorted(rank for stage in first for rank in stage.ranks) != sorted(plan.ranks):
         return [f"interleaved stages come in whole laps over all ranks, each once; {len(plan.stages)} do not"]

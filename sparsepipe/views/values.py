@@ -126,7 +126,8 @@ def _(plan: Plan) -> Page:
 def stage_table(plan: Plan) -> Table:
     """A row for each stage of a plan of one pipeline: its layers, its devices and what is expected of it."""
     uneven = any(len(set(stage.shares)) > 1 for stage in plan.stages)
-    dealt = "scenes" if any(stage.shares_scenes for stage in plan.stages) else "minibatches"
+    kinds = {stage.shares_scenes for stage in plan.stages if len(set(stage.shares)) > 1}
+    dealt = " or ".join("scenes" if shares else "minibatches" for shares in sorted(kinds))
     devices = f"devices (shares of {dealt})" if uneven else "devices"
     rows: list[tuple[Cell, ...]] = []
     for k, stage in enumerate(plan.stages):
@@ -353,9 +354,14 @@ def _stages_strip(plan: Plan) -> Html:
     """The layers of a plan of one pipeline, in the stages' colours."""
     total, left, cells = max(1, len(plan.layers)), 0.0, []
     for k, stage in enumerate(plan.stages):
-        width = len(stage.layers) / total * _WIDTH
+        width, top = len(stage.layers) / total * _WIDTH, 0.0
         title = f"stage {k}: {number_of(len(stage.layers), 'layer')}"
-        cells.append(_rect(left, 0, width - 1, _LANE, stage_color(k), title=title))
+        parts = stage.parts_of_work() if stage.shares_scenes else (1.0,)  # of each scene: a strip for each device
+        title += f", each scene divided among {number_of(len(parts), 'device')}" if len(parts) > 1 else ""
+        for part in parts:
+            gap = 1 if top + part < 1 - 1e-9 else 0
+            cells.append(_rect(left, top * _LANE, width - 1, part * _LANE - gap, stage_color(k), title=title))
+            top += part
         left += width
     return _svg(cells, _LANE, "layers by stage")
 

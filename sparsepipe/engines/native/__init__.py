@@ -1,6 +1,7 @@
 """The native engine: sparse layers without a compiler, on CPU and CUDA; MinkowskiEngine's semantics and state_dicts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..subnetwork import Subnetwork
 from . import machine_code
 from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
-from .space import PartManager, Regions, SceneGroup
+from .space import Division, PartManager, PartRows, Regions, SceneGroup
 from .tensor import SparseTensor
 from .tuning import fused_kernels
 from .warm_up import rehearse
@@ -73,6 +74,73 @@ class NativeEngine:
         """Return which rows of the whole minibatch a part has, int64 [n]; None for a tensor that is no part."""
         manager = tensor.manager if isinstance(tensor, SparseTensor) else None
         return manager.rows if isinstance(manager, PartManager) else None
+
+    def divide(
+        self,
+        sets: Sequence[CoordinateSet],
+        group: SceneGroup,
+        *,
+        shares: Sequence[float],
+        step: Sequence[int],
+        like: AnyTensor | None = None,
+    ) -> Division:
+        """Divide the coordinate sets of a minibatch among processes that share its scenes: see `part`.
+
+        Args:
+            sets: Whole sets, the same on all processes of `group`.
+            group: The processes, one for each part.
+            shares: Share of the work of each part.
+            step: The network's coarsest tensor stride.
+            like: A part of the same minibatch, which is divided in the same way.
+
+        Returns:
+            The rows of this process's part, in each set.
+        """
+        manager = like.manager if isinstance(like, SparseTensor) else None
+        known = manager.regions if isinstance(manager, PartManager) else None
+        return Division.of(sets, group, shares=shares, step=tuple(step), regions=known)
+
+    def join_part(self, parts: Parts, division: Division) -> dict[str, AnyTensor]:
+        """Put a part of a minibatch together: `parts` has whole coordinate sets, and the features of this part."""
+        managers: dict[int, CoordinateManager] = {}
+        finest_first = sorted(range(len(parts.coordinate_sets)), key=lambda k: parts.coordinate_sets[k].tensor_stride)
+        for k in finest_first:
+            stride, coordinates, family = parts.coordinate_sets[k]
+            rows = division.rows[k]
+            if family not in managers:
+                managers[family] = division.manager(coordinates.shape[1] - 1, rows)
+            mine = coordinates.index_select(0, rows)
+            managers[family].insert(stride, pack(mine), mine)
+        of_part = replace(
+            parts,
+            coordinate_sets=tuple(
+                own._replace(coordinates=managers[own.family].coordinates(own.tensor_stride))
+                for own in parts.coordinate_sets
+            ),
+        )
+        return {name: _join(name, feature, of_part, managers) for name, feature in parts.features.items()}
+
+    def part_rows(self, tensor: AnyTensor) -> PartRows | None:
+        """Return the rows of a part among those of all parts; None for a tensor that every part has whole."""
+        if isinstance(tensor, SparseTensor) and isinstance(tensor.manager, PartManager):
+            return PartRows(tensor.manager, tensor.tensor_stride)
+        return None
+
+    def gather(self, tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
+        """Put the parts of tensors together, on every process. All processes come here. There is no gradient."""
+        managers: dict[int, CoordinateManager] = {}
+        gathered: dict[str, AnyTensor] = {}
+        for name, tensor in tensors.items():
+            rows = self.part_rows(tensor)
+            if rows is None or not isinstance(tensor, SparseTensor):
+                gathered[name] = tensor
+                continue
+            known = id(rows.manager)
+            manager = managers.setdefault(known, CoordinateManager(rows.manager.dimension))
+            if rows.stride not in manager:
+                manager.insert(rows.stride, rows.manager.everywhere(rows.stride).keys)
+            gathered[name] = SparseTensor(rows.gather(tensor.features.detach()), rows.stride, manager)
+        return gathered
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
         sets: dict[tuple[tuple[int, ...], int], CoordinateSet] = {}

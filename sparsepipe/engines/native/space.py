@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from ...networks.batch_norm import Group
 from ...networks.rows import each_axis
+from ..base import CoordinateSet
 from .convolution import convolve, convolve_backward, convolve_forward
 from .coordinates import CoordinateManager, Stride, pack, unpack
 from .kernel_map import KernelMap, kernel_map, kernel_offsets
@@ -70,17 +71,25 @@ class Regions:
         return not bool(((borders.abs() < _FAR) & (borders % steps != 0)).any())
 
     @classmethod
-    def of(cls, coordinates: Tensor, shares: Sequence[float], *, step: Stride) -> "Regions":
+    def of(
+        cls, coordinates: Tensor, shares: Sequence[float], *, step: Stride, stride: Stride | None = None
+    ) -> "Regions":
         """Cut space by planes, one after the other, so that each part has its share of the kernel-map pairs.
 
         Args:
             coordinates: int32 [N, 1 + D] of all voxels, batch index first, sorted: the same on all processes.
             shares: Share of the work of each part.
             step: Borders are multiples of it, the coarsest tensor stride, unless parts were uneven then.
+            stride: Tensor stride of the coordinates. None: 1 on each axis.
 
         Returns:
             A box for each part; a box may hold no voxel.
         """
+        if stride is not None and any(unit > 1 for unit in stride):
+            units = torch.tensor((1, *stride), dtype=torch.int32, device=coordinates.device)
+            steps = tuple(max(1, far // unit) for far, unit in zip(step, stride, strict=True))
+            coarse = cls.of(coordinates.div(units, rounding_mode="floor"), shares, step=steps).boxes
+            return cls(torch.where(coarse.abs() < _FAR, coarse * units.cpu(), coarse))
         sampled, work = _sampled_work(coordinates)
         width = coordinates.shape[1]
         box = torch.tensor([[-_FAR] * width, [_FAR] * width])
@@ -357,6 +366,15 @@ class _MaxOverParts(torch.autograd.Function):
         return total.scatter_add_(0, winners, gradient * won), None, None
 
 
+class _Everywhere(NamedTuple):
+    """The voxels of all parts at one tensor stride, in the order of keys."""
+
+    keys: Tensor  # int64 [N]
+    rows: Tensor  # int64 [n]: which of them a part has
+    order: Tensor  # int64 [N]: which is which of the rows that parts send, part by part
+    sizes: tuple[int, ...]  # rows of each part
+
+
 class PartManager(CoordinateManager):
     """The coordinate sets of one part of a minibatch's scenes. Building maps and sets is a step of all parts at once.
 
@@ -367,7 +385,7 @@ class PartManager(CoordinateManager):
         super().__init__(dimension)
         self.regions, self.group, self.num_samples, self.rows = regions, group, num_samples, rows
         self._part_maps: dict[Any, PartMap] = {}
-        self._numbers: dict[Stride, tuple[int, Tensor]] = {}
+        self._everywhere: dict[Stride, _Everywhere] = {}
         self._totals: dict[Stride, Tensor] = {}
 
     def like(self, stride: Stride, keys: Tensor) -> "PartManager":
@@ -399,11 +417,17 @@ class PartManager(CoordinateManager):
 
     def numbers(self, stride: Stride) -> tuple[int, Tensor]:
         """Return how many voxels all parts have, and which of them, in the order of keys, each row is: int64 [n]."""
-        if stride not in self._numbers:
+        everywhere = self.everywhere(stride)
+        return len(everywhere.keys), everywhere.rows
+
+    def everywhere(self, stride: Stride) -> "_Everywhere":
+        """Return the voxels of all parts at a tensor stride. All parts come here the first time."""
+        if stride not in self._everywhere:
             keys = self.keys(stride)
-            everything = torch.sort(self._exchanged([keys] * self.group.num_parts)[0]).values
-            self._numbers[stride] = len(everything), torch.searchsorted(everything, keys)
-        return self._numbers[stride]
+            received, sizes = self._exchanged([keys] * self.group.num_parts)
+            everything, order = torch.sort(received)
+            self._everywhere[stride] = _Everywhere(everything, torch.searchsorted(everything, keys), order, sizes)
+        return self._everywhere[stride]
 
     def downsampled(self, stride: Stride, factor: int | Sequence[int]) -> Stride:
         known = set(self._keys)
@@ -515,6 +539,64 @@ class PartManager(CoordinateManager):
         return super().map_bytes + sum(
             each.kernel_map.in_rows.nbytes * 2 + each.keys.nbytes * 2 + each.sent_rows.nbytes for each in halos if each
         )
+
+
+@dataclass(frozen=True, eq=False)
+class PartRows:
+    """The rows of a part among those of all parts, at one tensor stride. Gathering rows is a step of all parts."""
+
+    manager: PartManager
+    stride: Stride
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all parts."""
+        return len(self.manager.everywhere(self.stride).keys)
+
+    def select(self, rows: Tensor) -> Tensor:
+        """Return this part's rows [n, C] of those of all parts [N, C]."""
+        return rows.index_select(0, self.manager.everywhere(self.stride).rows)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all parts [N, C], in the order of keys, of this part's [n, C]."""
+        everywhere, group = self.manager.everywhere(self.stride), self.manager.group
+        sent = torch.cat([rows] * group.num_parts)
+        received = group.exchange(sent, [len(rows)] * group.num_parts, everywhere.sizes)
+        return received.index_select(0, everywhere.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """How a minibatch of coordinate sets is divided: which rows of each set a part has."""
+
+    regions: Regions
+    group: SceneGroup
+    num_samples: int
+    rows: tuple[Tensor, ...]  # int64 [n] of each coordinate set
+
+    @classmethod
+    def of(
+        cls,
+        sets: Sequence[CoordinateSet],
+        group: SceneGroup,
+        *,
+        shares: Sequence[float],
+        step: Stride,
+        regions: Regions | None = None,
+    ) -> "Division":
+        """Divide by the finest set, unless `regions` are known. All parts have the same sets of whole scenes."""
+        finest = min(sets, key=lambda each: (each.tensor_stride, -len(each.coordinates)), default=None)
+        if regions is None:
+            nothing = torch.empty(0, 1 + len(step), dtype=torch.int32)
+            coordinates, stride = (nothing, None) if finest is None else (finest.coordinates, finest.tensor_stride)
+            regions = Regions.of(coordinates, shares, step=step, stride=stride)
+        counts = [int(each.coordinates[:, 0].max()) + 1 for each in sets if len(each.coordinates)]
+        rows = tuple(regions.rows(each.coordinates, group.part) for each in sets)
+        return cls(regions, group, max(counts, default=0), rows)
+
+    def manager(self, dimension: int, rows: Tensor) -> PartManager:
+        """Return a manager of a part's coordinate sets, of which the finest has these rows of the whole."""
+        return PartManager(dimension, self.regions, self.group, num_samples=self.num_samples, rows=rows)
 
 
 def _search(

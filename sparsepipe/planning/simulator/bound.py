@@ -140,20 +140,21 @@ class _Times:
     def bounds(self) -> Iterator[float]:
         """Yield the bounds of the module's derivation."""
         for stages, ranks in self._devices():
-            first = stages[0]
+            first, replicas = stages[0], self.plan.stages[stages[0]].num_replicas
             seconds = np.array([sum(self.work[rank][s] for s in stages) for rank in ranks])
-            shared = _shared(seconds)
+            together = self.plan.stages[first].shares_scenes  # each has a part of every minibatch
+            shared = float(seconds.sum(axis=1).max()) if together else _shared(seconds)
             counts = [self.program.num_updates(s) for s in stages]
             updates = sum(count * self.once[s] for s, count in zip(stages, counts, strict=True))
-            busy = [shared, self._rounds(first)] if len(ranks) > 1 and len(stages) == 1 else [shared]
+            busy = [shared, self._rounds(first)] if replicas > 1 and len(stages) == 1 else [shared]
             yield max(busy) + updates
             # A replica's last backward is before the last update, or the last but one of a round that is not whole.
-            last = min(1 if len(ranks) == 1 else 2, *counts) * sum(self.once[s] for s in stages)
+            last = min(1 if replicas == 1 else 2, *counts) * sum(self.once[s] for s in stages)
             yield max(busy) + self._around(first) + (0.0 if self.plan.flushes else updates - last)
         end = len(self.plan.stages)
         for s, stage in enumerate(self.plan.stages):
             trip = self.fill[end] - self.fill[s] + self.drain[end] - self.drain[s]
-            held = sum(self.program.in_flight(s, rank) for rank in stage.ranks)
+            held = sum(self.program.in_flight(s, rank) for rank in stage.ranks[: stage.num_replicas])
             yield float(trip.sum()) / held + self._around(s)
             later = self.program.source(s, Op.BACKWARD)
             if later is not None and len(stage.ranks) == len(self.plan.stages[later].ranks) == 1:

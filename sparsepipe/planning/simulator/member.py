@@ -160,8 +160,7 @@ class Member(Simulation):
 
     def _place(self, place: int, number: int) -> None:
         """Set what a minibatch takes at the place that it has got."""
-        for s, replicas in enumerate(self.replicas):
-            state = replicas[place]
+        for s, state in self._running(place):
             for stage_seconds, table in zip(state.seconds[s], self._table[state.rank][s], strict=True):
                 stage_seconds[place] = table[number]
         for key, by_number in self._bytes.items():
@@ -174,10 +173,13 @@ class Member(Simulation):
         if self.stragglers is not None:
             self._hold_up(self.stragglers, place, number)
 
+    def _running(self, place: int) -> list[tuple[int, RankState]]:
+        """Return the (stage, rank) that run the minibatch at a place."""
+        return [(s, state) for s in range(len(self.plan.stages)) for state in self.at_work(s, place)]
+
     def _hold_up(self, stragglers: Stragglers, place: int, number: int) -> None:
         self.delay(stragglers, place, number=self.before + place)
-        for s, replicas in enumerate(self.replicas):
-            state = replicas[place]
+        for s, state in self._running(place):
             passes = zip(state.seconds[s][:WEIGHT], self._table[state.rank][s][:WEIGHT], strict=True)
             more = [own_passes[place] - table[number] for own_passes, table in passes]
             self.extra[state.rank] += more[FORWARD] + more[BACKWARD]

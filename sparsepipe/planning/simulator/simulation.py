@@ -82,6 +82,8 @@ class Simulation:
             todo = [(CODES[op], s, m) for s, op, m in rank_actions if op is not Op.UPDATE or s not in idle]
             self.ranks[rank] = RankState(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(sizes))] for s in plan.stages]
+        self.sharing = {s: [self.ranks[r] for r in own.ranks] for s, own in enumerate(plan.stages) if own.shares_scenes}
+        self.finished: dict[tuple[int, int, int], int] = {}  # (operation, stage, minibatch) → parts that are done
         # An update's span names the last minibatch of its round, as a run's does: rounds of stages differ in length.
         self.last_of_round = [[program.members(s, k)[-1] for k in range(program.num_updates(s))] for s in stages]
         unknown: list[float | None] = [None] * len(sizes)
@@ -109,8 +111,9 @@ class Simulation:
         A rank's delay is of all its passes together: the first of them has what does not depend on how long they are.
         """
         stages_of: dict[int, list[int]] = {}
-        for s, replicas in enumerate(self.replicas):
-            stages_of.setdefault(replicas[minibatch].rank, []).append(s)
+        for s in range(len(self.replicas)):
+            for running in self.at_work(s, minibatch):
+                stages_of.setdefault(running.rank, []).append(s)
         for rank, stages in stages_of.items():
             seconds = self.ranks[rank].seconds
             forwards, last_first = [(s, FORWARD) for s in stages], stages[::-1]
@@ -185,25 +188,40 @@ class Simulation:
             self.order += 1
             heapq.heappush(self.running, (end, self.order, other))
 
+    def at_work(self, stage: int, minibatch: int) -> list[RankState]:
+        """Return the ranks that run a minibatch in a stage: one, or all that share its scenes."""
+        return self.sharing.get(stage) or [self.replicas[stage][minibatch]]
+
     def send(self, rank: RankState, operation: int, stage: int, minibatch: int, now: float) -> None:
-        """Send the result on as soon as both ports are free, and wake the rank that waits for it."""
+        """Send the result on as soon as both ports are free, and wake the ranks that wait for it.
+
+        The first of the ranks that share scenes sends what all made, once the last is done.
+        """
         target = self.target[operation][stage]
         if target is None:
             return
-        peer = self.replicas[target][minibatch]
-        seconds, leaving, entering = self.transfers[operation, stage, rank.rank, peer.rank]
-        end = now
-        if lasts := seconds[minibatch]:
-            begin = max(now, leaving.free, entering.free)
-            leaving.free = entering.free = end = begin + lasts
-            name = f"{stage}{LETTERS[operation]}{minibatch}"
-            self.rows.append((rank.rank, name, begin, end, "send", stage, minibatch, peer.rank))
-        self.arrivals[operation][target][minibatch] = end
-        free = peer.free
-        if free is not None and peer.place < len(peer.todo):
-            waits, peer_action, due = peer.todo[peer.place]
-            if peer_action == target and due == minibatch and waits != UPDATE:
-                self.start(peer, free)
+        if sharing := self.sharing.get(stage):
+            done = self.finished.get((operation, stage, minibatch), 0) + 1
+            self.finished[operation, stage, minibatch] = done
+            if done < len(sharing):
+                return
+            rank = sharing[0]
+        peers, last = self.at_work(target, minibatch), now
+        for peer in peers:
+            seconds, leaving, entering = self.transfers[operation, stage, rank.rank, peer.rank]
+            if lasts := seconds[minibatch]:
+                begin = max(now, leaving.free, entering.free)
+                leaving.free = entering.free = end = begin + lasts
+                name = f"{stage}{LETTERS[operation]}{minibatch}"
+                self.rows.append((rank.rank, name, begin, end, "send", stage, minibatch, peer.rank))
+                last = max(last, end)
+        self.arrivals[operation][target][minibatch] = last
+        for peer in peers:
+            free = peer.free
+            if free is not None and peer.place < len(peer.todo):
+                waits, peer_action, due = peer.todo[peer.place]
+                if peer_action == target and due == minibatch and waits != UPDATE:
+                    self.start(peer, free)
 
 
 class Port:
@@ -281,19 +299,18 @@ def durations(
             late = weights_share(plan, s) * backward
             parts = (forward, backward + again, backward - late + again, late)
             of_kind[kind] = tuple(part[which].tolist() for part in parts)
-        halos = table.halo_seconds(cluster, stage, layer_indices)[which]
+        between_parts = [own[which] for own in table.parts_seconds(cluster, plan, s, layer_indices)]
         for rank, part in zip(stage.ranks, stage.parts_of_work(), strict=True):
             kind = cluster.devices[rank].type.name
             seconds[rank][s] = of_kind[kind]
             if stage.shares_scenes:
                 shared = (part * np.asarray(passes) for passes in of_kind[kind])
-                seconds[rank][s] = tuple(
-                    (own + halos * (operation < WEIGHT)).tolist() for operation, own in enumerate(shared)
-                )
+                of_parts = (*between_parts, between_parts[1], np.zeros(1))  # of each operation
+                seconds[rank][s] = tuple((own + more).tolist() for own, more in zip(shared, of_parts, strict=True))
             if cluster.devices[rank].type.network_seconds_per_byte:
                 forward, backward = network_time(cluster, plan, s, rank, transfers.between_hosts)
                 more = (forward, backward, backward, np.zeros(1))  # weights' gradients are sent to nobody
-                passes = zip(of_kind[kind], more, strict=True)
-                seconds[rank][s] = tuple((np.asarray(layer_indices) + sent).tolist() for layer_indices, sent in passes)
+                passes = zip(seconds[rank][s], more, strict=True)
+                seconds[rank][s] = tuple((np.asarray(own) + sent).tolist() for own, sent in passes)
             updates[s, rank] = table.update_time(layer_indices, [kind], kept=steady.num_versions(s, rank) > 1)
     return seconds, averaging, updates, transfers

@@ -20,9 +20,11 @@ class Output:
     """Entry point of a backward into the graph, and its expected gradient; the tensor itself is released."""
 
     edge: GradientEdge
-    shape: torch.Size
+    shape: torch.Size  # of the gradient that comes: of all parts, if the stage's ranks share scenes
     dtype: torch.dtype
     device: torch.device
+    # If the stage's ranks share scenes: the rows of this part among those of all; None: every part has all rows.
+    rows: Any = None
 
     @classmethod
     def of(cls, *tensors: Tensor) -> tuple["Output", ...]:
@@ -45,6 +47,7 @@ class InFlight:
     # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
     leaves_present: tuple[Tensor | None, ...] = ()
     outputs_present: tuple[Tensor | None, ...] = ()
+    leaf_rows: tuple[Any, ...] = ()  # of each leaf, as `Output.rows`
 
 
 class PackedOutputs(NamedTuple):

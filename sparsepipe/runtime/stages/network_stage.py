@@ -339,13 +339,15 @@ class NetworkStage:
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         alive, leaves, size = self._enter(received, trained=True)
         present = () if self.is_first else self._present(self._before.every, _slots_of(_packet_of(received)))
+        rows = self._parts.rows(alive[name] for name in self._leaf_names(received)) if self._parts else ()
         if self.recompute:
             if self._memory is not None:
                 self._memory.wait(self._stage, minibatch, size)
             with torch.no_grad(), unchanged_buffers(self.module):  # the second forward counts, not this one
                 outputs = self._call(alive, version, minibatch)
-            return InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present), outputs
-        flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present)
+            flight = InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present, leaf_rows=rows)
+            return flight, outputs
+        flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present, leaf_rows=rows)
         return flight, self._call(alive, version, minibatch, flight)
 
     def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
@@ -353,7 +355,16 @@ class NetworkStage:
             alive, _, size = self._enter(received, trained=False)
             return size, self._call(alive, version, minibatch)
 
+    def _leaf_names(self, received: Any) -> list[str]:
+        """Return the names of the tensors that arrived and want a gradient, in the packet's order."""
+        if self.is_first:
+            return []
+        slots = zip(self._before.every, _slots_of(_packet_of(received)), strict=True)
+        return [name for name, slot in slots if slot.needs_gradient]
+
     def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
+        if self._parts:
+            return self._pack_parts(self._parts, outputs, minibatch, size)
         parts, slots = self._output_slots(outputs, self.after)
         small, staying = self._forwards.shrink(slots), []
         for stage, names in self._after.kept.items():
@@ -364,6 +375,24 @@ class NetworkStage:
         packet = replace(packet, kept=tuple(staying))
         every = *slots, *_slots_of(packet)[len(slots) :]
         return PackedOutputs(packet, _wanted(every), self._present(self._after.every, _slots_of(packet)))
+
+    def _pack_parts(self, parts: SceneParts, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
+        """Pack the outputs of all parts, on each of the ranks that share scenes; the first sends them."""
+        of_all = parts.engine.gather({name: outputs[name] for name in self.after})
+        whole, slots = self._output_slots(of_all, self.after)
+        small = self._forwards.shrink(slots)
+        packet = Packet(FORWARD, minibatch, self.id_after, small, whole.coordinate_sets, size)
+        return PackedOutputs(packet, self._part_ends(parts, outputs), self._present(self.after, small))
+
+    def _part_ends(self, parts: SceneParts, outputs: Mapping[str, Any]) -> tuple[Output, ...]:
+        """Return where gradients enter this part, each with the shape of all parts."""
+        wanted = [outputs[name] for name in self.after if name in self._differentiable]
+        wanted = [tensor for tensor in wanted if self.engine.features(tensor).requires_grad]
+        ends = zip(Output.of(*map(self.engine.features, wanted)), parts.rows(wanted), strict=True)
+        return tuple(
+            end if rows is None else replace(end, shape=torch.Size((rows.num_rows, *end.shape[1:])), rows=rows)
+            for end, rows in ends
+        )
 
     def _output_slots(self, outputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Parts, tuple[Slot, ...]]:
         parts = self.engine.split({name: outputs[name] for name in names})
@@ -446,12 +475,16 @@ class NetworkStage:
         assert flight.received is not None
         outputs = self._call(flight.received, flight.version, flight.minibatch, flight)
         flight.received = None
-        if not self.is_last:
+        if self._parts and not self.is_last:
+            flight.outputs = self._part_ends(self._parts, outputs)
+        elif not self.is_last:
             groups = (self._output_slots(outputs, names)[1] for names in (self.after, *self._after.kept.values()))
             flight.outputs = _wanted([slot for slots in groups for slot in slots])
         return outputs
 
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
+        if self._parts:
+            gradients = self._parts.gather(gradients, flight.leaves, flight.leaf_rows)
         slots = tuple(
             NO_GRADIENT if gradient is None else Slot(gradient if present is None else values_at(present, gradient))
             for gradient, present in zip(gradients, flight.leaves_present, strict=True)
@@ -484,11 +517,17 @@ class NetworkStage:
                 sent=sent,
             )
         gradients = [None if none else restored(slot) for slot, none in zip(slots, absent, strict=True)]
-        return [
+        whole = [
             gradient
             if gradient is None or present is None
             else with_zeros(gradient.to(present.device), present, output.shape)
             for gradient, (output, present) in zip(gradients, pairs, strict=True)
+        ]
+        if self._parts is None:
+            return whole
+        return [
+            None if gradient is None else self._parts.select(gradient.to(self.device), output.rows)
+            for gradient, output in zip(whole, flight.outputs, strict=True)
         ]
 
     def _present(self, names: Sequence[str], slots: Sequence[Slot]) -> tuple[Tensor | None, ...]:
@@ -508,9 +547,10 @@ class NetworkStage:
         """Return the tensors alive at the boundary before, those of them that want a gradient, and the size."""
         if self.is_first:
             return self._read(received), (), received.size
-        alive, leaves, size = self._unpack(_packet_of(received), trained=trained)
+        direct = self._read(received.samples) if self.reads_samples else {}
+        like = next(iter(direct.values()), None)
+        alive, leaves, size = self._unpack(_packet_of(received), trained=trained, like=like)
         if self.reads_samples:
-            direct = self._read(received.samples)
             alive = {**{name: direct[name] for name in self._direct if name in direct}, **alive}
         return alive, leaves, size
 
@@ -518,7 +558,10 @@ class NetworkStage:
         tensor = self.engine.tensor(batch, self.device)
         return self.module.enter(self._parts.part(tensor) if self._parts else tensor)
 
-    def _unpack(self, packet: Packet, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+    def _unpack(
+        self, packet: Packet, *, trained: bool, like: Any = None
+    ) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+        """`like`: a part of the same minibatch, if ranks share scenes and the stage reads samples, too."""
         expected = self._before.every
         if len(_slots_of(packet)) != len(expected):
             raise PacketMismatch(
@@ -531,14 +574,31 @@ class NetworkStage:
         else:
             groups = [(expected, _joined(packet))]
         leaves: list[Tensor] = []
+        if self._parts:
+            division = self._parts.divide(packet, self.device, like=like)
+            parts = self._parts_of(expected, packet, leaves, trained=trained, of_part=division.rows)
+            return self._parts.engine.join_part(parts, division), tuple(leaves), packet.size
         joined = [self.engine.join(self._parts_of(names, part, leaves, trained=trained)) for names, part in groups]
         return {name: value for part in joined for name, value in part.items()}, tuple(leaves), packet.size
 
-    def _parts_of(self, names: Sequence[str], packet: Packet, leaves: list[Tensor], *, trained: bool) -> Parts:
-        """Return the tensors of a packet in parts; append those that want a gradient to `leaves`."""
+    def _parts_of(
+        self,
+        names: Sequence[str],
+        packet: Packet,
+        leaves: list[Tensor],
+        *,
+        trained: bool,
+        of_part: Sequence[Tensor] | None = None,
+    ) -> Parts:
+        """Return the tensors of a packet in parts; append those that want a gradient to `leaves`.
+
+        `of_part`: the rows of each coordinate set that a part has. None: all.
+        """
         features = {}
         for name, slot in zip(names, packet.slots, strict=True):
             rows = restored(slot).to(self.device)
+            if of_part is not None and slot.coordinate_set is not None:
+                rows = rows.index_select(0, of_part[slot.coordinate_set])
             if trained and slot.needs_gradient:
                 rows = rows.requires_grad_()
                 rows = rows.view_as(rows) if self._splits else rows  # see split_backward

@@ -1,6 +1,6 @@
-"""A rank's part of the scenes that a stage's ranks share: what enters its layers, and its part of the loss."""
+"""A rank's part of the scenes that a stage's ranks share: what enters and leaves its layers, its part of the loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...networks.base import AnyNetwork
 from ...networks.losses import Loss, Outcome
 from ...networks.losses.of_users import UserLoss
 from ..replication.batch_norm import StatisticsGroup
+from ..transport.packet import Packet
 
 _OF_WHOLE_SCENES = frozenset({"serialised_attention", "dense_grid"})  # they look farther than a halo
 
@@ -55,6 +56,46 @@ class SceneParts:
     def part(self, tensor: Any) -> Any:
         """Return this rank's part of a minibatch. All ranks come here with the whole of it."""
         return self.engine.part(tensor, self.group, shares=self.shares, step=self.step)
+
+    def rows(self, tensors: Iterable[Any]) -> tuple[Any, ...]:
+        """Return which rows of all parts this one has, of each tensor; None of one that every part has whole."""
+        return tuple(map(self.engine.part_rows, tensors))
+
+    def divide(self, packet: Packet, device: torch.device, *, like: Any = None) -> Any:
+        """Return how a packet's coordinate sets are divided; all ranks have the same packet. `like`: as a part is."""
+        sets = [own._replace(coordinates=own.coordinates.to(device)) for own in packet.coordinate_sets]
+        return self.engine.divide(sets, self.group, shares=self.shares, step=self.step, like=like)
+
+    def select(self, gradient: Tensor, rows: Any) -> Tensor:
+        """Return this part of the gradient of an output of all parts; `rows`: the part's, None if each part has all.
+
+        Gradients of parts add up: so the first part has the whole of what each part has.
+        """
+        if rows is not None:
+            mine: Tensor = rows.select(gradient)
+            return mine
+        return gradient if self.group.part == 0 else torch.zeros_like(gradient)
+
+    def gather(
+        self, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor], rows: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """Return the gradients of all parts, of this part's. None if no part has one. All ranks come here."""
+        if not leaves:
+            return []
+        counts = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.float32)
+        counts = counts.to(leaves[0].device)
+        self.group.sum(counts)
+        gathered: list[Tensor | None] = []
+        for gradient, leaf, own, count in zip(gradients, leaves, rows, counts.tolist(), strict=True):
+            if not count:
+                gathered.append(None)
+                continue
+            mine = torch.zeros_like(leaf) if gradient is None else gradient
+            if own is None:
+                mine = mine.clone()
+                self.group.sum(mine)
+            gathered.append(mine if own is None else own.gather(mine))
+        return gathered
 
     def loss(
         self,

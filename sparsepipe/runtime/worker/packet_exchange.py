@@ -31,6 +31,7 @@ class PacketExchange:
         stages = program.plan.stages_of(rank)
         # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
         most = len(stages) * (sum(program.in_flight(k, rank) for k in stages) + 2)
+        most *= max((len(own.ranks) for own in program.plan.stages if own.shares_scenes), default=1)
         self._transports = connections.transports
         self._outbox = Outbox(self._transports, limit=most)
         self._local: defaultdict[tuple[int, int], LocalQueue] = defaultdict(lambda: LocalQueue(rank))
@@ -38,19 +39,25 @@ class PacketExchange:
         self.sent_bytes = 0  # to other ranks since the epoch began
 
     def send(self, packet: Packet, action: Action) -> None:
-        """Send what `action` made to the stage that needs it. Raises DeadlinePassed or PeerLost."""
+        """Send what `action` made to the stage that needs it. Raises DeadlinePassed or PeerLost.
+
+        Of ranks that share scenes, all have the same packet and the first sends it; each of them receives one.
+        """
         target = self._program.target(action.stage, action.op)
         assert target is not None, "stages at the ends send nothing outwards"
-        peer, cut = self._program.rank_of(target, action.minibatch), max(action.stage, target)
+        cut = max(action.stage, target)
         for stage, staying in packet.kept:
             self._kept[action.stage, stage].put(staying)
-        if peer == self._rank:
-            self._local[packet.direction, cut].put(packet)
+        if self._rank != self._program.rank_of(action.stage, action.minibatch):
             return
-        self.sent_bytes += packet.num_bytes
-        start = self._recorder.now()
-        self._outbox.send(packet, peer, timeout=self._timeout, action=str(action), cut=cut)
-        self._recorder.span("send", str(action), start, self._recorder.now(), minibatch=packet.minibatch, peer=peer)
+        for peer in self._program.receivers(target, action.minibatch):
+            if peer == self._rank:
+                self._local[packet.direction, cut].put(packet)
+                continue
+            self.sent_bytes += packet.num_bytes
+            start, name = self._recorder.now(), str(action)
+            self._outbox.send(packet, peer, timeout=self._timeout, action=name, cut=cut)
+            self._recorder.span("send", name, start, self._recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     def inbox(self, replica: StageReplica, places: Sequence[int], feed: Feed, *, direction: int) -> PacketSource:
         """Return where a stage receives the packets of the minibatches at these places of a feed."""

@@ -327,12 +327,14 @@ class StagePackets:
         """Return the packet of a minibatch, whose size has this `place`, with the time when it arrives."""
         target = self.program.target(self.stage, op)
         assert target is not None, "stages at the ends send nothing outwards"
-        peer, forward = self.program.rank_of(target, minibatch), op is Op.FORWARD
-        # What stays on a device takes no time.
-        here, there = self.workload.device(self.rank), self.workload.device(peer)
-        devices = self.workload.cluster.devices
-        num_bytes = int(self.num_bytes[op][devices[here].node.name != devices[there].node.name][place])
-        arrives = 0.0 if here == there else self.links.send(here, there, num_bytes, forward=forward, to=peer)
+        here, devices = self.workload.device(self.rank), self.workload.cluster.devices
+        arrives, num_bytes, forward = 0.0, 0, op is Op.FORWARD
+        sends = self.rank == self.program.rank_of(self.stage, minibatch)  # of ranks that share scenes, the first
+        for peer in self.program.receivers(target, minibatch) if sends else ():
+            there = self.workload.device(peer)
+            num_bytes = int(self.num_bytes[op][devices[here].node.name != devices[there].node.name][place])
+            if here != there:  # what stays on a device takes no time
+                arrives = max(arrives, self.links.send(here, there, num_bytes, forward=forward, to=peer))
         direction, slot = FORWARD if forward else BACKWARD, Slot(self._rows[:num_bytes])
         return Packet(direction, minibatch, boundary, (slot,), size=size, arrives=arrives)
 
@@ -352,9 +354,15 @@ class SleptStage:
         layers = [profile.graph.index[id] for id in own.layers]
         within, between = (table.payloads(plan, between_hosts=apart) for apart in (False, True))
         sending = network_time(*(workload.cluster, plan, stage, rank), between.__getitem__, device=workload.device)
-        part, halos = own.parts_of_work()[own.ranks.index(rank)], table.halo_seconds(workload.cluster, own, layers)
-        forward = part * table.stage_forward(layers, kind) + halos
-        whole = part * table.backward[kind][layers].sum(axis=0) + halos
+        part, of_parts = own.parts_of_work()[own.ranks.index(rank)], (workload.cluster, plan, stage, layers)
+        forward, whole = (
+            part * seconds + more
+            for seconds, more in zip(
+                (table.stage_forward(layers, kind), table.backward[kind][layers].sum(axis=0)),
+                table.parts_seconds(*of_parts),
+                strict=True,
+            )
+        )
         self.seconds = StageSeconds(
             forward + table.reading_again(plan, stage, kind) + sending[0],
             whole + (forward if own.recompute else 0.0) + sending[1],

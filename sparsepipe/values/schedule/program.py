@@ -112,8 +112,13 @@ class Program:
         return evaluation_order(self.plan, self.num_minibatches)
 
     def rank_of(self, stage: int, minibatch: int) -> int:
-        """The rank that runs a minibatch in a stage."""
+        """The rank that runs a minibatch in a stage; if all do, the first, which sends what they made."""
         return self.plan.stages[stage].replica(minibatch)
+
+    def receivers(self, stage: int, minibatch: int) -> tuple[int, ...]:
+        """The ranks of a stage that receive a minibatch: one, or all that share its scenes."""
+        known = self.plan.stages[stage]
+        return known.ranks if known.shares_scenes else (known.replica(minibatch),)
 
     def target(self, stage: int, op: Op) -> int | None:
         """The other stage that needs the results of `op` in `stage`; None if no other does."""

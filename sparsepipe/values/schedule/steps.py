@@ -19,7 +19,7 @@ def step_by_step(plan: Plan, num_minibatches: int, step: StepOrder) -> dict[int,
     lists = {}
     for position, own_position in enumerate(plan.positions):
         stage = plan.stages[own_position[0]]
-        for rank, share in zip(stage.ranks, stage.shares, strict=True):
+        for rank, share in zip(stage.ranks, stage.rank_turns, strict=True):
             done: list[Action] = []
             whole = -(-plan.num_microbatches * share // stage.round)
             for k in range(num_rounds(plan, own_position[0], num_minibatches)):

@@ -78,7 +78,9 @@ def _step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
     replicas, seconds = {}, paces(plan)
     for s, stage in enumerate(plan.stages):
         late = weights_share(plan, s)
-        for rank, share in zip(stage.ranks, stage.shares, strict=True):
+        for rank, share in zip(stage.ranks, stage.rank_turns, strict=True):
+            if stage.shares_scenes and rank != stage.ranks[0]:
+                continue  # all do as the first does
             forward = seconds[s] * stage.round / share  # in units that leave equal stages equal: thirds do not add up
             backward = BACKWARD_PER_FORWARD * forward
             parts = {"F": forward, "B": backward, "I": (1 - late) * backward, "W": late * backward}
@@ -87,7 +89,8 @@ def _step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
             replicas[rank] = RankProgress(s, turns, kind, parts, lookahead(plan, s), lookahead(plan, 0))
     ordered = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
     assert all(replica.finished for replica in replicas.values()), "every part has had its turn"
-    return ordered.parts
+    shared = [(rank, stage.ranks[0]) for stage in plan.stages if stage.shares_scenes for rank in stage.ranks]
+    return {**ordered.parts, **{rank: ordered.parts[first] for rank, first in shared}}
 
 
 def weights_share(plan: Plan, stage: int) -> float:
