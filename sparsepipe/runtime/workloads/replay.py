@@ -355,9 +355,10 @@ class SleptStage:
         part, halos = own.parts_of_work()[own.ranks.index(rank)], table.halo_seconds(workload.cluster, own, layers)
         forward = part * table.stage_forward(layers, kind) + halos
         whole = part * table.backward[kind][layers].sum(axis=0) + halos
+        again = forward if own.recompute else part * table.forward[kind][table.recomputed(own)].sum(axis=0)
         self.seconds = StageSeconds(
             forward + table.reading_again(plan, stage, kind) + sending[0],
-            whole + (forward if own.recompute else 0.0) + sending[1],
+            whole + again + sending[1],
             weights_share(plan, stage) * whole,
         )
         self._packets = StagePackets(
