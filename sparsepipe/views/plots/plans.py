@@ -103,7 +103,7 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
         "%{{customdata[0]}}, stage {} on %{{customdata[1]}}<br>%{{customdata[2]}} … %{{customdata[3]}}"
         "%{{customdata[4]}}<br>{} %{{y:.3f}} {}<extra></extra>"
     )
-    recomputed = part.recomputed.map(lambda layers: layers and f"<br>recomputed: {figure_text(layers)}")
+    recomputed = part.recomputed.map(lambda layers: layers and f", recomputed: {layers}")
     return go.Bar(
         x=part.place,
         y=values,
