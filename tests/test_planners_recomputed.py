@@ -9,9 +9,24 @@ import pytest
 from coded import raises
 from test_recomputation import choices, drawn_stage
 
-from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Plan,
+    Profile,
+    Stage,
+    partition,
+    regret,
+)
 from sparsepipe.planning import Problem, estimate
 from sparsepipe.planning.exact.recomputed_segments import cheapest_segments
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.planning.orders import partition_with_sizes
+from sparsepipe.planning.run_estimate import stage_costs
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -125,3 +140,21 @@ def test_the_largest_minibatch_decides_what_is_recomputed() -> None:
 
 def _need(plan: Plan) -> float:
     return max(part.memory_bytes for part in plan.estimate.stages)
+
+
+def test_reports_of_a_plan_with_segments_count_them() -> None:
+    """The simulator has the estimate's time and bytes; orders plan for their largest minibatch; the regret is none."""
+    profile, free = chain(0), Cluster.uniform(2, device_type="d")
+    limited = Cluster.uniform(2, device_type="d", memory_bytes=0.7 * _need(partition(profile, free)))
+    plan = partition(profile, limited, recompute=True)
+    assert any(stage.segments for stage in plan.stages)
+    told = forecast(plan, profile, limited, [plan.estimate.memory_size] * 12)
+    assert max(told.peak_bytes.values()) == pytest.approx(_need(plan))
+    told = forecast(plan, profile, limited, [plan.estimate.size] * 60)
+    assert 1 / told.minibatches_per_second == pytest.approx(plan.estimate.period_seconds, rel=0.01)
+    again, _ = stage_costs(plan, profile, limited, [plan.estimate.size])
+    kept = tuple(replace(stage, recompute=False, segments=()) for stage in plan.stages)
+    assert (again > stage_costs(replace(plan, stages=kept), profile, limited, [plan.estimate.size])[0]).any()
+    assert regret(plan, profile, limited, draws=20, least_uncertainty=0.05).median >= 0
+    (best, *_) = partition_with_sizes(profile, limited, [20.0, 60.0, 90.0] * 4, batch_size=1, recompute=True)
+    assert best.plan.estimate.memory_size == 90
