@@ -31,7 +31,7 @@ from .improvement import TOO_FEW_IN_FLIGHT, deepened
 from .known_plans import INTERRUPTED
 from .search_space import unlimited
 
-_BUDGETS = 12  # of kept bytes that are tried if minibatches wait
+_BUDGETS, _QUICK_BUDGETS = 12, 3  # of kept bytes that are tried if minibatches wait
 _SECONDS = 2.0  # of the processor, for moving layers
 _CLOSE = 1 + 1e-9
 
@@ -50,20 +50,21 @@ def segmented_plan(
     `search`: plans a problem as it is, with at most `most_stages`. Raises InputError if no plan fits even with
     recomputation.
     """
-    fitting, keeping = FittingStages(problem), replace(problem, recompute=False)
+    fitting, keeping = FittingStages(problem, quick), replace(problem, recompute=False)
     free = search(replace(keeping, cluster=unlimited(problem.cluster)))
     assert free.estimate is not None
     bound, best = free.estimate.lower_bound_seconds or 0.0, fitting.best_of(free)
     if not best.keeps_all and INTERRUPTED not in free.warnings:
         for other in (keeping, problem):
             try:
-                best = min(best, fitting.best_of(search(other)), key=lambda one: one.rank)
+                best = min(best, fitting.best_of(search(other), fits=True), key=lambda one: one.rank)
             except InputError as error:
                 if error.code != "planner.no_plan":
                     raise
         if best.missing > 0 and (most_stages or inf) >= len(problem.cluster.devices):
             best = min(best, fitting.best_of(ModelParallel().plan(problem)), key=lambda one: one.rank)
-        best = fitting.with_layers_moved(best, bound, seconds=_SECONDS / 10 if quick else _SECONDS)
+        if not quick or best.missing > 0:
+            best = fitting.with_layers_moved(best, bound, seconds=_SECONDS)
     if best.missing > 0:
         stage = max(range(len(best.plan.stages)), key=lambda k: fitting.missing(best.plan, k))
         raise InputError(
@@ -99,16 +100,25 @@ class FittingStages:
     """The cheapest recomputation with which stages fit into the memory of their devices."""
 
     problem: Problem
+    quick: bool = False  # whether few budgets are tried, and stages of plans that fit stay as they are
     _chosen: dict[tuple[object, ...], tuple[Stage, float]] = field(default_factory=dict)
 
-    def best_of(self, plan: Plan) -> FittedPlan:
-        """Return a plan fitted to the limit, with more forwards in flight only if it is no slower for them."""
+    def best_of(self, plan: Plan, *, fits: bool = False) -> FittedPlan:
+        """Return a plan fitted to the limit, with more forwards in flight only if it is no slower for them.
+
+        `fits`: the plan does so already.
+        """
+        if self.quick and fits:
+            return FittedPlan(plan, 0.0, estimate(plan, self.problem).period_seconds)
         warnings = tuple(text for text in plan.warnings if text != TOO_FEW_IN_FLIGHT)
         stages = tuple(replace(stage, warmup=None) for stage in plan.stages)
         bare = _bare(replace(plan, stages=stages, warnings=warnings))
         fitted = self.fitted(bare)
+        if self.quick:
+            return fitted
         without_limit = replace(self.problem, recompute=False, cluster=unlimited(self.problem.cluster))
-        deeper = self.fitted(deepened(bare, without_limit))
+        deep = deepened(bare, without_limit)
+        deeper = fitted if deep.stages == bare.stages else self.fitted(deep)
         if deeper.missing <= 0 and deeper.period <= fitted.period * _CLOSE:
             return deeper
         return replace(fitted, plan=deepened(fitted.plan, self.problem)) if fitted.missing <= 0 else fitted
@@ -176,19 +186,31 @@ class FittingStages:
             memory = replace(memory, seconds=mean)
             whole = room - float(working[0]), float(mean.sum())  # bytes left, and seconds, if all layers run again
             self._chosen[key] = _cheapest(
-                stage, memory, room, minibatches - 1, whole, [problem.graph.layers[row].id for row in rows]
+                stage,
+                memory,
+                room,
+                minibatches - 1,
+                whole,
+                _QUICK_BUDGETS if self.quick else _BUDGETS,
+                [problem.graph.layers[row].id for row in rows],
             )
         return self._chosen[key]
 
 
 def _cheapest(
-    stage: Stage, memory: StageMemory, room: float, waiting: int, whole: tuple[float, float], ids: Sequence[str]
+    stage: Stage,
+    memory: StageMemory,
+    room: float,
+    waiting: int,
+    whole: tuple[float, float],
+    budgets: int,
+    ids: Sequence[str],
 ) -> tuple[Stage, float]:
     """Return a stage with the cheapest recomputation in `room` bytes, and what is missing with the one of least bytes.
 
     `waiting`: minibatches in flight besides the one at work.
     """
-    segments = cheapest_segments(memory, room, waiting)
+    segments = cheapest_segments(memory, room, waiting, budgets)
     left, seconds = whole
     if left >= 0 and (segments is None or memory.recomputed_seconds(segments) > seconds / _CLOSE):
         return replace(stage, recompute=True), 0.0
@@ -201,27 +223,29 @@ def _cheapest(
     return replace(stage, recompute=True), -left
 
 
-def cheapest_segments(memory: StageMemory, room: float, waiting: int) -> Segments | None:
+def cheapest_segments(memory: StageMemory, room: float, waiting: int, budgets: int = _BUDGETS) -> Segments | None:
     """Return the segments of the fewest seconds with which a stage's minibatches fit; None if none were found.
 
     Args:
         memory: The stage's layers.
         room: Bytes for all minibatches in flight.
         waiting: Minibatches in flight besides the one at work, which keep their bytes alone.
+        budgets: Number of kept bytes per minibatch that are tried.
     """
     if memory.whole.peak + waiting * memory.whole.kept <= room:
         return ()
-    lean, held = memory.leanest(waiting)
-    found = [lean] if held.peak + waiting * held.kept <= room else []
     if not waiting:
-        found += [each for each in [memory.cheapest(kept_bytes=inf, peak_bytes=room)] if each is not None]
-    else:  # what one minibatch keeps, all that wait keep: less is left for the one at work
-        most = min(memory.whole.kept, room / (waiting + 1))
-        for kept in np.linspace(float(memory.maps.sum()), most, _BUDGETS).tolist():
-            each = memory.cheapest(kept_bytes=kept, peak_bytes=room - waiting * kept)
-            if each is not None:
-                found.append(each)
-    return min(found, key=memory.recomputed_seconds, default=None)
+        return memory.cheapest(kept_bytes=inf, peak_bytes=room)
+    lean, held = memory.leanest(waiting)
+    if held.peak + waiting * held.kept > room:
+        return None
+    # What one minibatch keeps, all that wait keep: less is left for the one at work.
+    most, found = min(memory.whole.kept, room / (waiting + 1)), [lean]
+    for kept in np.linspace(held.kept, most, budgets).tolist():
+        each = memory.cheapest(kept_bytes=kept, peak_bytes=room - waiting * kept)
+        if each is not None:
+            found.append(each)
+    return min(found, key=memory.recomputed_seconds)
 
 
 def _bare(plan: Plan) -> Plan:
