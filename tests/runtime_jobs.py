@@ -74,21 +74,24 @@ def plan_of(
     shares: dict[int, tuple[int, ...]] | None = None,
     cuts: Sequence[int] | None = None,
     branching: int | None = None,
+    segments: dict[int, tuple[tuple[int, int], ...]] | None = None,
     **options,
 ) -> Plan:
     """Cut a model's layers into one stage for each entry of `ranks`: at `cuts`, evenly unless given.
 
-    They are cut in the order of its rows, or in a branching one drawn by the seed `branching`.
+    They are cut in the order of its rows, or in a branching one drawn by the seed `branching`. `segments`: stage →
+    [first, end) of each recomputed segment of it; others recompute all if `recompute`.
     """
     rows = network(model, num_classes=3).rows
     ids = [row.id for row in rows] if branching is None else branching_order(rows, branching)
     even = [round(k * len(ids) / len(ranks)) for k in range(1, len(ranks))]
     bounds = [0, *(even if cuts is None else cuts), len(ids)]
-    recompute = options.pop("recompute", False)
-    stages = (
-        Stage(tuple(ids[start:stop]), tuple(own), (shares or {}).get(k, ()), recompute=recompute)
-        for k, (start, stop, own) in enumerate(zip(bounds, bounds[1:], ranks, strict=False))
-    )
+    recompute, stages = options.pop("recompute", False), []
+    for k, (start, stop, own) in enumerate(zip(bounds, bounds[1:], ranks, strict=False)):
+        layers, places = tuple(ids[start:stop]), (segments or {}).get(k, ())
+        named = tuple((layers[first], layers[end - 1]) for first, end in places)
+        again = recompute and not named
+        stages.append(Stage(layers, tuple(own), (shares or {}).get(k, ()), recompute=again, segments=named))
     return Plan(tuple(stages), **options)
 
 

@@ -120,6 +120,9 @@ def test_what_a_runtime_lacks_is_listed():
     some = plan(6)
     some = replace(some, stages=(replace(some.stages[0], recompute=True), some.stages[1]))
     assert [len(lines(some, target)) for target in SETTINGS] == [1, 1, 1, 0]
+    ends = some.stages[0].layers[0], some.stages[0].layers[1]
+    some = replace(some, stages=(replace(some.stages[0], recompute=False, segments=(ends,)), some.stages[1]))
+    assert [len(lines(some, target)) for target in SETTINGS] == [1, 1, 1, 1]
     assert len(lines(plan(5), "megatron")) == 1, "a cut inside of a block moves"
     assert len(lines(plan(6), "megatron", network=None)) == 1, "skips are unknown"
 

@@ -375,6 +375,9 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> 
     odd = plan_of(PLAIN, [[0, 1], [2]], schedule="gpipe", num_microbatches=3)
     with raises("batch_norm.part_of_round", "3 minibatches", "2 replicas", "0"):
         launch(odd, shared, run_dir=tmp_path / "run")
+    segmented = plan_of(PLAIN, [[0, 1], [2]], segments={0: ((0, 2),)})
+    with raises("batch_norm.segments", stage=0):
+        launch(segmented, shared, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -58,6 +58,34 @@ def test_a_plan_tells_of_forwards_that_it_asks_for_beyond_its_schedule():
     assert "forwards" not in str(plan()) and "forwards" not in html(plan())
 
 
+def test_recomputed_segments_are_checked_written_and_shown(tmp_path):
+    first, last = plan().stages
+    segmented = plan(stages=(replace(first, segments=(("a", "a"), ("b", "b"))), replace(last, recompute=True)))
+    assert Plan.load(segmented.check(GRAPH).save(tmp_path / "plan.json")) == segmented
+    assert "segments" not in plan().to_json()["stages"][0] and Plan.from_json(plan().to_json()) == plan()
+    for shown in (str(segmented), html(segmented)):
+        assert "stage 0 recomputes a, b" in shown and "stage 1 recomputes all layers" in shown
+    wrong = (
+        ("plan.segment_outside_stage", (("a", "c"),)),
+        ("plan.segment_reversed", (("b", "a"),)),
+        ("plan.segments_overlap", (("a", "b"), ("b", "b"))),
+        ("plan.segments_overlap", (("b", "b"), ("a", "a"))),
+    )
+    for code, segments in wrong:
+        stage = replace(first, segments=segments)
+        with raises(code):
+            stage.segment_places(stage.layers)
+        (fault,) = plan(stages=(stage, last)).violations(GRAPH)
+        assert fault.startswith("stage 0: ")
+    (fault,) = plan(stages=(first, replace(last, recompute=True, segments=(("c", "d"),)))).violations(GRAPH)
+    assert "stage 1 recomputes all" in fault
+    document = segmented.to_json()
+    for entry in ("a", ["a", "b"], [["a", "b", "b"]], [["a", 1]]):
+        document["stages"][0]["segments"] = entry
+        with pytest.raises(InputError):
+            Plan.from_json(document)
+
+
 def test_every_violation_is_listed():
     broken = Plan((Stage(("a", "z"), (0, 0)), Stage((), (9,)), Stage(("c",), ())), schedule="2f2b", num_microbatches=0)
     found = broken.violations(GRAPH, Cluster.uniform(2))

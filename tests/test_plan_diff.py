@@ -99,4 +99,6 @@ def test_sharding_shares_and_schedule_that_change_are_named():
     changes = {name: values for name, *values in found.settings}
     assert changes["stage 0, sharding"] == ["none", "space"] and changes["stage 0, shares"] == ["1, 1", "2, 1"]
     assert {"schedule", "num microbatches", "stage 0, recompute"} < changes.keys()
+    segmented = Plan((replace(stage, segments=(("l0", "l1"), ("l1", "l1"))),))
+    assert before.diff(segmented).settings == (("stage 0, segments", "none", "l0 … l1, l1"),)
     assert all(line in str(found) for line in found.changed_settings())

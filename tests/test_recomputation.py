@@ -1,5 +1,6 @@
 """Which layers of a stage to recompute: compared with every choice there is, and with stages that keep all."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -94,20 +95,6 @@ def test_no_choice_within_a_budget_is_cheaper(seed: int, skips: int, monkeypatch
     assert np.mean(dearer or [1.0]) < 1.3
 
 
-class FixedSegments:
-    """In the place of a rank's memory: the same segments for every minibatch."""
-
-    def __init__(self, segments) -> None:
-        self.segments = segments
-
-    def open(self, *_) -> None: ...
-
-    begin = leave = open
-
-    def enter(self, *_):
-        return self.segments
-
-
 NETWORKS = {"batch norm, skips": UNET, "dropped paths": "ptv3-segmentation-narrow"}
 
 
@@ -124,11 +111,11 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
     batches = [dataset.batch([0, 6, 12]), dataset.batch([1, 7])]
     net, native = network(model, num_classes=3), engine("native")
     n, results = len(net.rows), []
+    ids = [row.id for row in net.rows]
     for segments in ((), ((2, 9), (9, n // 2), (n // 2 + 3, n - 1)), ((0, n),)):
-        memory = FixedSegments(segments)
-        stage = NetworkStage(net, native, plan, 0, config=config, device=torch.device("cpu"))
-        if memory is not None:
-            stage.limit(memory)
+        named = tuple((ids[first], ids[end - 1]) for first, end in segments)
+        planned = replace(plan, stages=(replace(plan.stages[0], segments=named),))
+        stage = NetworkStage(net, native, planned, 0, config=config, device=torch.device("cpu"))
         version, found = Version(0, stage.parameters()), []
         flights, losses = [], []
         for m, batch in enumerate(batches):
@@ -176,6 +163,13 @@ def test_a_rank_counts_weights_and_all_minibatches_in_flight() -> None:
     assert first and second and not tight.minibatches_beyond
     tight.leave(0, 0)
     assert tight.enter(0, 2, 100)
+    segmented = replace(plan, stages=(replace(plan.stages[0], segments=(("l1", "l1"),)), plan.stages[1]))
+    memory = RankMemory(segmented, 0, profile, limit_bytes=1e4)
+    memory.open(0)
+    assert memory.enter(0, 0, 100) == ((1, 2),)  # the plan's, if a minibatch fits with them
+    tight = RankMemory(segmented, 0, profile, limit_bytes=tight.limit_bytes)
+    tight.open(0)
+    assert tight.enter(0, 0, 100) == first and not tight.minibatches_beyond
     with pytest.raises(InputError) as caught:
         RankMemory(plan, 0, profile, limit_bytes=50)
     assert caught.value.code == "memory.limit_below_weights"

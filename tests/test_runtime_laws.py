@@ -306,7 +306,12 @@ LAWS: dict[str, tuple] = {
     "accumulation": (PLAIN, [[0, 1], [2]], {"schedule": "1f1b", "accumulation": 2}, {"batch_size": 2}),
     # Rows 1 to 3 of the network are a ReLU and a pool.
     "no weights, replicated": (PLAIN, [[0], [1, 2], [3]], {**FLUSH, "cuts": (1, 3)}, {}),
-    "recompute": (NORMED, [[0], [1], [2]], {"schedule": "1f1b", "recompute": True}, FULL),
+    "recompute": (
+        NORMED,
+        [[0], [1], [2]],
+        {"schedule": "1f1b", "recompute": True, "segments": {1: ((0, 2), (2, 3)), 2: ((1, 4),)}},
+        FULL,
+    ),
     "adamw, warm-up, then a cosine": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, COSINE),
     "warm-up, then a step": (PLAIN, [[0], [1]], FLUSH, STEP),
     "U-Net 1-2-1, sockets": (UNET, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),

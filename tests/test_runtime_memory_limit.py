@@ -80,7 +80,10 @@ def runs(clouds: Path, measured: Profile, tmp_path_factory) -> dict:
         # Ranks that share scenes would choose different segments, each by its own type.
         factor = 1.1 if plan.stages[0].shares_scenes else 1.001
         limited = config.replace(memory_limit=tight(plan, measured, config, factor=factor))
-        jobs += [Job(name, plan, config), Job(f"{name}-limited", plan, limited)]
+        # A minibatch that fits with the plan's segments recomputes these.
+        segmented = plan_of(UNET, [[0], [1]], segments={0: ((1, 4), (4, 6)), 1: ((0, 3),)})
+        planned = segmented if name == "two" else plan
+        jobs += [Job(name, plan, config), Job(f"{name}-limited", planned, limited)]
     cut = Job("cut", plans["one"], jobs[1].config.replace(minibatches=3))
     fitting = json.dumps({"largest": largest(config), "left_out": [2], "names": ["train/large"]})
     skipping = cut.config.replace(fitting_sizes=fitting, minibatches=2)

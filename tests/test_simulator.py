@@ -310,7 +310,7 @@ def test_interleaved_stages_are_not_all_at_their_fullest_at_once(seed, recompute
     assert forecast(plan, profile, cluster, [1] * 60).peak_bytes == pytest.approx(together)
     apart, steady = 0.0, compile_until_steady(plan)
     for k in plan.positions[0]:
-        alone = memory_need(problem, [problem.graph.index[id] for id in plan.stages[k].layers], ([0.0, *sizes])[k])
+        alone = memory_need(problem, plan.stages[k], ([0.0, *sizes])[k])
         counts = {"versions": steady.num_versions(k, 0), "minibatches": steady.in_flight(k, 0)}
         apart += alone.total(**counts, recompute=recompute)
     assert together[0] <= apart * (1 + 1e-12)
@@ -454,6 +454,10 @@ def test_recomputation_runs_the_forward_again():
     plan, profile, cluster = pipeline([1.0], [2.0])
     again = Plan(tuple(Stage(s.layers, s.ranks, recompute=True) for s in plan.stages))
     assert drawn(simulate(again, profile, cluster, [1]), 0) == "0F0@0-1 0B0@1-4"
+    _, profile, cluster = pipeline([1.0, 2.0, 4.0], [2.0] * 3)
+    segmented = Plan((Stage(("l0", "l1", "l2"), (0,), segments=(("l0", "l0"), ("l2", "l2"))),))
+    assert drawn(simulate(segmented, profile, cluster, [1]), 0) == "0F0@0-7 0B0@7-18"  # of l0 and l2: 5 more
+    assert estimate(segmented, Problem(profile, cluster)).period_seconds == 18
 
 
 def dynpipe_period(trace, stages, minibatches):

@@ -63,7 +63,7 @@ def check_reports(options: argparse.Namespace, planners: Sequence[str], *, count
         raise InputError(
             "option.of_planner", f"{option} applies to throughput: leave it out, or --objective {options.objective}"
         )
-    others = {*given(options, rows(Optimal)), *(name for name in planners if name != Optimal.name)}
+    others = {*given(options, (*rows(Optimal), "largest_size")), *(name for name in planners if name != Optimal.name)}
     others -= {"quick", "objective"} if options.what_if and not options.robust else {"objective"}
     if not {*asked}.isdisjoint(_OF_OPTIMAL) and others:
         option = "--robust" if options.robust else "--what-if"

@@ -125,7 +125,7 @@ def plan(options: argparse.Namespace) -> Answer:
     if options.layout is not None:
         return _layout_and_plans(options, found, cluster)
     schedule = options.schedule or PlanSettings.schedule
-    settings = given(options, SETTINGS)
+    settings = given(options, (*SETTINGS, "largest_size"))
     if options.num_microbatches is not None and not _takes_steps(schedule):
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
@@ -233,7 +233,17 @@ def _planned(
 
 def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: Cluster) -> Answer:
     """Compare the layout of another runtime with plans under its schedule; the layout is what is saved."""
-    barred = ("pipelines", "replication", "recompute", "order", "sample_sizes", "data", "objective", "warm_start")
+    barred = (
+        "pipelines",
+        "replication",
+        "recompute",
+        "largest_size",
+        "order",
+        "sample_sizes",
+        "data",
+        "objective",
+        "warm_start",
+    )
     if refused := list(given(options, barred)):
         text = (
             f"--layout with --{refused[0].replace('_', '-')}: it is compared for the training of one pipeline: omit one"
@@ -252,7 +262,7 @@ def _layout_and_plans(options: argparse.Namespace, measured: Profile, cluster: C
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster) -> Answer:
-    settings = given(options, SETTINGS)
+    settings = given(options, (*SETTINGS, "largest_size"))
     names = _planners(options, options.schedule or PlanSettings.schedule)
     if len(names) > 1:
         raise InputError(

@@ -226,7 +226,7 @@ def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]
     """Return other plans for the devices as they are now, each once: the optimal one, stages cut again, the known."""
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
-    recompute = any(stage.recompute for stage in plan.stages)
+    recompute = any(stage.recomputes for stage in plan.stages)
     ways: tuple[Callable[[], Plan], ...] = (
         lambda: partition(now, devices, quick=True, recompute=recompute, **settings),
         lambda: _same_devices(plan, Problem(now, devices, plan.schedule, plan.num_microbatches, recompute)),

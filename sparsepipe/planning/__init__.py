@@ -10,8 +10,8 @@ from ..errors import InputError
 from ..records.formats.layouts import read_layout, stages_of
 from ..records.provenance import Provenance
 from ..util.io.fields import MOST_LIKE_DEVICES, given_integer
-from ..util.io.quantities import keywords_of, meant
-from ..util.io.settings import Choice, Flag, Settings, WholeNumber, listed, setting
+from ..util.io.quantities import COUNT, keywords_of, meant
+from ..util.io.settings import Amount, Choice, Flag, Settings, WholeNumber, listed, setting
 from ..util.lazy_names import lazy_names
 from ..values.cluster import Cluster
 from ..values.plan import Plan
@@ -69,6 +69,17 @@ class PlanSettings(Settings):
     recompute: bool = setting(
         False, Flag(), "activation recomputation before backward passes: slower, with less memory"
     )
+    largest_size: float | None = setting(
+        None,
+        Amount(COUNT),
+        "size of the largest minibatch that must fit into memory, in the profile's unit",
+        words="99th percentile of the sizes",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.largest_size, str):
+            object.__setattr__(self, "largest_size", COUNT.read(self.largest_size))
 
 
 __all__ = [
@@ -98,6 +109,7 @@ def partition(
     schedule: str = PlanSettings.schedule,
     num_microbatches: int | None = None,
     recompute: bool = False,
+    largest_size: float | None = None,
     progress: Callable[[PlanProgress], object] | None = None,
     warm_start: Plan | None = None,
     **options: Any,
@@ -110,8 +122,8 @@ def partition(
     Args:
         profile: Costs of the layers on every device type of the cluster.
         cluster: Devices, with memory limits in bytes, and links.
-        planner, schedule, num_microbatches, recompute: Settings, listed below. `sparsepipe.SCHEDULES` describes the
-            schedules.
+        planner, schedule, num_microbatches, recompute, largest_size: Settings, listed below. `sparsepipe.SCHEDULES`
+            describes the schedules.
         progress: Function that the optimal planner calls whenever it has a better plan or bound, with `seconds`,
             `period_seconds`, `lower_bound_seconds` and `gap` so far. With it, KeyboardInterrupt (Ctrl-C, or raised by
             the function) ends the search, and the best plan so far is returned with its gap.
@@ -135,7 +147,7 @@ def partition(
     See also:
         background/planner_and_proof, background/schedules, `simulate`, `launch`, `partition_pipelines`
     """
-    asked = PlanSettings(planner, schedule, num_microbatches, recompute)
+    asked = PlanSettings(planner, schedule, num_microbatches, recompute, largest_size)
     planner = _CHOICE.today(planner)
     known = _options_of(planner, options, takes=keywords_of(partition))
     if num_microbatches is None:
@@ -143,7 +155,7 @@ def partition(
     planned_for = _planned_as(schedule)
     if "stages_per_device" not in known and PLANNERS[planner] is not Optimal:
         check_interleaves(schedule, 1)
-    problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
+    problem = Problem(profile, cluster, planned_for, num_microbatches, recompute, largest_size=asked.largest_size)
     start = time.perf_counter()
     chosen = PLANNERS[planner](**options)
     if isinstance(chosen, Optimal):
@@ -170,6 +182,7 @@ def partition_pipelines(
     schedule: str = PlanSettings.schedule,
     num_microbatches: int | None = None,
     recompute: bool = False,
+    largest_size: float | None = None,
     most_plans: int = MOST_PLANS,
     **options: Any,
 ) -> Plan:
@@ -183,7 +196,7 @@ def partition_pipelines(
         cluster: The devices and links.
         num_pipelines: Number of pipeline replicas, 2 or more.
         replication: Synchronization scheme, as a `Rule` or text. Default: "partial-reduce".
-        planner, schedule, recompute: As for `partition`.
+        planner, schedule, recompute, largest_size: As for `partition`.
         num_microbatches: Microbatches per step, equal in all pipelines. Default for synchronous schedules: twice the
             mean number of devices per pipeline.
         most_plans: Maximum number of parts of the cluster to plan.
@@ -206,7 +219,7 @@ def partition_pipelines(
     """
     given_integer(num_pipelines, "pipelines:", least=2)
     chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")
-    asked = PlanSettings(planner, schedule, num_microbatches, recompute)
+    asked = PlanSettings(planner, schedule, num_microbatches, recompute, largest_size)
     planner = _CHOICE.today(planner)
     _options_of(planner, options, takes=keywords_of(partition_pipelines))
     chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
@@ -219,7 +232,8 @@ def partition_pipelines(
     def plan_of(part: Cluster) -> Plan:
         return partition(profile, part, **settings)
 
-    problem = Problem(profile, cluster, _planned_as(schedule), num_microbatches or 1, recompute)
+    terms = _planned_as(schedule), num_microbatches or 1, recompute
+    problem = Problem(profile, cluster, *terms, largest_size=asked.largest_size)
     if options.get("objective", PERIOD) != PERIOD:
         raise InputError(
             "objective.of_one_pipeline",

@@ -34,6 +34,7 @@ class Problem:
     num_microbatches: int = 1
     recompute: bool = False
     forward_only: bool = False  # for inference: no backward, no update, one version of the weights and nothing else
+    largest_size: float | None = None  # of the minibatch that must fit into memory; None: that of 99 % of minibatches
     easier: bool = False  # its one node stands for several: packets there are those that go between hosts
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class Problem:
     @cached_property
     def memory_size(self) -> float:
         """Size of the minibatch that must fit into memory."""
-        return self.profile.size(MEMORY_QUANTILE)
+        return self.largest_size or self.profile.size(MEMORY_QUANTILE)
 
     @cached_property
     def table(self) -> LayerTable:

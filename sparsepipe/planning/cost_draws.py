@@ -162,7 +162,7 @@ class CostDraws:
         for k, stage in enumerate(plan.stages):
             seconds = {
                 kind: table.seconds[kind][layers[k]].sum(axis=0)
-                + (table.forward[kind][layers[k]].sum(axis=0) if stage.recompute else 0.0)
+                + (table.forward[kind][table.recomputed(stage)].sum(axis=0) if stage.recomputes else 0.0)
                 for kind in kinds_of(problem, stage)
             }
             halos = sum(table.parts_seconds(problem.cluster, plan, k, layers[k]))

@@ -38,6 +38,7 @@ from ..values.costs import (
     port_share,
 )
 from ..values.plan import Estimate, Plan, Stage, StageEstimate
+from ..values.recomputation import stage_bytes
 from ..values.schedule import compile_until_steady, steady_period
 from .base import Problem
 from .forecast import certainty
@@ -55,7 +56,7 @@ def _key(plan: Plan, problem: Problem) -> Hashable:
     """Return the values that an estimate depends on, besides the profile that stores it."""
     of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.accumulation
     of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
-    return of_plan, of_problem, problem.forward_only, problem.easier
+    return of_plan, of_problem, problem.forward_only, problem.easier, problem.largest_size
 
 
 def _estimated(plan: Plan, problem: Problem) -> Estimate:
@@ -67,7 +68,7 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     for k, stage in enumerate(plan.stages):
         kinds, rates = kinds_of(problem, stage), network_rates(problem, stage)
         seconds = [
-            part * replica_seconds(problem, layers[k], kind, stage.recompute)
+            part * replica_seconds(problem, layers[k], kind, stage)
             + problem.table.reading_again(plan, k, kind)
             + each * crossing_hosts[k]
             for kind, each, part in zip(kinds, rates, stage.parts_of_work(), strict=True)
@@ -83,10 +84,7 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
     held = boundaries(plan, problem, held=True)[1]
-    needs = [
-        memory_need(problem, stage_layers, float(before[0][1]))
-        for stage_layers, before in zip(layers, held, strict=False)
-    ]
+    needs = [memory_need(problem, stage, float(before[0][1])) for stage, before in zip(plan.stages, held, strict=False)]
     if plan.stages_per_rank > 1:
         memory = _interleaved_memory(paced, needs)
     else:
@@ -253,10 +251,12 @@ def once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[in
     return averaging_time(problem.cluster, stage.ranks, num_bytes) / minibatches, update / minibatches
 
 
-def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recompute: bool) -> float:
-    """Forward and backward of `layers` on one device; the forward twice if it is run again before the backward."""
+def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, stage: Stage) -> float:
+    """Forward and backward of a stage's `layers` on one device; the forward twice of those that are recomputed."""
     seconds = float(problem.table.seconds[kind][layers, 0].sum())
-    return seconds + float(problem.table.forward[kind][layers, 0].sum()) if recompute else seconds
+    if stage.recomputes:
+        seconds += float(problem.table.forward[kind][problem.table.recomputed(stage), 0].sum())
+    return seconds
 
 
 def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array, Array]) -> tuple[float, float]:
@@ -269,10 +269,11 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array
     return max(map(mul, loads, seconds)), sum(map(mul, sent, seconds))
 
 
-def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
-    """Return the memory need of `layers` at the high quantile of voxel counts."""
+def memory_need(problem: Problem, stage: Stage, incoming: float) -> MemoryNeed:
+    """Return the memory need of a stage's layers at the size that must fit into memory."""
     table = problem.table
-    saved_bytes, working, _ = table.stage_bytes(layers)
+    layers = [problem.graph.index[id] for id in stage.layers]
+    saved_bytes, working = stage_bytes(table, stage)
     return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(saved_bytes[0]), incoming, float(working[0]))
 
 
@@ -317,7 +318,7 @@ def data_parallel_period(problem: Problem) -> float:
     """Seconds per minibatch of one stage over every device, equal shares."""
     plan = baseline_data_parallel(problem)
     stage = plan.stages[0]
-    seconds = [replica_seconds(problem, problem.layers, kind, stage.recompute) for kind in kinds_of(problem, stage)]
+    seconds = [replica_seconds(problem, problem.layers, kind, stage) for kind in kinds_of(problem, stage)]
     averaging, update = once_a_round(plan, problem, stage, problem.layers)
     busy = max(seconds) / stage.round + update + averaging
     work = step_work(plan, stage, seconds, averaging + update)

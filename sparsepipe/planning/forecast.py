@@ -12,6 +12,7 @@ from ..values.cluster import Cluster, Link
 from ..values.costs import LayerTable, MemoryNeed
 from ..values.plan import Plan
 from ..values.profile import Profile
+from ..values.recomputation import stage_bytes
 from ..values.schedule import Op, compile
 from ..values.stragglers import Stragglers
 from ..values.stragglers.restarts import Restart
@@ -188,7 +189,7 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     for stage, (incoming, _) in zip(plan.stages, received, strict=False):
         layer_indices = [index[id] for id in stage.layers]
         weights = float(table.parameter_bytes[layer_indices].sum())
-        saved_bytes, working, _ = table.stage_bytes(layer_indices, column=slice(None))
+        saved_bytes, working = stage_bytes(table, stage, column=slice(None))
         by_size = zip(saved_bytes.tolist(), incoming.tolist(), working.tolist(), strict=True)
         each = [MemoryNeed(weights, *own_bytes) for own_bytes in by_size]
         needs.append([each[k] for k in which.tolist()])

@@ -66,7 +66,7 @@ def plan_for_devices_left(
 def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
     from . import partition  # here: it is made of this folder's files
 
-    recompute = any(stage.recompute for stage in plan.stages)
+    recompute = any(stage.recomputes for stage in plan.stages)
     plan_by_profile = partition(
         profile, left, schedule=plan.schedule, num_microbatches=plan.num_microbatches, recompute=recompute
     )
@@ -101,7 +101,7 @@ def _one_fewer(stages: Sequence[Stage]) -> list[Stage]:
     neighbours = [pair for pair in pairwise(stages) if bool(pair[0].ranks) != bool(pair[1].ranks)]
     first, second = min(neighbours, key=lambda pair: sum(len(stage.layers) for stage in pair if stage.ranks))
     whose = first if first.ranks else second
-    joined = replace(whose, layers=first.layers + second.layers, warmup=None)
+    joined = replace(whose, layers=first.layers + second.layers, warmup=None, segments=())
     return [joined if stage is first else stage for stage in stages if stage is not second]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ def partition_with_sizes(
 ) -> list[PlanWithSizes]:
     """Partition a network for minibatches of varying size, with the fastest plan first.
 
+    On devices with a memory limit, plans are for the largest minibatch that may come, unless `largest_size` is given.
+
     `partition` uses the mean minibatch only, but more stages and replicas wait longer for large minibatches. This
     function simulates an epoch for the best plan of each number of stages. Planners and cost models without a limit on
     the number of stages have one plan.
@@ -96,6 +99,10 @@ def partition_with_sizes(
     if settings.get("objective", PERIOD) != PERIOD:
         text = f"varying sizes are planned only for training; omit objective, or set it to {PERIOD!r}"
         raise InputError("planner.sizes_of_training", text)
+    if len(sample_sizes) and any(kind.memory_bytes < inf for kind in cluster.device_types):
+        count = batch_size or profile.batch_size or 1
+        most = voxels or (0.0 if seconds or kept_bytes else sum(sorted(sample_sizes)[-count:]))
+        settings = {"largest_size": float(max([most, *sample_sizes]))} | settings
     plans = [partition(profile, cluster, **settings)]
     limits_stages = settings.get("planner", PlanSettings.planner) in planners_with("most_stages")
     if limits_stages and settings.get("cost_model") != CONTIGUOUS:

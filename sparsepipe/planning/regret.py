@@ -25,6 +25,7 @@ from .base import Problem
 from .cost_draws import CostDraws, DrawSettings
 from .estimate import estimate
 from .exact.drawn_search import DrawnSearch, best_plans_in_parts
+from .exact.search_space import unlimited
 
 HIGH = 0.95  # quantile that regrets and robust plans are judged by
 _LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # whose best plans are candidates
@@ -231,7 +232,8 @@ def regret(
         progress: Function that gets a line such as "40 of 200 draws" after each part of the draws.
 
     Returns:
-        The regret: median, 95th percentile, and the measurements that reduce it most.
+        The regret: median, 95th percentile, and the measurements that reduce it most. A plan that recomputes only some
+        layers is compared with plans that recompute nothing, without a memory limit.
 
     Raises:
         InputError: The plan does not fit the profile's network or the cluster, has several pipelines, or a schedule
@@ -248,6 +250,8 @@ def regret(
     settings = DrawSettings(draws, draw_seed, least_uncertainty, draw_seconds)
     plan.one("the regret is that of one pipeline: give one of its `pipelines`").check(profile.graph, cluster)
     recompute = any(stage.recompute for stage in plan.stages)
+    if recompute != all(stage.recompute for stage in plan.stages) or any(stage.segments for stage in plan.stages):
+        cluster, recompute = unlimited(cluster), False  # plans that recompute nothing, without a limit, are no slower
     sample = CostDraws.of(Problem(profile, cluster, plan.schedule, plan.num_microbatches, recompute), settings)
     sample.periods(plan)  # which refuses what has no closed form, before the draws take their time
     sample, best, exact, candidates = _best_of_draws(sample, settings, progress)
@@ -312,6 +316,7 @@ def partition_robust(
         schedule=schedule,
         num_microbatches=num_microbatches,
         recompute=recompute,
+        segments=False,
         progress=(lambda state: progress(f"plan by the profile, {state}")) if progress else None,
     )
     assert nominal.estimate is not None

@@ -10,6 +10,7 @@ from ..values.cluster import Cluster
 from ..values.costs import Array, LayerTable, MemoryNeed
 from ..values.plan import Plan
 from ..values.profile import Profile
+from ..values.recomputation import stage_bytes
 from ..values.schedule import compile_until_steady
 from ..values.schedule_rules import WEIGHT_POLICIES
 from .base import Problem
@@ -33,7 +34,7 @@ def estimated_for_run(
     another size takes.
     """
     plan.check(profile.graph, cluster)
-    recompute = any(stage.recompute for stage in plan.stages)
+    recompute = any(stage.recomputes for stage in plan.stages)
     sized = _sized(profile, batch_size, voxel_size)
     problem = Problem(sized, cluster, plan.schedule, plan.num_microbatches, recompute, forward_only)
     return replace(plan, estimate=forward_estimate(plan, problem)) if forward_only else judged(plan, problem)
@@ -51,10 +52,10 @@ def stage_costs(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[
     for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
         layers = [profile.graph.index[layer] for layer in stage.layers]
         kinds = {cluster.devices[rank].type.name for rank in stage.ranks}
-        forwards = 2 if stage.recompute else 1
-        each = [forwards * table.forward[kind][layers] + table.backward[kind][layers] for kind in sorted(kinds)]
-        seconds.append(np.max([times.sum(axis=0) for times in each], axis=0))
-        saved_bytes.append(table.stage_bytes(layers, column=slice(None))[0])
+        again = table.recomputed(stage)
+        each = [table.seconds[kind][layers].sum(axis=0) + table.forward[kind][again].sum(axis=0) for kind in kinds]
+        seconds.append(np.max(each, axis=0))
+        saved_bytes.append(stage_bytes(table, stage, column=slice(None))[0])
     return np.array(seconds), np.array(saved_bytes)
 
 

@@ -92,6 +92,14 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
                 "shares, or disable synchronized batch norm",
                 shares=stage.shares,
             )
+        if count > 1 and stage.segments and not stage.shares_scenes:
+            raise InputError(
+                "batch_norm.segments",
+                f"synchronized batch norm: the {count} replicas of stage {k} cannot repeat segments of layers, because "
+                "each would wait for the others' statistics; recompute the whole stage, or disable synchronized batch "
+                "norm",
+                stage=k,
+            )
         if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(
                 "batch_norm.part_of_round",

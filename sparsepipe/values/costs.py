@@ -142,6 +142,15 @@ class LayerTable:
         seconds: Array = self.forward[device_type][list(layers)].sum(axis=0)
         return seconds + self.map_seconds[device_type][sorted(elsewhere)].sum(axis=0)
 
+    def recomputed(self, stage: Stage) -> list[int]:
+        """Return the layers of a stage whose forward runs twice: all, those of its segments, or none."""
+        rows = [self.graph.index[id] for id in stage.layers]
+        if stage.segments:
+            rows.sort()
+            ends = stage.segment_places([self.graph.layers[k].id for k in rows])
+            return [k for first, end in ends for k in rows[first:end]]
+        return rows if stage.recompute else []
+
     def reading_again(self, plan: Plan, stage: int, device_type: str) -> float:
         """Seconds in which a stage reads a minibatch that the first stage's process, another one, reads too.
 

@@ -27,6 +27,7 @@ from .plan_parts import (
     estimate_from_json,
     estimate_of_all,
     estimate_to_json,
+    segment_text,
     stage_from_json,
     stage_to_json,
 )
@@ -38,7 +39,7 @@ __all__ = ["FORMAT", "Estimate", "Plan", "PlanDiff", "PositionEstimate", "Stage"
 
 FORMAT = "sparsepipe-plan-1"
 _SETTINGS = ("num_microbatches", "accumulation")  # of plans, which a difference names with the schedule
-_STAGE_SETTINGS = ("shares", "warmup", "recompute", "sharding")  # of stages
+_STAGE_SETTINGS = ("shares", "warmup", "recompute", "segments", "sharding")  # of stages
 _ROUTING = "round-robin"  # which replica takes a minibatch: the only way there is
 
 Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleaved stages; none
@@ -569,7 +570,11 @@ def _changed_settings(before: Plan, after: Plan) -> tuple[tuple[str, str, str], 
 def _setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if value in (None, ()):
+        return "none"
+    if isinstance(value, tuple):
+        return ", ".join(segment_text(item) if isinstance(item, tuple) else str(item) for item in value)
+    return str(value)
 
 
 def _place_of_rank(plan: Plan, rank: int) -> Place:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from ..errors import InputError
 from ..util.io.fields import MOST_DEVICES, MOST_MINIBATCHES, shown
 from ..util.text.counting import listed, number_of
 from .graph import LayerGraph
@@ -101,6 +102,8 @@ def _of_stages(plan: StagePlan) -> list[str]:
             found.append(f"stage {k} has shares {stage.shares}, expected numbers of at least 1")
         if stage.warmup is not None and stage.warmup < 0:
             found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
+        if stage.recompute and stage.segments:
+            found.append(f"stage {k} recomputes all its layers and segments of them too: expected one of both")
         twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
         found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
     found += [f"rank {rank} is negative" for rank in plan.ranks if rank < 0]
@@ -157,6 +160,11 @@ def _of_layers(plan: StagePlan, graph: LayerGraph) -> list[str]:
             f"{number_of(len(missing), 'layer')} of the graph {'is' if len(missing) == 1 else 'are'} in no stage "
             f"({_few(missing)})"
         )
+    for k, stage in enumerate(plan.stages):
+        try:
+            stage.segment_places(sorted(stage.layers, key=lambda id: graph.index.get(id, -1)))
+        except InputError as error:
+            found.append(f"stage {k}: {error}")
     for i, j in graph.edges:
         a, b = graph.layers[i].id, graph.layers[j].id
         if place.get(a, 0) > place.get(b, len(plan.stages)):

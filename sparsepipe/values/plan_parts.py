@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import InputError
-from ..util.io.fields import integer, number, one_of, text, texts
+from ..util.io.fields import integer, number, one_of, shown, text, texts
 from ..util.text.counting import listed
 from ..util.text.sizes import SIZE_UNITS, Certainty
 from .schedule_rules import WEIGHT_RULES
@@ -31,6 +31,8 @@ class Stage:
         warmup: Number of forwards before the first backward. None: computed by the schedule.
         recompute: Recomputation (activation checkpointing): store only the stage's inputs, and repeat the forward
             before the backward.
+        segments: Recomputed segments (selective activation checkpointing), as (first layer, last layer) in order. Only
+            their layers repeat the forward, in the backward; each segment keeps the tensors that it reads.
         sharding: "space": the ranks share each scene, cut in space, and `shares` are their shares of its work. None:
             the ranks are replicas, each with its own minibatches.
 
@@ -38,6 +40,9 @@ class Stage:
         >>> stage = sp.Stage(("conv1", "conv2"), ranks=(0, 1), shares=(2, 1))
         >>> [stage.replica(minibatch) for minibatch in range(6)]
         [0, 1, 0, 0, 1, 0]
+        >>> lean = sp.Stage(("conv1", "norm1", "relu1", "conv2"), ranks=(0,), segments=(("norm1", "relu1"),))
+        >>> lean.segment_places(lean.layers)
+        ((1, 3),)
 
     See also:
         background/how_it_works, `Plan`
@@ -51,6 +56,7 @@ class Stage:
     warmup: int | None = None
     recompute: bool = False
     sharding: str | None = None
+    segments: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shares:
@@ -75,6 +81,40 @@ class Stage:
     def rank_turns(self) -> tuple[int, ...]:
         """Number of a round's minibatches in which each rank takes part."""
         return (1,) * len(self.ranks) if self.shares_scenes else self.shares
+
+    @property
+    def recomputes(self) -> bool:
+        """Return whether some of its layers repeat their forward."""
+        return self.recompute or bool(self.segments)
+
+    @property
+    def recomputed_text(self) -> str:
+        """Return "all layers", or segments as "conv1 … relu2, conv5". Empty if nothing is recomputed."""
+        return "all layers" if self.recompute else ", ".join(map(segment_text, self.segments))
+
+    def segment_places(self, layers: Sequence[str]) -> tuple[tuple[int, int], ...]:
+        """Return [first, end) of each recomputed segment among `layers`, the stage's in the order in which they run.
+
+        Raises InputError for a segment with a layer of another stage, and for segments out of order or overlapping.
+        """
+        places: list[tuple[int, int]] = []
+        index = {id: k for k, id in enumerate(layers)}
+        for first, last in self.segments:
+            named = f"recomputed segment {first!r} to {last!r}"
+            if missing := [id for id in (first, last) if id not in index]:
+                raise InputError(
+                    "plan.segment_outside_stage",
+                    f"{named}: layer {missing[0]!r} is not in the stage; name its first and last layer in the stage",
+                )
+            if index[last] < index[first]:
+                raise InputError("plan.segment_reversed", f"{named}: the last layer runs before the first; swap them")
+            if places and index[first] < places[-1][1]:
+                raise InputError(
+                    "plan.segments_overlap",
+                    f"{named}: begins before the end of the segment before it; give disjoint segments in order",
+                )
+            places.append((index[first], index[last] + 1))
+        return tuple(places)
 
     @cached_property
     def round(self) -> int:
@@ -228,6 +268,11 @@ class StagePlan:
         return max(map(len, self.positions), default=1)
 
 
+def segment_text(ends: tuple[str, str]) -> str:
+    """Return "conv2 … relu3" for a recomputed segment, or the layer if it has only one."""
+    return ends[0] if ends[0] == ends[1] else " … ".join(ends)
+
+
 def estimate_of_all(estimates: Sequence[Estimate | None], known: Estimate | None) -> Estimate | None:
     """Return what is expected of several pipelines together where none waits; None where one of them has no estimate.
 
@@ -277,6 +322,7 @@ def stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any
         "replicas": replicas,
         "warmup": stage.warmup,
         "recompute": stage.recompute,
+        **({"segments": [list(ends) for ends in stage.segments]} if stage.segments else {}),
         **({"sharding": stage.sharding} if stage.sharding else {}),
     }
     return settings | (asdict(estimate) if estimate else {})
@@ -297,7 +343,16 @@ def stage_from_json(entry: Mapping[str, Any]) -> Stage:
         None if warmup is None else integer(warmup, "warmup"),
         recompute,
         None if (sharding := entry.get("sharding")) is None else _sharding(sharding, "sharding"),
+        _segments(entry.get("segments", [])),
     )
+
+
+def _segments(entries: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(entries, list) or any(not isinstance(ends, list) or len(ends) != 2 for ends in entries):
+        raise InputError(
+            "plan.segments_malformed", f"segments is {shown(entries)}, expected a list of [first layer, last layer]"
+        )
+    return tuple((text(first, "segments"), text(last, "segments")) for first, last in entries)
 
 
 def estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import LayerTable
+from .plan_parts import Stage
 
 Array = NDArray[np.float64]
 Segments = tuple[tuple[int, int], ...]  # [first, end) of a stage's layers, in order
@@ -355,6 +356,22 @@ class StageMemory:
             columns = np.array(rows).T
             steps.append(_Steps(columns[0].astype(int), columns[1].astype(int), columns[2:4], *columns[4:]))
         return tuple(steps)
+
+
+def stage_bytes(table: LayerTable, stage: Stage, *, column: int | slice = 1) -> tuple[Array, Array]:
+    """Return the bytes of one minibatch in a stage with its plan's recomputed segments: (kept, at most at work).
+
+    For each of the sizes of minibatches in `column`, as `LayerTable.stage_bytes` counts them.
+    """
+    rows = [table.graph.index[id] for id in stage.layers]
+    if not stage.segments:
+        kept, working, _ = table.stage_bytes(rows, column=column)
+        return kept, working
+    rows.sort()
+    segments = stage.segment_places([table.graph.layers[k].id for k in rows])
+    columns = np.atleast_1d(np.arange(len(table.sizes))[column]).tolist()
+    held = [StageMemory.of(table, rows, list(table.forward)[:1], column=k).held(segments) for k in columns]
+    return np.array([each.kept for each in held]), np.array([each.peak for each in held])
 
 
 @dataclass(frozen=True, eq=False)

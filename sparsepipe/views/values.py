@@ -119,7 +119,14 @@ def _(plan: Plan) -> Page:
     for k, each in enumerate(plan.pipelines):
         headline = plan.prefix(k) + each.summary() if plan.members else ""
         picture = partial(_stages_strip, each)
-        sections.append(Section(stage_table(each), headline, [*_warmups(each.stages), *_shared(each.stages)], picture))
+        sections.append(
+            Section(
+                stage_table(each),
+                headline,
+                [*_warmups(each.stages), *_recomputed(each.stages), *_shared(each.stages)],
+                picture,
+            )
+        )
     return Page(plan.summary(), sections, [f"warning: {warning}" for warning in plan.all_warnings])
 
 
@@ -173,6 +180,11 @@ def _warmups(stages: Sequence[Stage]) -> list[str]:
     if not counts:
         return []
     return [f"warm-up forwards before the first backward: {', '.join(counts)}; memory includes their activations"]
+
+
+def _recomputed(stages: Sequence[Stage]) -> list[str]:
+    """Say which layers of which stages repeat their forward: a line each."""
+    return [f"stage {k} recomputes {stage.recomputed_text}" for k, stage in enumerate(stages) if stage.recomputes]
 
 
 def _shared(stages: Sequence[Stage]) -> list[str]:
@@ -356,6 +368,7 @@ def _stages_strip(plan: Plan) -> Html:
     for k, stage in enumerate(plan.stages):
         width, top = len(stage.layers) / total * _WIDTH, 0.0
         title = f"stage {k}: {number_of(len(stage.layers), 'layer')}"
+        title += f", recomputed: {stage.recomputed_text}" if stage.recomputes else ""
         parts = stage.parts_of_work() if stage.shares_scenes else (1.0,)  # of each scene: a strip for each device
         title += f", each scene divided among {number_of(len(parts), 'device')}" if len(parts) > 1 else ""
         for part in parts:

@@ -15,13 +15,11 @@ because the quantile of a maximum is no less than the maximum of quantiles.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ...values.cluster import Cluster
 from ...values.costs import Array
 from ...values.plan import Plan
 from ..base import Problem
@@ -32,7 +30,7 @@ from .chain_search import Moves, Path
 from .improvement import deepened
 from .memory_limits import memory_rule
 from .optimal import Optimal
-from .search_space import every_move
+from .search_space import every_move, unlimited
 from .stage_cost_tables import StageModel, default_model
 
 _PLANS = 48  # draws whose best plans are candidates of robust plans
@@ -274,7 +272,7 @@ def _impossible(problem: Problem, model: StageModel, moves: Moves) -> tuple[Inde
 def best_plans_in_parts(draws: CostDraws) -> Iterator[tuple[Index, Array, bool, list[Plan]]]:
     """Yield some draws at a time: (which, least period of any plan in each, whether these are exact, best plans)."""
     if search := DrawnSearch.of(draws):
-        at_most = draws.periods(Optimal(quick=True).plan(draws.problem))
+        at_most = draws.periods(Optimal(quick=True, segments=False).plan(draws.problem))
         for some, least, paths in search.best_in_parts(at_most, paths=_PLANS):
             plans = {tuple(path): search.plan(path) for path in paths}
             yield some, least, True, [plans[tuple(path)] for path in paths]
@@ -282,16 +280,13 @@ def best_plans_in_parts(draws: CostDraws) -> Iterator[tuple[Index, Array, bool, 
     for k in range(draws.count):
         problem, plans_of_draw, fits = replace(draws.problem, profile=draws.profile(k)), list[Plan](), True
         try:
-            plan = Optimal(quick=True).plan(problem)
+            plan = Optimal(quick=True, segments=False).plan(problem)
             plans_of_draw += [plan] if k < _PLANS else []
         except InputError:  # large minibatches of this draw do not fit into memory: a bound without limits
-            plan, fits = Optimal(quick=True).plan(replace(problem, cluster=_unlimited(problem.cluster))), False
+            plan, fits = (
+                Optimal(quick=True, segments=False).plan(replace(problem, cluster=unlimited(problem.cluster))),
+                False,
+            )
         assert plan.estimate is not None
         bound = plan.estimate.lower_bound_seconds or 0.0
         yield np.array([k]), np.array([bound]), fits and bound == plan.estimate.period_seconds, plans_of_draw
-
-
-def _unlimited(cluster: Cluster) -> Cluster:
-    """The cluster without memory limits."""
-    nodes = [(node, (replace(kind, memory_bytes=inf) for kind in node.device_types)) for node in cluster.nodes]
-    return replace(cluster, nodes=tuple(replace(node, device_types=tuple(kinds)) for node, kinds in nodes))

@@ -20,6 +20,9 @@ _POWER = 40
 _WARM = 0.02  # of the whole: what a move at the start may make it longer by, about
 _MOST = 1e3  # times the period, which is never kept
 _ASKED = 256  # moves from one look at the clock to the next
+TOO_FEW_IN_FLIGHT = (
+    "memory does not suffice for enough minibatches in flight to hide transfers and averaging; simulate the plan"
+)
 
 
 def masks_nearby(problem: Problem, space: Space, path: Path, *, seconds: float = SECONDS) -> list[int]:
@@ -209,8 +212,7 @@ def deepened(plan: Plan, problem: Problem) -> Plan:
     needs = [stage.memory_bytes for stage in estimate(deeper, problem).stages]
     if all(need <= limit for need, limit in zip(needs, limits, strict=True)):
         return deeper
-    slow = "memory does not suffice for enough minibatches in flight to hide transfers and averaging; simulate the plan"
-    return replace(plan, warnings=(*plan.warnings, slow))
+    return replace(plan, warnings=(*plan.warnings, TOO_FEW_IN_FLIGHT))
 
 
 def _together(stage: Stage) -> int:

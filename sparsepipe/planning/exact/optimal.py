@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from ...errors import InputError
@@ -38,6 +39,7 @@ from .network_time import least_period, space_near, whole_space
 from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
+from .recomputed_segments import is_limited, segmented_plan
 from .relaxed_bound import relaxed_bound, work_bound
 from .returning_stages import returning_stages
 from .search_space import (
@@ -85,6 +87,10 @@ class Optimal(Settings):
     transfers added to a stage's load. `quick`: where cuts or devices are too many to search, look at those along an
     order of the layers, and of the devices, alone. `objective="latency"` plans forwards alone (min_latency.py): its
     estimate is that of inference, and the gap that of the latency. With `rescore` the gap counts from the best period.
+
+    If stages are to be recomputed on devices with a memory limit, only the layers that the limit requires are
+    (recomputed_segments.py): nothing, segments of layers or the whole stage, whichever is cheapest; `segments=False`
+    recomputes all stages.
     """
 
     cost_model: str = setting(
@@ -99,6 +105,9 @@ class Optimal(Settings):
     rescore: int = setting(1, WholeNumber(1), "number of best plans to simulate; the fastest is chosen", unit="K")
     most_stages: int | None = setting(None, WholeNumber(1), "maximum number of stages of the plan", words="no limit")
     quick: bool = setting(False, Flag(), "planning within 0.1 s, with a larger optimality gap")
+    segments: bool = setting(
+        True, Flag(), "recomputation of only the layers that a memory limit requires (otherwise whole stages)"
+    )
     objective: str = setting(
         PERIOD, Choice(OBJECTIVES), "minimised objective: period (time per minibatch), or latency of inference"
     )
@@ -181,6 +190,10 @@ class Optimal(Settings):
             return contiguous_plan(problem, self.name)
         if self.objective == LATENCY:
             return least_latency(problem, self.period_at_most, self.name)
+        if self.segments and self.cost_model == "default" and is_limited(problem):
+            whole = self.replace(segments=False)
+            search = partial(whole.plan, progress=progress, warm_start=warm_start)
+            return segmented_plan(problem, search, quick=self.quick, most_stages=self.most_stages)
         known, warnings = Known(progress), list[str]()
         start = path_of_plan(problem, self._rules, warm_start) if warm_start else None
         try:

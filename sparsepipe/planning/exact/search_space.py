@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -292,6 +292,12 @@ def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> Hashable:
     seen: dict[str, int] = {}
     rows = [(classes[k].node, classes[k].type, len(classes[k].ranks)) for k in order]
     return tuple((seen.setdefault(node.name, len(seen)), node.link, kind, count) for node, kind, count in rows)
+
+
+def unlimited(cluster: Cluster) -> Cluster:
+    """The cluster without memory limits."""
+    nodes = [(node, (replace(kind, memory_bytes=inf) for kind in node.device_types)) for node in cluster.nodes]
+    return replace(cluster, nodes=tuple(replace(node, device_types=tuple(kinds)) for node, kinds in nodes))
 
 
 def merged(problem: Problem) -> Problem:

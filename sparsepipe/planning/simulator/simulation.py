@@ -294,7 +294,7 @@ def durations(
                 table.stage_forward(layer_indices, kind),
                 table.backward[kind][layer_indices].sum(axis=0),
             )
-            again = forward if stage.recompute else 0.0
+            again = forward if stage.recompute else table.forward[kind][table.recomputed(stage)].sum(axis=0)
             forward = forward + table.reading_again(plan, s, kind)
             late = weights_share(plan, s) * backward
             parts = (forward, backward + again, backward - late + again, late)

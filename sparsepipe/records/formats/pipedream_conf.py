@@ -142,7 +142,14 @@ def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -
             f"the model has {len(names)} and {len(expected)}, or different edges",
         )
     name = dict(zip(ids, names, strict=True))
-    stages = (replace(stage, layers=tuple(name[id] for id in stage.layers)) for stage in plan.stages)
+    stages = (
+        replace(
+            stage,
+            layers=tuple(name[id] for id in stage.layers),
+            segments=tuple((name[first], name[last]) for first, last in stage.segments),
+        )
+        for stage in plan.stages
+    )
     return replace(plan, stages=tuple(stages))
 
 

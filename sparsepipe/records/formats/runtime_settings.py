@@ -100,6 +100,11 @@ class PlanForm:
                 f"{runtime} recomputes in all stages or in none: recomputation in stages "
                 f"{', '.join(map(str, recomputed))} is left out"
             )
+        if segmented := [k for k, stage in enumerate(plan.stages) if stage.segments]:
+            lines.append(
+                f"{runtime} recomputes no segments of layers: those in stages {', '.join(map(str, segmented))} are "
+                "left out"
+            )
         if any(stage.warmup is not None for stage in plan.stages):
             lines.append(f"{runtime} computes the warm-up itself: that of the plan is left out")
         if plan.accumulation > 1:

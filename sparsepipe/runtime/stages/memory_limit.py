@@ -40,6 +40,7 @@ class _LimitedStage(NamedTuple):
     device_types: tuple[str, ...]  # whose costs count; of ranks that share scenes all, as they choose together
     depth: int  # most minibatches in flight
     measured: float  # the largest size that was measured
+    planned: Segments  # which the plan recomputes of every minibatch that fits with them
 
 
 class RankMemory:
@@ -81,7 +82,8 @@ class RankMemory:
             layers = tuple(sorted(profile.graph.index[layer] for layer in plan.stages[k].layers))
             kinds = self._device_types(k, rank)
             measured = min(profile.range_of_laws(kind)[1] for kind in kinds)
-            self._stages[k] = _LimitedStage(layers, kinds, program.in_flight(k, rank), measured)
+            planned = plan.stages[k].segment_places([profile.graph.layers[layer].id for layer in layers])
+            self._stages[k] = _LimitedStage(layers, kinds, program.in_flight(k, rank), measured, planned)
             num_bytes = sum(profile.graph.layers[layer].parameter_bytes for layer in layers)
             gathered = round_length(plan, k) > 1  # while gradients of a minibatch come, those before are there
             self.weight_bytes += num_bytes * (program.num_versions(k, rank) + OPTIMIZER_SLOTS + gathered + copies)
@@ -216,10 +218,13 @@ class RankMemory:
     def _chosen(
         self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float
     ) -> tuple[Segments, Held] | None:
-        """Return the cheapest segments within a budget, and what is held with them; None if none are."""
+        """Return the segments of the plan if they are within a budget, else the cheapest that are, and what is held
+        with them; None if none are.
+        """
+        planned, held = self._planned(stage, memory)
+        if held.kept <= kept_bytes and held.peak <= peak_bytes:
+            return planned, held
         whole, step = memory.whole, self.limit_bytes / _STEPS
-        if whole.kept <= kept_bytes and whole.peak <= peak_bytes:
-            return (), whole
         budgets = int(min(kept_bytes, whole.kept) // step), int(min(peak_bytes, whole.peak) // step)
         if min(budgets) < 0:
             return None
@@ -228,6 +233,16 @@ class RankMemory:
             segments = memory.cheapest(kept_bytes=budgets[0] * step, peak_bytes=budgets[1] * step)
             self._choices[key] = None if segments is None else (segments, memory.held(segments))
         return self._choices[key]
+
+    def _planned(self, stage: int, memory: StageMemory) -> tuple[Segments, Held]:
+        """Return the segments that the plan recomputes in a stage, and what is held with them."""
+        planned = self._stages[stage].planned
+        if not planned:
+            return (), memory.whole
+        key = (stage, id(memory), -1, -1)  # no budget is below 0
+        choice = self._choices.get(key) or (planned, memory.held(planned))
+        self._choices[key] = choice
+        return choice
 
     def _tell_beyond(self, stage: int, size: float, memory: StageMemory, received: float) -> None:
         self.minibatches_beyond += 1

@@ -241,6 +241,7 @@ class NetworkStage:
         if scenes is not None:
             assert isinstance(network, Network) and network.coarsest_stride, "a plan that was checked"
             self._parts = SceneParts(scenes, own.shares, network.coarsest_stride, engine)
+        self._segments = own.segment_places([row.id for row in self.module.table])
         self._splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self._boundaries = {
@@ -617,7 +618,7 @@ class NetworkStage:
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
-        segments: Segments = ()
+        segments: Segments = self._segments if flight is not None else ()
         if self._memory is not None and flight is not None:
             segments = self._memory.enter(self._stage, minibatch, flight.size)
         context = partial(self._running, weights)

@@ -363,9 +363,10 @@ class SleptStage:
                 strict=True,
             )
         )
+        again = forward if own.recompute else part * table.forward[kind][table.recomputed(own)].sum(axis=0)
         self.seconds = StageSeconds(
             forward + table.reading_again(plan, stage, kind) + sending[0],
-            whole + (forward if own.recompute else 0.0) + sending[1],
+            whole + again + sending[1],
             weights_share(plan, stage) * whole,
         )
         self._packets = StagePackets(

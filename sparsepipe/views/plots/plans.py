@@ -53,6 +53,7 @@ def stages_table(*plans: Plan) -> pd.DataFrame:
                     "devices": ", ".join(stage.device_types) or ", ".join(map(str, stage.ranks)),
                     "first_layer": stage.layers[0],
                     "last_layer": stage.layers[-1],
+                    "recomputed": stage.recomputed_text,
                     "compute_seconds": estimate.compute_seconds,
                     "transfer_seconds": estimate.transfer_seconds,
                     "averaging_seconds": estimate.averaging_seconds,
@@ -98,8 +99,9 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
     """The bars of one stage of every plan: its computation or its memory."""
     template = Html(
         "%{{customdata[0]}}, stage {} on %{{customdata[1]}}<br>%{{customdata[2]}} … %{{customdata[3]}}"
-        "<br>{} %{{y:.3f}} {}<extra></extra>"
+        "%{{customdata[4]}}<br>{} %{{y:.3f}} {}<extra></extra>"
     )
+    recomputed = part.recomputed.map(lambda layers: layers and f", recomputed: {layers}")
     return go.Bar(
         x=part.place,
         y=values,
@@ -108,7 +110,7 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
         legendgroup=f"stage {stage}",
         marker=bar_marker("simulated", stage_color(stage)),
         showlegend=legend,
-        customdata=part[["plan", "devices", "first_layer", "last_layer"]],
+        customdata=part[["plan", "devices", "first_layer", "last_layer"]].assign(recomputed=recomputed),
         hovertemplate=template.format(stage, what, unit),
     )
 

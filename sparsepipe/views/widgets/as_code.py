@@ -108,7 +108,8 @@ def _profile(scaled: Scaled | None, compression: float) -> list[str]:
 
 def _stage(stage: Stage) -> str:
     told = f"Stage({stage.layers!r}, {stage.ranks!r}, {stage.shares!r}, {stage.device_types!r}, {stage.nodes!r}"
-    return told + (", recompute=True)" if stage.recompute else ")")
+    told += ", recompute=True" if stage.recompute else ""
+    return told + (f", segments={stage.segments!r})" if stage.segments else ")")
 
 
 def _node(node: Node) -> str:

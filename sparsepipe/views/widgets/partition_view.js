@@ -73,7 +73,7 @@ function stages(scene, palette, width, came = []) {  // `came`: rows higher up, 
     if (s.head) for (const part of inLines(s.head, width)) { out += text(0, low + 13, part, 'style="font-weight:600"'); low += NAME; }
     const y = low;
     low += ROW;
-    const layers = ([, first, last, count]) => (count > 1 ? `${first} … ${last} (${count} layers)` : first);
+    const layers = ([, first, last, count, , , again]) => (count > 1 ? `${first} … ${last} (${count} layers)` : first) + (again ? `, recomputed: ${again}` : "");
     const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
     const [first, ...rest] = inLines(name, HEAD - 8), most = (HEAD - 8) / LETTER;
     const lines = rest.length ? [first, rest.join(" ")] : [first];

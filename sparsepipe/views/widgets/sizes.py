@@ -245,7 +245,7 @@ def _key(asked: AskedSizes, profile: Profile) -> Hashable:
     stages = tuple(
         (
             *(pipeline.schedule, pipeline.weights, pipeline.num_microbatches),
-            *((stage.layers, stage.ranks, stage.recompute) for stage in pipeline.stages),
+            *((stage.layers, stage.ranks, stage.recompute, stage.segments) for stage in pipeline.stages),
         )
         for pipeline in plan.pipelines
     )

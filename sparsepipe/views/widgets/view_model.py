@@ -202,7 +202,7 @@ def devices(plan: Plan, k: int) -> str:
 def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     """One entry for each position: its stages, what they take together, whether it is the slowest.
 
-    A part is [stage, first layer, last layer, number of layers, seconds computing, bytes].
+    A part is [stage, first layer, last layer, number of layers, seconds computing, bytes, recomputed layers].
     """
     assert plan.estimate is not None
     slowest, moved = bottleneck(plan, problem)[1], transfers(plan, problem)
@@ -210,8 +210,9 @@ def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     for k, (position, limit) in enumerate(_memory(plan, problem.cluster)):
         parts = []
         for s in position.stages:
-            layers, part = plan.stages[s].layers, plan.estimate.stages[s]
-            parts.append([s, layers[0], layers[-1], len(layers), part.compute_seconds, part.memory_bytes])
+            stage, part = plan.stages[s], plan.estimate.stages[s]
+            layers, again = stage.layers, stage.recomputed_text
+            parts.append([s, layers[0], layers[-1], len(layers), part.compute_seconds, part.memory_bytes, again])
         rows.append(
             {
                 "devices": devices(plan, k),
@@ -338,7 +339,7 @@ def _moved(plan: Plan, problem: Problem, k: int) -> Iterator[tuple[int, str, Est
         given, kept = (own[0], own[1:]) if step < 0 else (own[-1], own[:-1])
         changed = list(plan.stages)
         other = changed[to].layers
-        changed[k] = replace(changed[k], layers=kept)
+        changed[k] = replace(changed[k], layers=kept, segments=())
         changed[to] = replace(changed[to], layers=(*other, given) if step < 0 else (given, *other))
         yield step, given, estimate(replace(plan, stages=tuple(changed)), problem)
 
