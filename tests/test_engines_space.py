@@ -57,7 +57,7 @@ def compare_with_one_device(table, batch, shares, *, dtype=torch.float32, tolera
     per_voxel = len(wanted) == len(whole.features)
 
     def of_part(group):
-        tensor = NATIVE.part(NATIVE.tensor(batch), group, shares=shares, step=table.coarsest_stride)
+        tensor = NATIVE.part(NATIVE.tensor(batch), group, shares=shares, step=table.coarsest_sparse_stride)
         rows = NATIVE.rows_of_part(tensor)
 
         def weigh(output, _):  # dense outputs are everywhere: each part has its share of the loss
@@ -198,3 +198,94 @@ def test_regions_share_the_work_of_a_lopsided_scene():
         assert sorted(torch.cat(rows).tolist()) == list(range(len(cloud)))
         for share, own in zip(shares, rows, strict=True):
             assert abs(float(pairs[own].sum() / pairs.sum()) * sum(shares) / share - 1) < 0.15
+
+
+def dense_table(choose, dimension, *, norms):
+    """Return layers of a sparse grid, then of a dense one, of random kernels, strides, paddings and dilations."""
+    rows, channels, size, last = [], 2, 16, "input"
+
+    def add(kind, *inputs, **args):
+        nonlocal last
+        rows.append((f"l{len(rows)}", kind, inputs or (last,), args))
+        last = rows[-1][0]
+
+    space = {"dimension": dimension}
+    if choose.random() < 0.5:
+        add("convolution", in_channels=2, out_channels=4, kernel_size=3, stride=choose.choice((1, 2)), **space)
+        channels = 4
+    add("dense_grid", size=size, **space)
+    for _ in range(choose.randint(2, 4)):
+        before, old_size, width = last, size, choose.choice((3, 4))
+        kernel, padding, dilation = choose.choice(((3, 1, 1), (1, 0, 1), (5, 2, 1), (2, 1, 1), (3, 2, 2), (3, 3, 1)))
+        shape = {"kernel_size": kernel, "padding": padding, "dilation": dilation, "stride": choose.choice((1, 1, 2, 3))}
+        add("dense_convolution", in_channels=channels, out_channels=width, bias=choose.random() < 0.5, **shape, **space)
+        size = (size + 2 * padding - dilation * (kernel - 1) - 1) // shape["stride"] + 1
+        if norms and choose.random() < 0.5:
+            add("dense_batch_norm", channels=width, **space)
+        elif norms:
+            add("batch_norm", channels=width)
+        add(choose.choice(("relu", "gelu", "leaky_relu")))
+        if choose.random() < 0.3:
+            add(choose.choice(("dropout", "drop_path")), probability=0.3)
+        if size == old_size and width == channels:
+            add("add", last, before)
+        elif size == old_size:
+            add("concatenate", last, before)
+            width += channels
+        channels = width
+        if size >= 4 and choose.random() < 0.5:
+            kernel, stride = choose.choice(((2, 2), (3, 2), (2, 3)))
+            add("dense_max_pool", kernel_size=kernel, stride=stride, **space)
+            size = (size - kernel) // stride + 1
+    add("flatten")
+    add("linear", in_channels=channels * size**dimension, out_channels=3)
+    return of_table(*rows)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_slabs_of_dense_grids_give_what_one_device_gives(seed):
+    choose = random.Random(200 + seed)
+    shares = tuple(choose.choice((1, 1, 2, 5)) for _ in range(choose.choice((2, 3, 4))))
+    dimension = choose.choice((2, 3))
+    # Norms of a few deep cells make rounding errors large: of float32 networks also in one process, in another order.
+    table = dense_table(choose, dimension, norms=seed % 3 > 0)
+    batch = random_batch(2, num_points=200, reach=8, seed=seed, dimension=dimension)
+    coordinates = batch.coordinates + torch.tensor([0, *[9] * dimension])  # up to 16: the far face of the last cell
+    batch = PointBatch(coordinates.int(), batch.features, batch.labels)
+    dtype, tolerance = (torch.float64, 1e-9) if seed % 3 else (torch.float32, 1e-5)
+    compare_with_one_device(table, batch, shares, dtype=dtype, tolerance=tolerance)
+
+
+def test_slabs_send_the_cells_at_their_borders_alone():
+    batch = random_batch(2, num_points=200, reach=8)
+    batch = PointBatch(batch.coordinates + torch.tensor([0, 8, 8, 8]).int(), batch.features, batch.labels)
+    table = of_table(
+        ("grid", "dense_grid", ("input",), {"size": 16}),
+        ("a", "dense_convolution", ("grid",), {**CONVOLUTION, "out_channels": 4, "padding": 1}),
+        ("b", "dense_max_pool", ("a",), {"kernel_size": 2, "stride": 2}),
+        ("c", "flatten", ("b",), {}),
+        ("d", "linear", ("c",), {"in_channels": 4 * 8**3, "out_channels": 3}),
+    )
+    parts = compare_with_one_device(table, batch, (1, 2, 1))
+    layer = 2 * 2 * 16 * 16 * 4  # bytes of a layer of cells: of two samples, of two channels
+    for part, neighbours in zip(parts, (1, 2, 1), strict=True):
+        sent = part[-1].sent_rows  # voxels, the halo; the gradient of the halo, that of voxels
+        assert sent[1] == sent[2] == (neighbours, neighbours * layer)
+        assert len(sent) == 4
+
+
+def test_vgg_on_a_dense_grid_gives_what_one_device_gives():
+    batch = random_batch(2, num_points=400, reach=16)
+    batch = PointBatch(batch.coordinates + torch.tensor([0, 16, 16, 16]).int(), batch.features, batch.labels)
+    table = network("vgg11bn-3d-narrow", num_classes=3, in_channels=2)
+    compare_with_one_device(table, batch, (1, 1), dtype=torch.float64, tolerance=1e-9)
+    module = build(table, NATIVE, seed=3).eval()
+
+    @torch.no_grad()
+    def evaluated(group=None):
+        tensor = NATIVE.tensor(batch)
+        tensor = NATIVE.part(tensor, group, shares=(1, 3), step=(1, 1, 1)) if group else tensor
+        return module.result(module({"input": tensor}, minibatch=5, keep=table.outputs))
+
+    for output in in_threads(2, evaluated):
+        close(output, evaluated(), 1e-5)

@@ -1,7 +1,7 @@
 """The protocol of sparse engines: layers, sparse tensors, and their plain parts, which cross stage boundaries."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..networks.base import LayerRow
+from ..networks.batch_norm import Group
 from ..networks.rows import Row
 
 
@@ -55,6 +56,22 @@ class TableWriter:
         document = bytearray(json.dumps(facts).encode())
         integers = torch.cat(self._integers) if self._integers else torch.empty(0, dtype=torch.int32)
         return torch.frombuffer(document, dtype=torch.uint8), integers
+
+
+class SceneGroup(Group, Protocol):
+    """The processes that share scenes, in the order of their parts."""
+
+    @property
+    def part(self) -> int:
+        """The number of this process's part, from 0."""
+        ...
+
+    @property
+    def num_parts(self) -> int: ...
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send `sent[p]` rows to each part p, one after the other in `rows`; return the rows received, by part."""
+        ...
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ...errors import InputError
 from ...networks.batch_norm import GroupBatchNorm
 from ...networks.rows import Row, each_axis
-from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
+from ..dense import ACTIVATIONS, DENSE_LAYERS, Slab, dense_grid, slab_of_grid
 from ..dropout import SeededDropout, SeededDropPath
 from .attention import SerialisedAttention
 from .coordinates import Stride, times
@@ -88,13 +88,13 @@ def global_max_pool(features: Tensor, sample_sizes: Sequence[int]) -> Tensor:
     return torch.stack([rows.max(dim=0).values for rows in features.split(sample_sizes)])
 
 
-AnyTensor = SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
+AnyTensor = SparseTensor | Slab | Tensor  # sparse; part of a dense grid; a dense grid, or rows [B, C] after pooling
 AnyMap = KernelMap | PartMap  # of whole scenes, or of a part of each
 Axes = int | Sequence[int]  # one number for all spatial axes, or one for each
 
 
 def _on_features(function: Callable[[Tensor], Tensor], tensor: AnyTensor) -> AnyTensor:
-    return tensor.replace(function(tensor.features)) if isinstance(tensor, SparseTensor) else function(tensor)
+    return function(tensor) if isinstance(tensor, Tensor) else tensor.replace(function(tensor.features))
 
 
 class Convolution(nn.Module):
@@ -157,8 +157,8 @@ class BatchNorm(nn.Module):
         self.bn = GroupBatchNorm(channels, eps=epsilon, momentum=momentum)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
-        parts = tensor.manager if isinstance(tensor, SparseTensor) else None
-        group = parts.group if isinstance(parts, PartManager) else None
+        parts = tensor.manager if isinstance(tensor, SparseTensor) else tensor
+        group = parts.group if isinstance(parts, (PartManager, Slab)) else None
         return _on_features(partial(self.bn, group=group), tensor)
 
 
@@ -191,10 +191,12 @@ class Linear(nn.Module):
         return _on_features(self.linear, tensor)
 
 
-def _numbers(tensor: AnyTensor) -> tuple[int, Tensor] | None:
-    """Return how many voxels all parts of a tensor have, and which of them its rows are; None if it is whole."""
+def _numbers(tensor: AnyTensor) -> tuple[int, Tensor, int] | None:
+    """Return how many voxels all parts of a tensor have, which of them its rows are, and their axis; None if whole."""
     if isinstance(tensor, SparseTensor) and isinstance(tensor.manager, PartManager):
-        return tensor.manager.numbers(tensor.tensor_stride)
+        return *tensor.manager.numbers(tensor.tensor_stride), 0
+    if isinstance(tensor, Slab):
+        return tensor.borders[-1], torch.arange(tensor.cells.start, tensor.cells.stop, device=tensor.features.device), 2
     return None
 
 
@@ -205,7 +207,8 @@ class Dropout(SeededDropout):
 
 class DropPath(SeededDropPath):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
-        return _on_features(lambda rows: self.drop(rows, seed, among=_numbers(tensor)), tensor)
+        among = None if isinstance(tensor, Slab) else _numbers(tensor)  # a slab has a row of each sample
+        return _on_features(lambda rows: self.drop(rows, seed, among=among), tensor)
 
 
 def _pooled(pool: Callable[[Tensor, KernelMap], Tensor], features: Tensor, kernel_map: AnyMap) -> Tensor:
@@ -343,8 +346,18 @@ class DenseGrid(nn.Module):
         super().__init__()
         self.size = size
 
-    def forward(self, tensor: SparseTensor) -> Tensor:
-        return dense_grid(tensor.coordinates, tensor.features, self.size)
+    def forward(self, tensor: SparseTensor) -> Tensor | Slab:
+        manager = tensor.manager
+        if not isinstance(manager, PartManager):
+            return dense_grid(tensor.coordinates, tensor.features, self.size)
+        return slab_of_grid(
+            tensor.coordinates,
+            tensor.features,
+            self.size,
+            shares=manager.shares,
+            num_samples=manager.num_samples,
+            group=manager.group,
+        )
 
 
 def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int], **shape: Axes) -> AnyMap:
@@ -362,7 +375,10 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
 
 def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:
     first, *others = tensors
-    if not isinstance(first, SparseTensor):
+    if isinstance(first, Slab):
+        slabs = [tensor.on(first.borders) for tensor in tensors if isinstance(tensor, Slab)]
+        return first.replace(function([slab.features for slab in slabs]))
+    if isinstance(first, Tensor):
         return function([tensor for tensor in tensors if isinstance(tensor, Tensor)])
     sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
     if not all(first.shares_voxels(other) for other in others):

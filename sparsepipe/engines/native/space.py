@@ -17,14 +17,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...networks.batch_norm import Group
 from ...networks.rows import each_axis
+from ..base import SceneGroup
+from ..dense import exchanged, sum_over_parts
 from .convolution import convolve, convolve_backward, convolve_forward
 from .coordinates import CoordinateManager, Stride, pack, unpack
 from .kernel_map import KernelMap, kernel_map, kernel_offsets
@@ -34,22 +35,6 @@ _ROW_PAIRS = 2.0  # work on a voxel besides its pairs, in pairs: norms, activati
 _HALO_PAIRS = 2.0  # work to send a voxel and its gradient, in pairs
 _UNEVEN = 1.05  # the largest part of work over its share, before borders leave the multiples of the coarsest stride
 _FAR = 2**40  # beyond any coordinate
-
-
-class SceneGroup(Group, Protocol):
-    """The processes that share scenes, in the order of their parts."""
-
-    @property
-    def part(self) -> int:
-        """The number of this process's part, from 0."""
-        ...
-
-    @property
-    def num_parts(self) -> int: ...
-
-    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send `sent[p]` rows to each part p, one after the other in `rows`; return the rows received, by part."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -310,21 +295,6 @@ def convolve_part(features: Tensor, kernel: Tensor, kernel_map: "KernelMap | Par
     return convolve(features, kernel, kernel_map, function=_PartConvolution)
 
 
-class _SumOverParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: SceneGroup) -> Tensor:
-        ctx.group, total = group, values.clone()
-        group.sum(total)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.clone()
-        ctx.group.sum(gradient)
-        return gradient, None
-
-
 class _MaxOverParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, manager: "PartManager", stride: Stride) -> Tensor:
@@ -360,19 +330,37 @@ class _MaxOverParts(torch.autograd.Function):
 class PartManager(CoordinateManager):
     """The coordinate sets of one part of a minibatch's scenes. Building maps and sets is a step of all parts at once.
 
-    `rows`, int64 [n]: which rows of the whole minibatch the part has at the input's tensor stride.
+    `shares`: of the work, by part. `rows`, int64 [n]: which rows of the whole minibatch the part has at the input's
+    tensor stride.
     """
 
-    def __init__(self, dimension: int, regions: Regions, group: SceneGroup, *, num_samples: int, rows: Tensor) -> None:
+    def __init__(
+        self,
+        dimension: int,
+        regions: Regions,
+        group: SceneGroup,
+        *,
+        shares: Sequence[float],
+        num_samples: int,
+        rows: Tensor,
+    ) -> None:
         super().__init__(dimension)
-        self.regions, self.group, self.num_samples, self.rows = regions, group, num_samples, rows
+        self.regions, self.group, self.shares = regions, group, shares
+        self.num_samples, self.rows = num_samples, rows
         self._part_maps: dict[Any, PartMap] = {}
         self._numbers: dict[Stride, tuple[int, Tensor]] = {}
         self._totals: dict[Stride, Tensor] = {}
 
     def like(self, stride: Stride, keys: Tensor) -> "PartManager":
         """Return a manager of the same parts whose coordinate set is another one, such as a union."""
-        manager = PartManager(self.dimension, self.regions, self.group, num_samples=self.num_samples, rows=self.rows)
+        manager = PartManager(
+            self.dimension,
+            self.regions,
+            self.group,
+            shares=self.shares,
+            num_samples=self.num_samples,
+            rows=self.rows,
+        )
         manager.insert(stride, keys)
         return manager
 
@@ -391,7 +379,7 @@ class PartManager(CoordinateManager):
 
     def sum_over_parts(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all parts; its gradient is the sum of theirs."""
-        return _SumOverParts.apply(values, self.group)  # type: ignore[no-untyped-call, no-any-return]
+        return sum_over_parts(values, self.group)
 
     def max_over_parts(self, rows: Tensor, stride: Stride) -> Tensor:
         """Return the maximum of each sample's rows over all parts, [B, C]; of equal rows the first voxel gave it."""
@@ -504,9 +492,7 @@ class PartManager(CoordinateManager):
 
     def _exchanged(self, keys: Sequence[Tensor]) -> tuple[Tensor, tuple[int, ...]]:
         """Send keys to each part; return those received, by part, and how many each part sent."""
-        sizes = torch.tensor([len(own) for own in keys], device=keys[0].device)
-        received = tuple(int(row[self.group.part]) for row in self.group.gather(sizes))
-        rows = self.group.exchange(torch.cat(list(keys)).unsqueeze(1), sizes.tolist(), received)
+        rows, received = exchanged(torch.cat(list(keys)).unsqueeze(1), [len(own) for own in keys], self.group)
         return rows.flatten(), received
 
     @property

@@ -15,7 +15,7 @@ from ...networks.losses import Loss, Outcome
 from ...networks.losses.of_users import UserLoss
 from ..replication.batch_norm import StatisticsGroup
 
-_OF_WHOLE_SCENES = frozenset({"serialised_attention", "dense_grid"})  # they look farther than a halo
+_OF_WHOLE_SCENES = frozenset({"serialised_attention"})  # looks farther than a halo
 
 
 def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss) -> None:
@@ -49,7 +49,7 @@ class SceneParts:
 
     group: StatisticsGroup
     shares: Sequence[int]  # of the work, by rank
-    step: Sequence[int]  # the network's coarsest tensor stride
+    step: Sequence[int]  # the coarsest tensor stride of the network's sparse layers
     engine: Any  # the native one
 
     def part(self, tensor: Any) -> Any:
