@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,14 +106,20 @@ def test_a_rank_that_dies_ends_the_job_in_one_line_and_leaves_no_process(tmp_pat
     assert list((run / "checkpoints").glob("minibatch-*"))
 
 
-def test_what_cannot_share_scenes_is_refused():
-    native, table = engine("native"), network("minkvgg11bn-narrow", num_classes=3)
-    for net in (table, network("vgg11bn-3d-narrow", num_classes=3)):
-        check_shares_scenes(net, native, CrossEntropy(3))
-    for code, net, chosen in (
-        ("sharding.engine", table, engine("torch")),
-        ("sharding.layer", network("ptv3-narrow", num_classes=3), native),
-        ("sharding.network", traced.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), native),
+def test_what_cannot_share_scenes_is_refused(minkowski):
+    native, sparse, dense = engine("native"), "minkvgg11bn-narrow", "vgg11bn-3d-narrow"
+    linear = traced.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    for code, net, chosen, cuts in (
+        (None, sparse, native, [[0, 1]]),
+        (None, dense, native, [[0, 1]]),
+        (None, sparse, minkowski, [[0, 1]]),
+        ("sharding.engine", sparse, engine("torch"), [[0, 1]]),
+        ("sharding.stages", sparse, minkowski, [[0, 1], [2]]),
+        ("sharding.grid", dense, native, [[0, 1], [2]]),
+        ("sharding.layer", "ptv3-narrow", native, [[0, 1]]),
+        ("sharding.network", linear, native, [[0, 1]]),
     ):
-        with raises(code):
-            check_shares_scenes(net, chosen, CrossEntropy(3))
+        table = network(net, num_classes=3) if isinstance(net, str) else net
+        plan = plan_of(net if isinstance(net, str) else sparse, cuts)
+        with raises(code) if code else nullcontext():
+            check_shares_scenes(table, chosen, CrossEntropy(3), plan)

@@ -11,6 +11,7 @@ gradients. Slabs stay where they are as grids get coarser, so that only cells at
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,11 +118,34 @@ class Slab:
 
     def _window(self, windows: Sequence[range], *, at_least: int = 0) -> Tensor:
         """Return the cells of a window, which each part has: zeros where the grid has none."""
-        if list(windows) == _parts(self.borders) and not at_least:
+        part, slabs = self.group.part, _parts(self.borders)
+        if list(windows) == slabs and not at_least:
             return self.features
-        window = _CellWindow.apply(self.features, self.borders, windows, at_least, self.group)  # type: ignore[no-untyped-call]
-        assert isinstance(window, Tensor)
-        return window
+        cells = [[_shared(slab, window) for window in windows] for slab in slabs]  # of the part, for the part
+        kept, first, start = cells[part][part], slabs[part].start, windows[part].start
+        for number in range(len(slabs)):
+            cells[number][number] = range(0)
+        exchanges = any(any(of_part) for of_part in cells)  # known to all parts
+        ours, theirs = cells[part], [of_part[part] for of_part in cells]
+
+        def moved(
+            tensor: Tensor, sent: Sequence[range], received: Sequence[range], origin: int, target: int, length: int
+        ) -> Tensor:
+            """Return cells that stay and cells received, of a tensor that begins at `origin`, as one at `target`."""
+            total = tensor.new_zeros(*tensor.shape[:_AXIS], length, *tensor.shape[_AXIS + 1 :])
+            _at(total, kept, target).copy_(_at(tensor, kept, origin))
+            if exchanges:
+                rows = torch.cat([_at(tensor, each, origin).movedim(_AXIS, 0) for each in sent])
+                counts = [len(each) for each in received]
+                rows = self.group.exchange(rows, [len(each) for each in sent], counts)
+                for each, piece in zip(received, rows.split(counts), strict=True):
+                    _at(total, each, target).add_(piece.movedim(0, _AXIS))
+            return total
+
+        length = max(at_least, len(windows[part]))
+        fetch = partial(moved, sent=ours, received=theirs, origin=first, target=start, length=length)
+        give_back = partial(moved, sent=theirs, received=ours, origin=start, target=first, length=len(slabs[part]))
+        return _exchanged(self.features, fetch, give_back)
 
 
 def slab_of_grid(
@@ -151,7 +175,9 @@ def slab_of_grid(
     owners = torch.bucketize(first, torch.tensor(borders[1:-1], device=first.device, dtype=first.dtype), right=True)
     order, sent = torch.argsort(owners, stable=True), torch.bincount(owners, minlength=len(shares)).tolist()
     coordinates, received = exchanged(coordinates.index_select(0, order), sent, group)
-    rows = _SentRows.apply(features.index_select(0, order), sent, received, group)  # type: ignore[no-untyped-call]
+    there = partial(group.exchange, sent=sent, received=received)
+    back = partial(group.exchange, sent=received, received=sent)
+    rows = _exchanged(features.index_select(0, order), there, back)
     # In one order, however voxels were divided: two that share a cell, at the far face, are laid out in turn.
     key = coordinates.new_zeros(len(coordinates), dtype=torch.int64)
     for axis in coordinates.unbind(dim=1):
@@ -193,86 +219,37 @@ def exchanged(rows: Tensor, sent: Sequence[int], group: SceneGroup) -> tuple[Ten
 
 def sum_over_parts(values: Tensor, group: Group) -> Tensor:
     """Return the sum of a tensor over all parts; its gradient is the sum of theirs."""
-    return _SumOverParts.apply(values, group)  # type: ignore[no-untyped-call, no-any-return]
+
+    def total(own: Tensor) -> Tensor:
+        own = own.clone()
+        group.sum(own)
+        return own
+
+    return _exchanged(values, total, total)
 
 
-class _SumOverParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
-        ctx.group, total = group, values.clone()
-        group.sum(total)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.clone()
-        ctx.group.sum(gradient)
-        return gradient, None
+def _exchanged(tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what an exchange of all parts gives of a tensor; `back` does so of its gradient."""
+    return _Exchange.apply(tensor, there, back)  # type: ignore[no-untyped-call, no-any-return]
 
 
-class _SentRows(torch.autograd.Function):
-    """Rows that parts send to each other, by part; gradients go the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: SceneGroup) -> Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return group.exchange(rows, sent, received)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.group.exchange(gradient, ctx.received, ctx.sent), None, None, None
-
-
-class _CellWindow(torch.autograd.Function):
-    """Cells of a window of the grid, of whichever slabs have them; gradients go back to these."""
-
+class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, borders: Sequence[int], windows: Sequence[range], at_least: int, group: SceneGroup
+        ctx: Any, tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        part, slabs = group.part, _parts(borders)
-        cells = [[_shared(slab, window) for window in windows] for slab in slabs]  # of the part, for the part
-        ctx.kept = cells[part][part]
-        for number in range(len(slabs)):
-            cells[number][number] = range(0)
-        ctx.sent, ctx.received = cells[part], [of_part[part] for of_part in cells]
-        ctx.exchanges = any(any(of_part) for of_part in cells)  # known to all parts
-        ctx.group, ctx.first, ctx.start, ctx.shape = group, slabs[part].start, windows[part].start, features.shape
-        length = max(at_least, len(windows[part]))
-        window = features.new_zeros(*features.shape[:_AXIS], length, *features.shape[_AXIS + 1 :])
-        _at(window, ctx.kept, ctx.start).copy_(_at(features, ctx.kept, ctx.first))
-        if ctx.exchanges:
-            pieces = _exchange_cells(features, ctx.sent, ctx.received, ctx.first, group)
-            for cells, piece in zip(ctx.received, pieces, strict=True):
-                _at(window, cells, ctx.start).copy_(piece)
-        return window
+        ctx.back = back
+        return there(tensor)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        total = gradient.new_zeros(ctx.shape)
-        _at(total, ctx.kept, ctx.first).copy_(_at(gradient, ctx.kept, ctx.start))
-        if ctx.exchanges:
-            pieces = _exchange_cells(gradient, ctx.received, ctx.sent, ctx.start, ctx.group)
-            for cells, piece in zip(ctx.sent, pieces, strict=True):
-                _at(total, cells, ctx.first).add_(piece)
-        return total, None, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
 
 
 def _at(tensor: Tensor, cells: range, first: int) -> Tensor:
     """Return the view of some cells of a tensor whose cells begin with the number `first`."""
     return tensor.narrow(_AXIS, cells.start - first if cells else 0, len(cells))
-
-
-def _exchange_cells(
-    tensor: Tensor, sent: Sequence[range], received: Sequence[range], first: int, group: SceneGroup
-) -> list[Tensor]:
-    """Send cells of a tensor to each part; return those of each part, [B, C, cells, ...]."""
-    rows = torch.cat([_at(tensor, cells, first).movedim(_AXIS, 0) for cells in sent])
-    arrived = group.exchange(rows, [len(cells) for cells in sent], [len(cells) for cells in received])
-    return [piece.movedim(0, _AXIS) for piece in arrived.split([len(cells) for cells in received])]
 
 
 class DenseConvolution(nn.modules.conv._ConvNd):
@@ -290,23 +267,28 @@ class DenseConvolution(nn.modules.conv._ConvNd):
         bias: bool = False,
         dimension: int = 3,
     ) -> None:
-        shape = [(number,) * dimension for number in (kernel_size, stride, padding, dilation)]
-        super().__init__(in_channels, out_channels, *shape, False, (0,) * dimension, 1, bias, "zeros")
+        sizes, strides, paddings, dilations = (
+            (number,) * dimension for number in (kernel_size, stride, padding, dilation)
+        )
+        super().__init__(
+            in_channels, out_channels, sizes, strides, paddings, dilations, False, (0,) * dimension, 1, bias, "zeros"
+        )
+        self._paddings = paddings
 
     def forward(self, input: Tensor | Slab) -> Tensor | Slab:
         if isinstance(input, Tensor):
-            return self._convolve(input, self.padding[0])
+            return self._convolve(input, padding=self._paddings[0])
         return input.through(
-            lambda cells: self._convolve(cells, 0),
+            partial(self._convolve, padding=0),
             kernel_size=self.kernel_size[0],
             stride=self.stride[0],
-            padding=self.padding[0],
+            padding=self._paddings[0],
             dilation=self.dilation[0],
         )
 
-    def _convolve(self, cells: Tensor, padding: int) -> Tensor:
+    def _convolve(self, cells: Tensor, *, padding: int) -> Tensor:
         """Convolve cells [B, C, n, ...]. `padding`: along the first axis."""
-        convolve, paddings = _CONVOLUTIONS[len(self.kernel_size)], (padding, *self.padding[1:])
+        convolve, paddings = _CONVOLUTIONS[len(self.kernel_size)], (padding, *self._paddings[1:])
         return convolve(cells, self.weight, self.bias, self.stride, paddings, self.dilation)
 
 

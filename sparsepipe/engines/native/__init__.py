@@ -83,6 +83,7 @@ class NativeEngine:
         families: dict[int, int] = {}  # coordinate manager → its number
         for name, tensor in tensors.items():
             if not isinstance(tensor, SparseTensor):
+                assert isinstance(tensor, Tensor), "a slab crosses no stage boundary"
                 features[name] = Feature(tensor, None)
                 continue
             stride, family = tensor.tensor_stride, families.setdefault(id(tensor.manager), len(families))

@@ -16,7 +16,7 @@ that has a pair once, and no other: fewer rows cannot give the same output.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -55,13 +55,14 @@ class Regions:
         return not bool(((borders.abs() < _FAR) & (borders % steps != 0)).any())
 
     @classmethod
-    def of(cls, coordinates: Tensor, shares: Sequence[float], *, step: Stride) -> "Regions":
+    def of(cls, coordinates: Tensor, shares: Sequence[float], *, step: Stride, nested: bool = False) -> "Regions":
         """Cut space by planes, one after the other, so that each part has its share of the kernel-map pairs.
 
         Args:
             coordinates: int32 [N, 1 + D] of all voxels, batch index first, sorted: the same on all processes.
             shares: Share of the work of each part.
             step: Borders are multiples of it, the coarsest tensor stride, unless parts were uneven then.
+            nested: Borders are multiples of it even so.
 
         Returns:
             A box for each part; a box may hold no voxel.
@@ -77,7 +78,7 @@ class Regions:
                 boxes.append(box)
                 continue
             half = len(shares) // 2
-            axis, border = _border(places, weights, sum(shares[:half]) / sum(shares), (1, *step))
+            axis, border = _border(places, weights, sum(shares[:half]) / sum(shares), (1, *step), nested)
             border = min(border, int(box[1, axis]))
             below, above = box.clone(), box.clone()
             below[1, axis] = above[0, axis] = border
@@ -138,7 +139,7 @@ def _sampled_work(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     return coordinates[every // 2 :: every], work
 
 
-def _border(places: Tensor, work: Tensor, share: float, step: Sequence[int]) -> tuple[int, int]:
+def _border(places: Tensor, work: Tensor, share: float, step: Sequence[int], nested: bool) -> tuple[int, int]:
     """Return the axis and the plane below which a share of the work lies, of least cost with its halo."""
     if not len(places):
         return 0, _FAR  # the first half has all of it
@@ -159,7 +160,7 @@ def _border(places: Tensor, work: Tensor, share: float, step: Sequence[int]) -> 
             if float(cost[index]) < best[0]:
                 best = (float(cost[index]), axis, (first + index + 1) * unit)
                 most = float(load[index])
-        if most <= _UNEVEN * fair or max(steps) == 1:
+        if nested or most <= _UNEVEN * fair or max(steps) == 1:
             return best[1], best[2]
         steps = [max(1, unit // 2) for unit in steps]
 
@@ -208,9 +209,18 @@ class Halo:
 class PartMap:
     """A kernel map of one part: the pairs within the part, and those with its halo, if there are any in the scene."""
 
-    inside: KernelMap
+    search_inside: Callable[[], KernelMap]
     halo: Halo | None
     in_keys: Tensor  # of this part's input rows
+
+    @cached_property
+    def inside(self) -> KernelMap:
+        return self.search_inside()
+
+    @property
+    def keys_with_halo(self) -> Tensor:
+        """Keys of the rows of `with_halo`, int64 [N + H]."""
+        return self.in_keys if self.halo is None else torch.cat([self.in_keys, self.halo.keys])[self._order]
 
     def with_halo(self, features: Tensor) -> Tensor:
         """Return the features of this part and its halo [N + H, C], in the order of keys: rows of `whole`."""
@@ -353,7 +363,7 @@ class PartManager(CoordinateManager):
 
     def like(self, stride: Stride, keys: Tensor) -> "PartManager":
         """Return a manager of the same parts whose coordinate set is another one, such as a union."""
-        manager = PartManager(
+        manager = type(self)(
             self.dimension,
             self.regions,
             self.group,
@@ -428,7 +438,7 @@ class PartManager(CoordinateManager):
         sizes, dilations = each_axis(kernel_size, self.dimension), each_axis(dilation, self.dimension)
         cached = fine, coarse, sizes, dilations, upward
         if cached not in self._part_maps:
-            inside = super().kernel_map(fine, coarse, kernel_size=sizes, dilation=dilations)
+            inside = partial(super().kernel_map, fine, coarse, kernel_size=sizes, dilation=dilations)
             steps = [unit * times for unit, times in zip(fine, dilations, strict=True)]
             reaches = list(zip(*kernel_offsets(sizes), strict=True))
             low = [min(reach) * step for reach, step in zip(reaches, steps, strict=True)]
@@ -442,8 +452,8 @@ class PartManager(CoordinateManager):
                     halo = self._halo(coarse, fine, [-top for top in high], [-bottom for bottom in low], search)
                 else:
                     halo = self._halo(fine, coarse, low, high, search)
-            inside = inside.transposed if upward else inside
-            self._part_maps[cached] = PartMap(inside, halo, self.keys(coarse if upward else fine))
+            search_inside = (lambda: inside().transposed) if upward else inside
+            self._part_maps[cached] = PartMap(search_inside, halo, self.keys(coarse if upward else fine))
         return self._part_maps[cached]
 
     def _halo(
