@@ -1,7 +1,7 @@
 """The protocol of sparse engines: layers, sparse tensors, and their plain parts, which cross stage boundaries."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..networks.base import LayerRow
+from ..networks.batch_norm import Group
 from ..networks.rows import Row
 
 
@@ -57,6 +58,22 @@ class TableWriter:
         return torch.frombuffer(document, dtype=torch.uint8), integers
 
 
+class SceneGroup(Group, Protocol):
+    """The processes that share scenes, in the order of their parts."""
+
+    @property
+    def part(self) -> int:
+        """The number of this process's part, from 0."""
+        ...
+
+    @property
+    def num_parts(self) -> int: ...
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send `sent[p]` rows to each part p, one after the other in `rows`; return the rows received, by part."""
+        ...
+
+
 class Engine(Protocol):
     """A library of sparse layers. Its tensors are opaque to all other code.
 
@@ -69,7 +86,7 @@ class Engine(Protocol):
     takes_points: bool  # whether a minibatch may be a PointBatch of voxels
     takes_examples: bool  # whether it may be an ExampleBatch of plain tensors
     looks_voxels_up: bool  # whether a layer finds voxels of its output that no tensor it reads lies on
-    shares_scenes: bool  # whether several devices may compute a scene together, a part each: `part` of the native one
+    shares_scenes: bool  # whether several devices may compute a scene together, a part each: see `part` of native
 
     def layer(self, row: Row) -> nn.Module:
         """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called.

@@ -14,18 +14,21 @@ class SeededDropout(nn.Module):
         super().__init__()
         self.probability = probability
 
-    def drop(self, rows: Tensor, seed: int, *, among: tuple[int, Tensor] | None = None) -> Tensor:
+    def drop(self, rows: Tensor, seed: int, *, among: tuple[int, Tensor, int] | None = None) -> Tensor:
         """Return rows with what is dropped set to zero.
 
-        `among`: of how many rows the mask is drawn, and which of them these are, if others have the rest.
+        `among`: of how many rows the mask is drawn, which of them these are, and their axis, if others have the rest.
         """
         if not self.training or self.probability == 0:
             return rows
         keep = 1 - self.probability
         generator = torch.Generator(device=rows.device).manual_seed(seed)
-        room = rows if among is None else rows.new_empty(among[0], *rows.shape[1:])
+        if among is None:
+            return rows * self.mask_of(rows).bernoulli_(keep, generator=generator).div_(keep)
+        count, numbers, axis = among
+        room = rows.new_empty(*rows.shape[:axis], count, *rows.shape[axis + 1 :])
         mask = self.mask_of(room).bernoulli_(keep, generator=generator).div_(keep)
-        return rows * (mask if among is None else mask.index_select(0, among[1]))
+        return rows * mask.index_select(axis, numbers)
 
     def mask_of(self, rows: Tensor) -> Tensor:
         """Return room for the mask of rows [N, C]: a number for each activation."""

@@ -2,11 +2,12 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ..data.batch import PointBatch
@@ -17,10 +18,14 @@ from ..networks.base import LayerRow
 from ..networks.batch_norm import GroupBatchNorm
 from ..networks.rows import Row
 from ..util.host.imports import restore_removed_names
-from .base import CoordinateSet, Feature, Parts, TableWriter
-from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
+from .base import CoordinateSet, Feature, Parts, SceneGroup, TableWriter
+from .dense import ACTIVATIONS, DENSE_LAYERS, Slab, dense_grid
 from .dropout import SeededDropout
 from .input_checks import checked
+from .native import layers as native
+from .native.coordinates import Stride, pack, unpack
+from .native.space import PartManager, PartMap, Regions
+from .native.tensor import SparseTensor
 from .plain import on_device
 
 restore_removed_names()
@@ -28,8 +33,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says at every import that it was built without CUDA
     import MinkowskiEngine as ME
 
-# Sparse, points with their voxels (a TensorField), or dense rows [B, C] after global pooling.
-AnyTensor: TypeAlias = ME.SparseTensor | ME.TensorField | Tensor
+# Sparse, points with their voxels (a TensorField), dense rows [B, C] after global pooling; parts of shared scenes.
+AnyTensor: TypeAlias = ME.SparseTensor | ME.TensorField | Tensor | SparseTensor | Slab
 _SPARSE = (ME.SparseTensor, ME.TensorField)
 
 
@@ -40,7 +45,7 @@ class MinkowskiEngine:
     looks_voxels_up = True
     takes_points = True
     takes_examples = True
-    shares_scenes = False
+    shares_scenes = True
 
     def layer(self, row: Row) -> nn.Module:
         with warnings.catch_warnings():
@@ -68,6 +73,30 @@ class MinkowskiEngine:
         check_within(coordinates, limit)
         coordinate_set = CoordinateSet((1,) * dimension, coordinates)
         return self.join(Parts((coordinate_set,), {"input": Feature(batch.features.to(device), 0)}))["input"]
+
+    def part(
+        self, tensor: ME.SparseTensor, group: SceneGroup, *, shares: Sequence[float], step: Sequence[int]
+    ) -> SparseTensor:
+        """Return this process's part of a minibatch whose scenes several processes share, as engine native does.
+
+        The library computes convolutions and pools of a part. Borders are always multiples of `step`, since its pools
+        take each voxel of their input to be within one of their output.
+        """
+        dimension = tensor.D
+        keys, order = torch.sort(pack(within_reach(tensor.C, reach("native", dimension))))
+        coordinates = unpack(keys, dimension)
+        regions = Regions.of(coordinates, shares, step=tuple(step), nested=True)
+        mine = regions.rows(coordinates, group.part)
+        rows, num_samples = order.index_select(0, mine), int(coordinates[-1, 0]) + 1
+        parts = PartCoordinates(dimension, regions, group, shares=shares, num_samples=num_samples, rows=rows)
+        stride = tuple(tensor.tensor_stride)
+        parts.insert(stride, keys.index_select(0, mine))
+        return SparseTensor(tensor.F.index_select(0, rows), stride, parts)
+
+    def rows_of_part(self, tensor: AnyTensor) -> Tensor | None:
+        """Return which rows of the whole minibatch a part has, int64 [n]; None for a tensor that is no part."""
+        manager = tensor.manager if isinstance(tensor, SparseTensor) else None
+        return manager.rows if isinstance(manager, PartManager) else None
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
         sets: dict[tuple[tuple[int, ...], int], CoordinateSet] = {}
@@ -115,13 +144,19 @@ class MinkowskiEngine:
         return tensors | read_fields(parts, keys, manager)
 
     def features(self, tensor: AnyTensor) -> Tensor:
+        if isinstance(tensor, (SparseTensor, Slab)):
+            return tensor.features
         return tensor.F if isinstance(tensor, _SPARSE) else tensor
 
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
+        if isinstance(tensor, (SparseTensor, Slab)):
+            return tensor.replace(features)
         return _with_features(tensor, features) if isinstance(tensor, _SPARSE) else features
 
     def dimension(self, tensor: AnyTensor) -> int:
-        return tensor.D if isinstance(tensor, _SPARSE) else tensor.dim() - 2
+        if isinstance(tensor, SparseTensor):
+            return tensor.manager.dimension
+        return tensor.D if isinstance(tensor, _SPARSE) else self.features(tensor).dim() - 2
 
     def map_bytes(self, tensor: AnyTensor) -> int:
         return 0  # its coordinate manager does not tell
@@ -135,11 +170,14 @@ class MinkowskiEngine:
         return 0  # the library measures nothing
 
     def rows(self, output: AnyTensor) -> Tensor:
-        if not isinstance(output, ME.SparseTensor):
+        if isinstance(output, Slab):
+            return output.whole()
+        if isinstance(output, Tensor):
             return output
-        if not _one_voxel_each(output):
+        if isinstance(output, SparseTensor) or not _one_voxel_each(output):
             raise InputError(
-                "output.still_sparse", f"an output of {len(output)} voxels is still sparse: pool it globally first"
+                "output.still_sparse",
+                f"an output of {len(self.features(output))} voxels is still sparse: pool it globally first",
             )
         return output.F.index_select(0, torch.argsort(output.C[:, 0]))
 
@@ -292,7 +330,75 @@ def _with_features(tensor: ME.SparseTensor | ME.TensorField, features: Tensor) -
     )
 
 
+class PartCoordinates(PartManager):
+    """The coordinate sets of one part, and the library's own sets for each kernel.
+
+    For the library a part is a tensor of its voxels and of its halo, and the output lies on the part's voxels.
+    """
+
+    @cached_property
+    def _library_sets(
+        self,
+    ) -> dict[Hashable, tuple[PartMap | None, ME.CoordinateManager, ME.CoordinateMapKey, ME.CoordinateMapKey]]:
+        return {}
+
+    def run(
+        self,
+        layer: Callable[..., ME.SparseTensor],
+        kernel: ME.KernelGenerator,
+        part: SparseTensor,
+        like: SparseTensor | None,
+        pools: bool,
+    ) -> SparseTensor:
+        """Run a layer of the library with a kernel on a part; its output lies on `like`, else on a set that it makes.
+
+        `kernel`: the library's kernel generator. `pools`: the layer pools.
+        """
+        size, stride, dilation = (
+            tuple(numbers) for numbers in (kernel.kernel_size, kernel.kernel_stride, kernel.kernel_dilation)
+        )
+        entering = leaving = part.tensor_stride
+        if like is not None:
+            leaving = like.tensor_stride
+        elif max(stride) > 1:
+            leaving = self.downsampled(entering, stride)
+        tiles = pools and size == stride  # no voxel is under two kernels, also where these are odd
+        cached = entering, leaving, size, dilation, tiles
+        if cached not in self._library_sets:
+            part_map = None
+            if like is not None and not tiles:
+                part_map = self.upward_map(leaving, entering, kernel_size=size, dilation=dilation)
+            elif not tiles:
+                part_map = self.kernel_map(entering, leaving, kernel_size=size, dilation=dilation)
+            keys = self.keys(entering) if part_map is None else part_map.keys_with_halo
+            self._library_sets[cached] = part_map, *self._inserted(keys, entering, leaving)
+        part_map, manager, in_key, out_key = self._library_sets[cached]
+        rows = part.features if part_map is None else part_map.with_halo(part.features)
+        if missing := manager.size(in_key) - len(rows):
+            rows = functional.pad(rows, (0, 0, 0, missing))
+        tensor = ME.SparseTensor(rows, coordinate_map_key=in_key, coordinate_manager=manager)
+        return part.replace(layer(tensor, out_key).F[: len(self.keys(leaving))], leaving)
+
+    def _inserted(
+        self, keys: Tensor, entering: Stride, leaving: Stride
+    ) -> tuple[ME.CoordinateManager, ME.CoordinateMapKey, ME.CoordinateMapKey]:
+        """Return a manager of the library with a layer's input and output voxels, and their keys there."""
+        sets = [unpack(keys, self.dimension), self.coordinates(leaving)]
+        if not all(map(len, sets)):  # the library has no empty sets: a voxel of another sample, apart from all others
+            apart = sets[0].new_zeros(1, 1 + self.dimension)
+            apart[0, 0] = self.num_samples
+            sets = [torch.cat([coordinates, apart]) for coordinates in sets]
+        manager = FieldManager(sets[0])
+        inserted = [
+            manager.insert_and_map(coordinates.contiguous(), list(stride), name)[0]
+            for coordinates, stride, name in zip(sets, (entering, leaving), ("in", "out"), strict=True)
+        ]
+        return manager, inserted[0], inserted[1]
+
+
 def _on_features(function: Callable[[Tensor], Tensor], tensor: AnyTensor) -> AnyTensor:
+    if isinstance(tensor, (SparseTensor, Slab)):
+        return tensor.replace(function(tensor.features))
     return _with_features(tensor, function(tensor.F)) if isinstance(tensor, ME.SparseTensor) else function(tensor)
 
 
@@ -321,7 +427,9 @@ class BatchNorm(ME.MinkowskiBatchNorm):
         self.bn = GroupBatchNorm(channels, eps=epsilon, momentum=momentum)
 
     def forward(self, input: AnyTensor) -> AnyTensor:
-        return _on_features(self.bn, input)
+        parts = input.manager if isinstance(input, SparseTensor) else input
+        group = parts.group if isinstance(parts, (PartManager, Slab)) else None
+        return _on_features(partial(self.bn, group=group), input)
 
 
 class Dropout(SeededDropout):
@@ -329,7 +437,7 @@ class Dropout(SeededDropout):
 
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
         if not isinstance(tensor, ME.SparseTensor):
-            return self.drop(tensor, seed)
+            return _on_features(partial(self.drop, seed=seed, among=native.numbers_among(tensor)), tensor)
         order = torch.arange(len(tensor), device=tensor.device)
         for column in tensor.C.unbind(dim=1)[::-1]:  # in the end by sample, then by the first axis, as keys are sorted
             order = order[torch.argsort(column[order], stable=True)]
@@ -346,7 +454,9 @@ class InstanceNorm(ME.MinkowskiInstanceNorm):
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
 
-    def forward(self, input: ME.SparseTensor) -> ME.SparseTensor:
+    def forward(self, input: ME.SparseTensor | SparseTensor) -> ME.SparseTensor | SparseTensor:
+        if isinstance(input, SparseTensor):
+            return native.instance_norm(input, self.weight, self.bias)
         if not _one_voxel_each(input):
             return super().forward(input)
         return _with_features(input, (input.F - input.F) * self.weight + self.bias)  # each voxel is its sample's mean
@@ -359,11 +469,15 @@ class GlobalPool(nn.Module):
     samples on; in the mode of kernel maps they are not.
     """
 
-    def __init__(self, pool: Callable[..., nn.Module], *, mode: ME.PoolingMode) -> None:
+    def __init__(
+        self, pool: Callable[..., nn.Module], *, mode: ME.PoolingMode, of_parts: Callable[..., Tensor]
+    ) -> None:
         super().__init__()
-        self.pool = pool(mode=mode)
+        self.pool, self.of_parts = pool(mode=mode), of_parts
 
-    def forward(self, tensor: ME.SparseTensor) -> Tensor:
+    def forward(self, tensor: ME.SparseTensor | SparseTensor) -> Tensor:
+        if isinstance(tensor, SparseTensor):
+            return native.pool_samples(self.of_parts, tensor.features, tensor)
         if not _one_voxel_each(tensor):
             tensor = self.pool(tensor)
         return tensor.F.index_select(0, torch.argsort(tensor.C[:, 0]))
@@ -376,13 +490,58 @@ _ORDERED = {  # layers whose default mode mixes samples up: the mode that does n
 }
 
 
+def _run_on_part(
+    layer: Callable[..., ME.SparseTensor],
+    kernel: ME.KernelGenerator,
+    part: SparseTensor,
+    like: SparseTensor | None,
+    *,
+    pools: bool,
+) -> SparseTensor:
+    assert isinstance(part.manager, PartCoordinates)
+    return part.manager.run(layer, kernel, part, like, pools=pools)
+
+
+class LibraryConvolution(ME.MinkowskiConvolution):
+    def forward(self, input: ME.SparseTensor | SparseTensor) -> ME.SparseTensor | SparseTensor:
+        if not isinstance(input, SparseTensor):
+            return super().forward(input)
+        if self.use_mm:
+            rows = input.features @ self.kernel
+            return input.replace(rows if self.bias is None else rows + self.bias)
+        return _run_on_part(super().forward, self.kernel_generator, input, None, pools=False)
+
+
 class TransposedConvolution(ME.MinkowskiConvolutionTranspose):
-    def forward(self, input: ME.SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor:
+    def forward(self, input: ME.SparseTensor | SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor | SparseTensor:
+        if isinstance(input, SparseTensor):
+            return _run_on_part(super().forward, self.kernel_generator, input, like, pools=False)
         return super().forward(input, like.coordinate_map_key)
 
 
+class _LibraryPool(nn.Module):
+    def forward(self, input: ME.SparseTensor | SparseTensor) -> ME.SparseTensor | SparseTensor:
+        if isinstance(input, SparseTensor):
+            return _run_on_part(super().forward, self.kernel_generator, input, None, pools=True)
+        return super().forward(input)
+
+
+class LibraryMaxPool(_LibraryPool, ME.MinkowskiMaxPooling):
+    pass
+
+
+class LibraryAveragePool(_LibraryPool, ME.MinkowskiAvgPooling):
+    pass
+
+
+class LibrarySumPool(_LibraryPool, ME.MinkowskiSumPooling):
+    pass
+
+
 class Unpool(ME.MinkowskiPoolingTranspose):
-    def forward(self, input: ME.SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor:
+    def forward(self, input: ME.SparseTensor | SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor | SparseTensor:
+        if isinstance(input, SparseTensor):
+            return _run_on_part(super().forward, self.kernel_generator, input, like, pools=True)
         return super().forward(input, like.coordinate_map_key)
 
 
@@ -396,7 +555,9 @@ class UnionAdd(nn.Module):
         super().__init__()
         self.union = ME.MinkowskiUnion()
 
-    def forward(self, *tensors: ME.SparseTensor) -> ME.SparseTensor:
+    def forward(self, *tensors: ME.SparseTensor) -> ME.SparseTensor | SparseTensor:
+        if isinstance(tensors[0], SparseTensor):
+            return native.UnionAdd()(*tensors)
         if all(tensor.coordinate_map_key == tensors[0].coordinate_map_key for tensor in tensors):
             return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)  # the library's own is on other rows
         return self.union(*tensors)
@@ -411,7 +572,7 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
     """Merge tensors on the same voxels, or dense ones: the library's own + and cat allow no more, and check it."""
     first = tensors[0]
     if not isinstance(first, ME.SparseTensor):
-        return function(list(tensors))
+        return native.merge(function, tensors)
     sparse: list[Any] = list(tensors)
     strides = [list(tensor.tensor_stride) for tensor in sparse]
     if any(tensor.coordinate_map_key != first.coordinate_map_key for tensor in sparse):
@@ -427,25 +588,38 @@ class DenseGrid(nn.Module):
         super().__init__()
         self.size = size
 
-    def forward(self, tensor: ME.SparseTensor) -> Tensor:
+    def forward(self, tensor: ME.SparseTensor | SparseTensor) -> Tensor | Slab:
+        if isinstance(tensor, SparseTensor):
+            return native.grid_of(tensor, self.size)
         return dense_grid(tensor.C, tensor.F, self.size)
 
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "convolution": ME.MinkowskiConvolution,
+    "convolution": LibraryConvolution,
     "transposed_convolution": TransposedConvolution,
-    "max_pool": ME.MinkowskiMaxPooling,
-    "average_pool": ME.MinkowskiAvgPooling,
-    "sum_pool": ME.MinkowskiSumPooling,
+    "max_pool": LibraryMaxPool,
+    "average_pool": LibraryAveragePool,
+    "sum_pool": LibrarySumPool,
     "unpool": Unpool,
     "instance_norm": InstanceNorm,
     "global_max_pool": partial(
-        GlobalPool, ME.MinkowskiGlobalMaxPooling, mode=ME.PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX
+        GlobalPool,
+        ME.MinkowskiGlobalMaxPooling,
+        mode=ME.PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX,
+        of_parts=native.global_max_pool,
     ),
     "global_average_pool": partial(
-        GlobalPool, ME.MinkowskiGlobalAvgPooling, mode=ME.PoolingMode.GLOBAL_AVG_POOLING_KERNEL
+        GlobalPool,
+        ME.MinkowskiGlobalAvgPooling,
+        mode=ME.PoolingMode.GLOBAL_AVG_POOLING_KERNEL,
+        of_parts=native.global_average_pool,
     ),
-    "global_sum_pool": partial(GlobalPool, ME.MinkowskiGlobalSumPooling, mode=ME.PoolingMode.GLOBAL_SUM_POOLING_KERNEL),
+    "global_sum_pool": partial(
+        GlobalPool,
+        ME.MinkowskiGlobalSumPooling,
+        mode=ME.PoolingMode.GLOBAL_SUM_POOLING_KERNEL,
+        of_parts=native.global_sum_pool,
+    ),
     "batch_norm": BatchNorm,
     "linear": Linear,
     "dropout": Dropout,

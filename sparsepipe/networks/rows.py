@@ -224,12 +224,17 @@ class Network:
 
         A cloud moved by multiples of it is the same to the network. A dense grid begins at 0, whatever lies there.
         """
+        return None if any(row.kind == "dense_grid" for row in self.rows) else self.coarsest_sparse_stride
+
+    @property
+    def coarsest_sparse_stride(self) -> tuple[int, ...]:
+        """The least tensor stride, on each axis, that every layer's own on sparse tensors divides."""
         dimension = next((row.dimension for row in self.rows if row.dimension), _DIMENSION)
         strides = {INPUT: (1,) * dimension}
         for row in self.rows:
-            if row.kind == "dense_grid":
-                return None
             like = row.inputs[-1] if row.kind in _LIES_WHERE_THE_LAST_INPUT_DOES else row.inputs[0]
+            if row.kind == "dense_grid" or like not in strides:
+                continue  # a dense grid, and what is made of it
             own = strides[like]
             if like == row.inputs[0]:
                 steps = each_axis(row.args.get("stride", 1), dimension)

@@ -12,13 +12,14 @@ from ...data.reach import reach, within_reach
 from ...errors import InputError
 from ...networks.base import LayerRow
 from ...networks.rows import Row
-from ..base import CoordinateSet, Feature, Parts
+from ..base import CoordinateSet, Feature, Parts, SceneGroup
+from ..dense import Slab
 from ..input_checks import checked
 from ..subnetwork import Subnetwork
 from . import machine_code
 from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
-from .space import Division, PartManager, PartRows, Regions, SceneGroup
+from .space import Division, PartManager, PartRows, Regions
 from .tensor import SparseTensor
 from .tuning import fused_kernels
 from .warm_up import rehearse
@@ -57,16 +58,18 @@ class NativeEngine:
             tensor: The whole minibatch, the same on all processes of `group`. All come here.
             group: The processes, one for each part.
             shares: Share of the work of each part.
-            step: The network's coarsest tensor stride. Borders are multiples of it, if the parts are even then.
+            step: The coarsest tensor stride of the network's sparse layers. Borders are multiples of it, if the parts
+                are even then.
 
         Returns:
-            The features of the part's voxels, which may be none. Its layers exchange halos with the other parts.
+            The features of the part's voxels, which may be none. Its layers exchange halos with the other parts. On a
+            dense grid the part is a slab of the first spatial axis.
         """
         manager, coordinates = tensor.manager, tensor.coordinates
         regions = Regions.of(coordinates, shares, step=tuple(step))
         mine = regions.rows(coordinates, group.part)
         num_samples = len(manager.sample_sizes(tensor.tensor_stride))
-        parts = PartManager(manager.dimension, regions, group, num_samples=num_samples, rows=mine)
+        parts = PartManager(manager.dimension, regions, group, shares=shares, num_samples=num_samples, rows=mine)
         parts.insert(tensor.tensor_stride, manager.keys(tensor.tensor_stride).index_select(0, mine))
         return SparseTensor(tensor.features.index_select(0, mine), tensor.tensor_stride, parts)
 
@@ -148,6 +151,7 @@ class NativeEngine:
         families: dict[int, int] = {}  # coordinate manager → its number
         for name, tensor in tensors.items():
             if not isinstance(tensor, SparseTensor):
+                assert isinstance(tensor, Tensor), "a slab crosses no stage boundary"
                 features[name] = Feature(tensor, None)
                 continue
             stride, family = tensor.tensor_stride, families.setdefault(id(tensor.manager), len(families))
@@ -171,13 +175,13 @@ class NativeEngine:
         return {name: _join(name, feature, parts, managers) for name, feature in parts.features.items()}
 
     def features(self, tensor: AnyTensor) -> Tensor:
-        return tensor.features if isinstance(tensor, SparseTensor) else tensor
+        return tensor if isinstance(tensor, Tensor) else tensor.features
 
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
-        return tensor.replace(features) if isinstance(tensor, SparseTensor) else features
+        return features if isinstance(tensor, Tensor) else tensor.replace(features)
 
     def dimension(self, tensor: AnyTensor) -> int:
-        return tensor.manager.dimension if isinstance(tensor, SparseTensor) else tensor.dim() - 2
+        return tensor.manager.dimension if isinstance(tensor, SparseTensor) else self.features(tensor).dim() - 2
 
     def map_bytes(self, tensor: AnyTensor) -> int:
         return tensor.manager.map_bytes if isinstance(tensor, SparseTensor) else 0
@@ -200,7 +204,7 @@ class NativeEngine:
                 "output.still_sparse",
                 f"an output of {len(output.features)} voxels is still sparse: pool it globally first",
             )
-        return output
+        return output.whole() if isinstance(output, Slab) else output
 
 
 def _join(name: str, feature: Feature, parts: Parts, managers: Mapping[int, CoordinateManager]) -> AnyTensor:

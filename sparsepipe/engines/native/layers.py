@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ...errors import InputError
 from ...networks.batch_norm import GroupBatchNorm
 from ...networks.rows import Row, each_axis
-from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
+from ..dense import ACTIVATIONS, DENSE_LAYERS, Slab, dense_grid, slab_of_grid
 from ..dropout import SeededDropout, SeededDropPath
 from .attention import SerialisedAttention
 from .coordinates import Stride, times
@@ -88,13 +88,14 @@ def global_max_pool(features: Tensor, sample_sizes: Sequence[int]) -> Tensor:
     return torch.stack([rows.max(dim=0).values for rows in features.split(sample_sizes)])
 
 
-AnyTensor = SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
+AnyTensor = SparseTensor | Slab | Tensor  # sparse; part of a dense grid; a dense grid, or rows [B, C] after pooling
+_VARIANCE = 1e-8  # added to that of an instance norm, as in MinkowskiEngine
 AnyMap = KernelMap | PartMap  # of whole scenes, or of a part of each
 Axes = int | Sequence[int]  # one number for all spatial axes, or one for each
 
 
 def _on_features(function: Callable[[Tensor], Tensor], tensor: AnyTensor) -> AnyTensor:
-    return tensor.replace(function(tensor.features)) if isinstance(tensor, SparseTensor) else function(tensor)
+    return function(tensor) if isinstance(tensor, Tensor) else tensor.replace(function(tensor.features))
 
 
 class Convolution(nn.Module):
@@ -157,8 +158,8 @@ class BatchNorm(nn.Module):
         self.bn = GroupBatchNorm(channels, eps=epsilon, momentum=momentum)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
-        parts = tensor.manager if isinstance(tensor, SparseTensor) else None
-        group = parts.group if isinstance(parts, PartManager) else None
+        parts = tensor.manager if isinstance(tensor, SparseTensor) else tensor
+        group = parts.group if isinstance(parts, (PartManager, Slab)) else None
         return _on_features(partial(self.bn, group=group), tensor)
 
 
@@ -191,21 +192,24 @@ class Linear(nn.Module):
         return _on_features(self.linear, tensor)
 
 
-def _numbers(tensor: AnyTensor) -> tuple[int, Tensor] | None:
-    """Return how many voxels all parts of a tensor have, and which of them its rows are; None if it is whole."""
+def numbers_among(tensor: AnyTensor) -> tuple[int, Tensor, int] | None:
+    """Return how many voxels all parts of a tensor have, which of them its rows are, and their axis; None if whole."""
     if isinstance(tensor, SparseTensor) and isinstance(tensor.manager, PartManager):
-        return tensor.manager.numbers(tensor.tensor_stride)
+        return *tensor.manager.numbers(tensor.tensor_stride), 0
+    if isinstance(tensor, Slab):
+        return tensor.borders[-1], torch.arange(tensor.cells.start, tensor.cells.stop, device=tensor.features.device), 2
     return None
 
 
 class Dropout(SeededDropout):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
-        return _on_features(lambda rows: self.drop(rows, seed, among=_numbers(tensor)), tensor)
+        return _on_features(lambda rows: self.drop(rows, seed, among=numbers_among(tensor)), tensor)
 
 
 class DropPath(SeededDropPath):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
-        return _on_features(lambda rows: self.drop(rows, seed, among=_numbers(tensor)), tensor)
+        among = None if isinstance(tensor, Slab) else numbers_among(tensor)  # a slab has a row of each sample
+        return _on_features(lambda rows: self.drop(rows, seed, among=among), tensor)
 
 
 def _pooled(pool: Callable[[Tensor, KernelMap], Tensor], features: Tensor, kernel_map: AnyMap) -> Tensor:
@@ -256,10 +260,10 @@ class GlobalPool(nn.Module):
         self.pool = pool
 
     def forward(self, tensor: SparseTensor) -> Tensor:
-        return _pool_samples(self.pool, tensor.features, tensor)
+        return pool_samples(self.pool, tensor.features, tensor)
 
 
-def _pool_samples(pool: Callable[[Tensor, tuple[int, ...]], Tensor], rows: Tensor, tensor: SparseTensor) -> Tensor:
+def pool_samples(pool: Callable[[Tensor, tuple[int, ...]], Tensor], rows: Tensor, tensor: SparseTensor) -> Tensor:
     """Pool rows on the voxels of `tensor` by sample, over all parts if a scene has several."""
     manager, stride = tensor.manager, tensor.tensor_stride
     sizes = manager.sample_sizes(stride)
@@ -274,31 +278,34 @@ def _pool_samples(pool: Callable[[Tensor, tuple[int, ...]], Tensor], rows: Tenso
 class InstanceNorm(nn.Module):
     """Normalise each channel of each sample over its voxels; the variance is the biased one, as in MinkowskiEngine."""
 
-    EPSILON = 1e-8
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1, channels))
         self.bias = nn.Parameter(torch.zeros(1, channels))
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
-        sizes = tensor.manager.sample_sizes(tensor.tensor_stride)
-        repeats = torch.tensor(sizes, device=tensor.features.device)
+        return instance_norm(tensor, self.weight, self.bias)
 
-        def centred(rows: Tensor) -> Tensor:
-            return rows - _pool_samples(global_average_pool, rows, tensor).repeat_interleave(repeats, dim=0)
 
-        rows = centred(tensor.features.to(summed_type(tensor.features.dtype)))
-        variance = _pool_samples(global_average_pool, rows.square(), tensor).repeat_interleave(repeats, dim=0)
-        rows = rows * (variance + self.EPSILON).rsqrt() * self.weight + self.bias
-        return tensor.replace(rows.to(tensor.features.dtype))
+def instance_norm(tensor: SparseTensor, weight: Tensor, bias: Tensor) -> SparseTensor:
+    """Normalise each channel of each sample, scaled and shifted by `weight` and `bias` [1, C]."""
+    sizes = tensor.manager.sample_sizes(tensor.tensor_stride)
+    repeats = torch.tensor(sizes, device=tensor.features.device)
+
+    def centred(rows: Tensor) -> Tensor:
+        return rows - pool_samples(global_average_pool, rows, tensor).repeat_interleave(repeats, dim=0)
+
+    rows = centred(tensor.features.to(summed_type(tensor.features.dtype)))
+    variance = pool_samples(global_average_pool, rows.square(), tensor).repeat_interleave(repeats, dim=0)
+    rows = rows * (variance + _VARIANCE).rsqrt() * weight + bias
+    return tensor.replace(rows.to(tensor.features.dtype))
 
 
 class Add(nn.Module):
     """Add tensors on the same voxels, or dense ones."""
 
     def forward(self, *tensors: AnyTensor) -> AnyTensor:
-        return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)
+        return merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)
 
 
 class UnionAdd(nn.Module):
@@ -333,7 +340,7 @@ class Concatenate(nn.Module):
     """Put the channels of tensors on the same voxels, or of dense ones, side by side."""
 
     def forward(self, *tensors: AnyTensor) -> AnyTensor:
-        return _merge(lambda rows: torch.cat(rows, dim=1), tensors)
+        return merge(lambda rows: torch.cat(rows, dim=1), tensors)
 
 
 class DenseGrid(nn.Module):
@@ -343,8 +350,23 @@ class DenseGrid(nn.Module):
         super().__init__()
         self.size = size
 
-    def forward(self, tensor: SparseTensor) -> Tensor:
-        return dense_grid(tensor.coordinates, tensor.features, self.size)
+    def forward(self, tensor: SparseTensor) -> Tensor | Slab:
+        return grid_of(tensor, self.size)
+
+
+def grid_of(tensor: SparseTensor, size: int) -> Tensor | Slab:
+    """Lay voxels out on a dense grid [B, C, size, ...]; those of a part, and of other parts, on a slab of it."""
+    manager = tensor.manager
+    if not isinstance(manager, PartManager):
+        return dense_grid(tensor.coordinates, tensor.features, size)
+    return slab_of_grid(
+        tensor.coordinates,
+        tensor.features,
+        size,
+        shares=manager.shares,
+        num_samples=manager.num_samples,
+        group=manager.group,
+    )
 
 
 def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int], **shape: Axes) -> AnyMap:
@@ -360,9 +382,13 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
     return tensor.manager.upward_map(fine, coarse, **shape)
 
 
-def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:
+def merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:
+    """Merge the features of tensors on the same voxels, of slabs, or of dense tensors."""
     first, *others = tensors
-    if not isinstance(first, SparseTensor):
+    if isinstance(first, Slab):
+        slabs = [tensor.on(first.borders) for tensor in tensors if isinstance(tensor, Slab)]
+        return first.replace(function([slab.features for slab in slabs]))
+    if isinstance(first, Tensor):
         return function([tensor for tensor in tensors if isinstance(tensor, Tensor)])
     sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
     if not all(first.shares_voxels(other) for other in others):

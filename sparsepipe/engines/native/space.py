@@ -16,16 +16,16 @@ that has a pair once, and no other: fewer rows cannot give the same output.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...networks.batch_norm import Group
 from ...networks.rows import each_axis
-from ..base import CoordinateSet
+from ..base import CoordinateSet, SceneGroup
+from ..dense import exchanged, sum_over_parts
 from .convolution import convolve, convolve_backward, convolve_forward
 from .coordinates import CoordinateManager, Stride, pack, unpack
 from .kernel_map import KernelMap, kernel_map, kernel_offsets
@@ -35,22 +35,6 @@ _ROW_PAIRS = 2.0  # work on a voxel besides its pairs, in pairs: norms, activati
 _HALO_PAIRS = 2.0  # work to send a voxel and its gradient, in pairs
 _UNEVEN = 1.05  # the largest part of work over its share, before borders leave the multiples of the coarsest stride
 _FAR = 2**40  # beyond any coordinate
-
-
-class SceneGroup(Group, Protocol):
-    """The processes that share scenes, in the order of their parts."""
-
-    @property
-    def part(self) -> int:
-        """The number of this process's part, from 0."""
-        ...
-
-    @property
-    def num_parts(self) -> int: ...
-
-    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send `sent[p]` rows to each part p, one after the other in `rows`; return the rows received, by part."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,13 @@ class Regions:
 
     @classmethod
     def of(
-        cls, coordinates: Tensor, shares: Sequence[float], *, step: Stride, stride: Stride | None = None
+        cls,
+        coordinates: Tensor,
+        shares: Sequence[float],
+        *,
+        step: Stride,
+        stride: Stride | None = None,
+        nested: bool = False,
     ) -> "Regions":
         """Cut space by planes, one after the other, so that each part has its share of the kernel-map pairs.
 
@@ -81,6 +71,7 @@ class Regions:
             shares: Share of the work of each part.
             step: Borders are multiples of it, the coarsest tensor stride, unless parts were uneven then.
             stride: Tensor stride of the coordinates. None: 1 on each axis.
+            nested: Borders are multiples of it even so.
 
         Returns:
             A box for each part; a box may hold no voxel.
@@ -88,7 +79,7 @@ class Regions:
         if stride is not None and any(unit > 1 for unit in stride):
             units = torch.tensor((1, *stride), dtype=torch.int32, device=coordinates.device)
             steps = tuple(max(1, far // unit) for far, unit in zip(step, stride, strict=True))
-            coarse = cls.of(coordinates.div(units, rounding_mode="floor"), shares, step=steps).boxes
+            coarse = cls.of(coordinates.div(units, rounding_mode="floor"), shares, step=steps, nested=nested).boxes
             return cls(torch.where(coarse.abs() < _FAR, coarse * units.cpu(), coarse))
         sampled, work = _sampled_work(coordinates)
         width = coordinates.shape[1]
@@ -101,7 +92,7 @@ class Regions:
                 boxes.append(box)
                 continue
             half = len(shares) // 2
-            axis, border = _border(places, weights, sum(shares[:half]) / sum(shares), (1, *step))
+            axis, border = _border(places, weights, sum(shares[:half]) / sum(shares), (1, *step), nested)
             border = min(border, int(box[1, axis]))
             below, above = box.clone(), box.clone()
             below[1, axis] = above[0, axis] = border
@@ -162,7 +153,7 @@ def _sampled_work(coordinates: Tensor) -> tuple[Tensor, Tensor]:
     return coordinates[every // 2 :: every], work
 
 
-def _border(places: Tensor, work: Tensor, share: float, step: Sequence[int]) -> tuple[int, int]:
+def _border(places: Tensor, work: Tensor, share: float, step: Sequence[int], nested: bool) -> tuple[int, int]:
     """Return the axis and the plane below which a share of the work lies, of least cost with its halo."""
     if not len(places):
         return 0, _FAR  # the first half has all of it
@@ -183,7 +174,7 @@ def _border(places: Tensor, work: Tensor, share: float, step: Sequence[int]) -> 
             if float(cost[index]) < best[0]:
                 best = (float(cost[index]), axis, (first + index + 1) * unit)
                 most = float(load[index])
-        if most <= _UNEVEN * fair or max(steps) == 1:
+        if nested or most <= _UNEVEN * fair or max(steps) == 1:
             return best[1], best[2]
         steps = [max(1, unit // 2) for unit in steps]
 
@@ -232,9 +223,18 @@ class Halo:
 class PartMap:
     """A kernel map of one part: the pairs within the part, and those with its halo, if there are any in the scene."""
 
-    inside: KernelMap
+    search_inside: Callable[[], KernelMap]
     halo: Halo | None
     in_keys: Tensor  # of this part's input rows
+
+    @cached_property
+    def inside(self) -> KernelMap:
+        return self.search_inside()
+
+    @property
+    def keys_with_halo(self) -> Tensor:
+        """Keys of the rows of `with_halo`, int64 [N + H]."""
+        return self.in_keys if self.halo is None else torch.cat([self.in_keys, self.halo.keys])[self._order]
 
     def with_halo(self, features: Tensor) -> Tensor:
         """Return the features of this part and its halo [N + H, C], in the order of keys: rows of `whole`."""
@@ -319,21 +319,6 @@ def convolve_part(features: Tensor, kernel: Tensor, kernel_map: "KernelMap | Par
     return convolve(features, kernel, kernel_map, function=_PartConvolution)
 
 
-class _SumOverParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: SceneGroup) -> Tensor:
-        ctx.group, total = group, values.clone()
-        group.sum(total)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.clone()
-        ctx.group.sum(gradient)
-        return gradient, None
-
-
 class _MaxOverParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, manager: "PartManager", stride: Stride) -> Tensor:
@@ -378,19 +363,37 @@ class _Everywhere(NamedTuple):
 class PartManager(CoordinateManager):
     """The coordinate sets of one part of a minibatch's scenes. Building maps and sets is a step of all parts at once.
 
-    `rows`, int64 [n]: which rows of the whole minibatch the part has at the input's tensor stride.
+    `shares`: of the work, by part. `rows`, int64 [n]: which rows of the whole minibatch the part has at the input's
+    tensor stride.
     """
 
-    def __init__(self, dimension: int, regions: Regions, group: SceneGroup, *, num_samples: int, rows: Tensor) -> None:
+    def __init__(
+        self,
+        dimension: int,
+        regions: Regions,
+        group: SceneGroup,
+        *,
+        shares: Sequence[float],
+        num_samples: int,
+        rows: Tensor,
+    ) -> None:
         super().__init__(dimension)
-        self.regions, self.group, self.num_samples, self.rows = regions, group, num_samples, rows
+        self.regions, self.group, self.shares = regions, group, shares
+        self.num_samples, self.rows = num_samples, rows
         self._part_maps: dict[Any, PartMap] = {}
         self._everywhere: dict[Stride, _Everywhere] = {}
         self._totals: dict[Stride, Tensor] = {}
 
     def like(self, stride: Stride, keys: Tensor) -> "PartManager":
         """Return a manager of the same parts whose coordinate set is another one, such as a union."""
-        manager = PartManager(self.dimension, self.regions, self.group, num_samples=self.num_samples, rows=self.rows)
+        manager = type(self)(
+            self.dimension,
+            self.regions,
+            self.group,
+            shares=self.shares,
+            num_samples=self.num_samples,
+            rows=self.rows,
+        )
         manager.insert(stride, keys)
         return manager
 
@@ -409,7 +412,7 @@ class PartManager(CoordinateManager):
 
     def sum_over_parts(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all parts; its gradient is the sum of theirs."""
-        return _SumOverParts.apply(values, self.group)  # type: ignore[no-untyped-call, no-any-return]
+        return sum_over_parts(values, self.group)
 
     def max_over_parts(self, rows: Tensor, stride: Stride) -> Tensor:
         """Return the maximum of each sample's rows over all parts, [B, C]; of equal rows the first voxel gave it."""
@@ -464,7 +467,7 @@ class PartManager(CoordinateManager):
         sizes, dilations = each_axis(kernel_size, self.dimension), each_axis(dilation, self.dimension)
         cached = fine, coarse, sizes, dilations, upward
         if cached not in self._part_maps:
-            inside = super().kernel_map(fine, coarse, kernel_size=sizes, dilation=dilations)
+            inside = partial(super().kernel_map, fine, coarse, kernel_size=sizes, dilation=dilations)
             steps = [unit * times for unit, times in zip(fine, dilations, strict=True)]
             reaches = list(zip(*kernel_offsets(sizes), strict=True))
             low = [min(reach) * step for reach, step in zip(reaches, steps, strict=True)]
@@ -478,8 +481,8 @@ class PartManager(CoordinateManager):
                     halo = self._halo(coarse, fine, [-top for top in high], [-bottom for bottom in low], search)
                 else:
                     halo = self._halo(fine, coarse, low, high, search)
-            inside = inside.transposed if upward else inside
-            self._part_maps[cached] = PartMap(inside, halo, self.keys(coarse if upward else fine))
+            search_inside = (lambda: inside().transposed) if upward else inside
+            self._part_maps[cached] = PartMap(search_inside, halo, self.keys(coarse if upward else fine))
         return self._part_maps[cached]
 
     def _halo(
@@ -528,9 +531,7 @@ class PartManager(CoordinateManager):
 
     def _exchanged(self, keys: Sequence[Tensor]) -> tuple[Tensor, tuple[int, ...]]:
         """Send keys to each part; return those received, by part, and how many each part sent."""
-        sizes = torch.tensor([len(own) for own in keys], device=keys[0].device)
-        received = tuple(int(row[self.group.part]) for row in self.group.gather(sizes))
-        rows = self.group.exchange(torch.cat(list(keys)).unsqueeze(1), sizes.tolist(), received)
+        rows, received = exchanged(torch.cat(list(keys)).unsqueeze(1), [len(own) for own in keys], self.group)
         return rows.flatten(), received
 
     @property
@@ -571,6 +572,7 @@ class Division:
 
     regions: Regions
     group: SceneGroup
+    shares: tuple[float, ...]
     num_samples: int
     rows: tuple[Tensor, ...]  # int64 [n] of each coordinate set
 
@@ -592,11 +594,13 @@ class Division:
             regions = Regions.of(coordinates, shares, step=step, stride=stride)
         counts = [int(each.coordinates[:, 0].max()) + 1 for each in sets if len(each.coordinates)]
         rows = tuple(regions.rows(each.coordinates, group.part) for each in sets)
-        return cls(regions, group, max(counts, default=0), rows)
+        return cls(regions, group, tuple(shares), max(counts, default=0), rows)
 
     def manager(self, dimension: int, rows: Tensor) -> PartManager:
         """Return a manager of a part's coordinate sets, of which the finest has these rows of the whole."""
-        return PartManager(dimension, self.regions, self.group, num_samples=self.num_samples, rows=rows)
+        return PartManager(
+            dimension, self.regions, self.group, shares=self.shares, num_samples=self.num_samples, rows=rows
+        )
 
 
 def _search(

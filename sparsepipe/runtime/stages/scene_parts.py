@@ -13,18 +13,26 @@ from ...networks import Network
 from ...networks.base import AnyNetwork
 from ...networks.losses import Loss, Outcome
 from ...networks.losses.of_users import UserLoss
+from ...values.plan import Plan
 from ..replication.batch_norm import StatisticsGroup
 from ..transport.packet import Packet
 
-_OF_WHOLE_SCENES = frozenset({"serialised_attention", "dense_grid"})  # they look farther than a halo
+_OF_WHOLE_SCENES = frozenset({"serialised_attention"})  # looks farther than a halo
 
 
-def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss) -> None:
-    """Raise InputError unless the ranks of a stage can share scenes: of this network, by this engine and loss."""
+def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss, plan: Plan) -> None:
+    """Raise InputError unless the ranks of a stage can share scenes: of this network, by this engine, loss and plan."""
     if not engine.shares_scenes:
         raise InputError(
             "sharding.engine",
             f"engine {engine.name!r} keeps each scene on one device: choose engine 'native', or replicas",
+            engine=engine.name,
+        )
+    if len(plan.stages) > 1 and engine.name != "native":
+        raise InputError(
+            "sharding.stages",
+            f"engine {engine.name!r} shares scenes in plans of one stage: choose engine 'native' for "
+            f"{len(plan.stages)} stages",
             engine=engine.name,
         )
     if not isinstance(network, Network):
@@ -40,6 +48,20 @@ def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss) -> None
                 f"layer {row.id!r} ({row.kind}) needs whole scenes: use replicas instead of sharding",
                 layer=row.id,
             )
+    grids: set[str] = set()
+    for row in network.rows:
+        if row.kind == "dense_grid" or (row.kind != "flatten" and grids.intersection(row.inputs)):
+            grids.add(row.id)
+    before: set[str] = set()
+    for stage in plan.stages:
+        for name in sorted(grids.intersection(network.alive(before))):
+            raise InputError(
+                "sharding.grid",
+                f"dense grid {name!r} crosses a stage boundary: keep the layers from dense_grid to flatten in one "
+                "stage",
+                layer=name,
+            )
+        before.update(stage.layers)
     if isinstance(loss, UserLoss):
         raise InputError("sharding.loss", "a loss function of your own needs whole scenes: use replicas")
 
@@ -50,8 +72,8 @@ class SceneParts:
 
     group: StatisticsGroup
     shares: Sequence[int]  # of the work, by rank
-    step: Sequence[int]  # the network's coarsest tensor stride
-    engine: Any  # the native one
+    step: Sequence[int]  # the coarsest tensor stride of the network's sparse layers
+    engine: Any  # one that shares scenes
 
     def part(self, tensor: Any) -> Any:
         """Return this rank's part of a minibatch. All ranks come here with the whole of it."""

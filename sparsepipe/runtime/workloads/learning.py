@@ -144,7 +144,7 @@ class Learning:
         """Raise InputError if the plan is not one for this network, or shares scenes that its layers need whole."""
         plan.check(self.network.graph())
         if any(stage.shares_scenes for stage in plan.stages):
-            check_shares_scenes(self.network, self.engine, self.loss)
+            check_shares_scenes(self.network, self.engine, self.loss, plan)
 
     @property
     def score_names(self) -> tuple[str, ...]:
