@@ -145,7 +145,7 @@ class Slab:
         length = max(at_least, len(windows[part]))
         fetch = partial(moved, sent=ours, received=theirs, origin=first, target=start, length=length)
         give_back = partial(moved, sent=theirs, received=ours, origin=start, target=first, length=len(slabs[part]))
-        return _exchanged(self.features, fetch, give_back)
+        return _exchange_with_gradient(self.features, fetch, give_back)
 
 
 def slab_of_grid(
@@ -177,7 +177,7 @@ def slab_of_grid(
     coordinates, received = exchanged(coordinates.index_select(0, order), sent, group)
     there = partial(group.exchange, sent=sent, received=received)
     back = partial(group.exchange, sent=received, received=sent)
-    rows = _exchanged(features.index_select(0, order), there, back)
+    rows = _exchange_with_gradient(features.index_select(0, order), there, back)
     # In one order, however voxels were divided: two that share a cell, at the far face, are laid out in turn.
     key = coordinates.new_zeros(len(coordinates), dtype=torch.int64)
     for axis in coordinates.unbind(dim=1):
@@ -225,10 +225,12 @@ def sum_over_parts(values: Tensor, group: Group) -> Tensor:
         group.sum(own)
         return own
 
-    return _exchanged(values, total, total)
+    return _exchange_with_gradient(values, total, total)
 
 
-def _exchanged(tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+def _exchange_with_gradient(
+    tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Return what an exchange of all parts gives of a tensor; `back` does so of its gradient."""
     return _Exchange.apply(tensor, there, back)  # type: ignore[no-untyped-call, no-any-return]
 

@@ -88,7 +88,7 @@ class MinkowskiEngine:
         regions = Regions.of(coordinates, shares, step=tuple(step), nested=True)
         mine = regions.rows(coordinates, group.part)
         rows, num_samples = order.index_select(0, mine), int(coordinates[-1, 0]) + 1
-        parts = PartCoordinates(dimension, regions, group, shares=shares, num_samples=num_samples, rows=rows)
+        parts = PartCoordinates(dimension, regions, group, num_samples=num_samples, rows=rows)
         stride = tuple(tensor.tensor_stride)
         parts.insert(stride, keys.index_select(0, mine))
         return SparseTensor(tensor.F.index_select(0, rows), stride, parts)
@@ -341,6 +341,8 @@ class PartCoordinates(PartManager):
         self,
     ) -> dict[Hashable, tuple[PartMap | None, ME.CoordinateManager, ME.CoordinateMapKey, ME.CoordinateMapKey]]:
         return {}
+
+    searches_pairs = False
 
     def run(
         self,

@@ -69,7 +69,7 @@ class NativeEngine:
         regions = Regions.of(coordinates, shares, step=tuple(step))
         mine = regions.rows(coordinates, group.part)
         num_samples = len(manager.sample_sizes(tensor.tensor_stride))
-        parts = PartManager(manager.dimension, regions, group, shares=shares, num_samples=num_samples, rows=mine)
+        parts = PartManager(manager.dimension, regions, group, num_samples=num_samples, rows=mine)
         parts.insert(tensor.tensor_stride, manager.keys(tensor.tensor_stride).index_select(0, mine))
         return SparseTensor(tensor.features.index_select(0, mine), tensor.tensor_stride, parts)
 

@@ -363,7 +363,7 @@ def grid_of(tensor: SparseTensor, size: int) -> Tensor | Slab:
         tensor.coordinates,
         tensor.features,
         size,
-        shares=manager.shares,
+        shares=manager.regions.shares,
         num_samples=manager.num_samples,
         group=manager.group,
     )

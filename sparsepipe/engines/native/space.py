@@ -16,7 +16,7 @@ that has a pair once, and no other: fewer rows cannot give the same output.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ class Regions:
     """Boxes that cover space, one a part: int64 [parts, 2, 1 + D], from the first corner to below the second."""
 
     boxes: Tensor
+    shares: tuple[float, ...]  # of the work, by part
 
     def rows(self, coordinates: Tensor, part: int) -> Tensor:
         """Return which rows of `coordinates` [N, 1 + D] a part has: int64 [n]."""
@@ -80,11 +81,12 @@ class Regions:
             units = torch.tensor((1, *stride), dtype=torch.int32, device=coordinates.device)
             steps = tuple(max(1, far // unit) for far, unit in zip(step, stride, strict=True))
             coarse = cls.of(coordinates.div(units, rounding_mode="floor"), shares, step=steps, nested=nested).boxes
-            return cls(torch.where(coarse.abs() < _FAR, coarse * units.cpu(), coarse))
+            return cls(torch.where(coarse.abs() < _FAR, coarse * units.cpu(), coarse), tuple(shares))
         sampled, work = _sampled_work(coordinates)
         width = coordinates.shape[1]
         box = torch.tensor([[-_FAR] * width, [_FAR] * width])
         boxes: list[Tensor] = []
+        all_shares = shares
         todo = [(box, sampled.long().cpu(), work.cpu(), tuple(shares))]
         while todo:
             box, places, weights, shares = todo.pop()
@@ -99,7 +101,7 @@ class Regions:
             first = places[:, axis] < border
             todo.append((above, places[~first], weights[~first], shares[half:]))
             todo.append((below, places[first], weights[first], shares[:half]))
-        return cls(torch.stack(boxes))
+        return cls(torch.stack(boxes), tuple(all_shares))
 
 
 def scene_parts(coordinates: Tensor, shares: Sequence[float], *, step: int = 1) -> Tensor:
@@ -223,13 +225,14 @@ class Halo:
 class PartMap:
     """A kernel map of one part: the pairs within the part, and those with its halo, if there are any in the scene."""
 
-    search_inside: Callable[[], KernelMap]
+    pairs_inside: KernelMap | None  # None: the engine searches them on its own
     halo: Halo | None
     in_keys: Tensor  # of this part's input rows
 
-    @cached_property
+    @property
     def inside(self) -> KernelMap:
-        return self.search_inside()
+        assert self.pairs_inside is not None
+        return self.pairs_inside
 
     @property
     def keys_with_halo(self) -> Tensor:
@@ -363,37 +366,21 @@ class _Everywhere(NamedTuple):
 class PartManager(CoordinateManager):
     """The coordinate sets of one part of a minibatch's scenes. Building maps and sets is a step of all parts at once.
 
-    `shares`: of the work, by part. `rows`, int64 [n]: which rows of the whole minibatch the part has at the input's
-    tensor stride.
+    `rows`, int64 [n]: which rows of the whole minibatch the part has at the input's tensor stride.
     """
 
-    def __init__(
-        self,
-        dimension: int,
-        regions: Regions,
-        group: SceneGroup,
-        *,
-        shares: Sequence[float],
-        num_samples: int,
-        rows: Tensor,
-    ) -> None:
+    searches_pairs = True  # also those within the part
+
+    def __init__(self, dimension: int, regions: Regions, group: SceneGroup, *, num_samples: int, rows: Tensor) -> None:
         super().__init__(dimension)
-        self.regions, self.group, self.shares = regions, group, shares
-        self.num_samples, self.rows = num_samples, rows
+        self.regions, self.group, self.num_samples, self.rows = regions, group, num_samples, rows
         self._part_maps: dict[Any, PartMap] = {}
         self._everywhere: dict[Stride, _Everywhere] = {}
         self._totals: dict[Stride, Tensor] = {}
 
     def like(self, stride: Stride, keys: Tensor) -> "PartManager":
         """Return a manager of the same parts whose coordinate set is another one, such as a union."""
-        manager = type(self)(
-            self.dimension,
-            self.regions,
-            self.group,
-            shares=self.shares,
-            num_samples=self.num_samples,
-            rows=self.rows,
-        )
+        manager = type(self)(self.dimension, self.regions, self.group, num_samples=self.num_samples, rows=self.rows)
         manager.insert(stride, keys)
         return manager
 
@@ -467,7 +454,9 @@ class PartManager(CoordinateManager):
         sizes, dilations = each_axis(kernel_size, self.dimension), each_axis(dilation, self.dimension)
         cached = fine, coarse, sizes, dilations, upward
         if cached not in self._part_maps:
-            inside = partial(super().kernel_map, fine, coarse, kernel_size=sizes, dilation=dilations)
+            inside = None
+            if self.searches_pairs:
+                inside = super().kernel_map(fine, coarse, kernel_size=sizes, dilation=dilations)
             steps = [unit * times for unit, times in zip(fine, dilations, strict=True)]
             reaches = list(zip(*kernel_offsets(sizes), strict=True))
             low = [min(reach) * step for reach, step in zip(reaches, steps, strict=True)]
@@ -481,8 +470,8 @@ class PartManager(CoordinateManager):
                     halo = self._halo(coarse, fine, [-top for top in high], [-bottom for bottom in low], search)
                 else:
                     halo = self._halo(fine, coarse, low, high, search)
-            search_inside = (lambda: inside().transposed) if upward else inside
-            self._part_maps[cached] = PartMap(search_inside, halo, self.keys(coarse if upward else fine))
+            inside = inside.transposed if inside is not None and upward else inside
+            self._part_maps[cached] = PartMap(inside, halo, self.keys(coarse if upward else fine))
         return self._part_maps[cached]
 
     def _halo(
@@ -572,7 +561,6 @@ class Division:
 
     regions: Regions
     group: SceneGroup
-    shares: tuple[float, ...]
     num_samples: int
     rows: tuple[Tensor, ...]  # int64 [n] of each coordinate set
 
@@ -594,13 +582,11 @@ class Division:
             regions = Regions.of(coordinates, shares, step=step, stride=stride)
         counts = [int(each.coordinates[:, 0].max()) + 1 for each in sets if len(each.coordinates)]
         rows = tuple(regions.rows(each.coordinates, group.part) for each in sets)
-        return cls(regions, group, tuple(shares), max(counts, default=0), rows)
+        return cls(regions, group, max(counts, default=0), rows)
 
     def manager(self, dimension: int, rows: Tensor) -> PartManager:
         """Return a manager of a part's coordinate sets, of which the finest has these rows of the whole."""
-        return PartManager(
-            dimension, self.regions, self.group, shares=self.shares, num_samples=self.num_samples, rows=rows
-        )
+        return PartManager(dimension, self.regions, self.group, num_samples=self.num_samples, rows=rows)
 
 
 def _search(
