@@ -13,7 +13,7 @@ from ..networks.base import LayerRow
 from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from ..networks.freezing import RUNNING_MEAN, check_trains, in_epoch, matching
 from ..networks.rows import INPUT, Network, Row
-from ..networks.running import run_layers
+from ..networks.running import PARTS_APART, run_layers
 from ..util.derived.seeds import derived_seed
 from .base import Engine
 
@@ -137,7 +137,7 @@ class Subnetwork(nn.Module):
         try:
             return {row.id: module(*inputs)}
         except TooFewVoxels as error:
-            raise error.within(f"layer {row.id!r} in minibatch {minibatch}: ") from None
+            raise error.within(f"layer {row.id!r} in minibatch {minibatch % PARTS_APART}: ") from None
 
 
 def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:

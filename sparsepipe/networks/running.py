@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from .base import LayerRow
 
+PARTS_APART = 2**40  # what is added to a minibatch's number for each part of a split one, which draws differently
+
 
 class Layers(Protocol):
     """Some layers of a network, in the order in which they run."""
