@@ -14,7 +14,7 @@ from sparsepipe import Cluster, Plan, Profile, data
 from sparsepipe.cli.launches import summary_text
 from sparsepipe.engines import engine
 from sparsepipe.launching.failure_cause import find_cause
-from sparsepipe.launching.memory_need import check_limit_of_job, need_of_job
+from sparsepipe.launching.memory_need import check_limit_of_job, fitted_to_limit, need_of_job
 from sparsepipe.launching.prepare import prepare
 from sparsepipe.networks import network
 from sparsepipe.profiling.measure import profile
@@ -197,6 +197,9 @@ def test_minibatches_that_do_not_fit_are_split(clouds: Path, measured: Profile, 
     rank.open(0)
     assert rank.enter(0, 0, whole, fitting.part) and not rank.minibatches_beyond
     check_limit_of_job(tmp_path / "split", plan, split)
+    with raises("memory.split_synchronised"):
+        synchronised = limited.replace(oversize="split", synchronised_batch_norm=True)
+        fitted_to_limit(plan_of(UNET, [[0, 1]]), resolve(synchronised), profile=measured, resumes=None, here=True)
     less = config.replace(memory_limit=0.99 * alone)
     with raises("memory.too_large") as caught:
         launched(less.replace(oversize="split"), tmp_path / "alone", profile=measured)

@@ -110,19 +110,19 @@ def fitted_to_limit(
             setting={"oversize": config.oversize},
         )
     check_limit_unit(profile.size_unit, run.size_unit)
+    replicas = any(len(stage.ranks) > 1 and not stage.shares_scenes for own in plan.pipelines for stage in own.stages)
+    if config.oversize in (SPLIT, SPLIT_OR_SKIP) and config.synchronised_batch_norm and replicas:
+        raise InputError(  # replicas with other numbers of parts would wait for each other
+            "memory.split_synchronised",
+            "{synchronised_batch_norm} takes statistics over minibatches of all replicas, which {oversize} splits; "
+            "omit one of them",
+            setting={"synchronised_batch_norm": None, "oversize": config.oversize},
+        )
     fitting = _fitting_sizes(plan, run, _PlanNeed.of_plan(plan, profile, unknown.config))
     if count := len(fitting.left_out):
         names = ", ".join(fitting.names[:_NAMED]) + (", …" if count > _NAMED else "")
         tell(f"left out as too large for the memory limit: {number_of(count, 'sample')} ({names})")
     if fitting.part is not None:
-        replicas = any(len(stage.ranks) > 1 and not stage.shares_scenes for k in plan.pipelines for stage in k.stages)
-        if config.synchronised_batch_norm and replicas:  # which would wait for each other, with other numbers of parts
-            raise InputError(
-                "memory.split_synchronised",
-                "{synchronised_batch_norm} takes statistics over minibatches of all replicas, which {oversize} splits; "
-                "omit one of them",
-                setting={"synchronised_batch_norm": None, "oversize": config.oversize},
-            )
         kinds = [layer.description.lower() for layer in profile.graph.layers]
         normed = any("batch" in kind and "norm" in kind for kind in kinds)
         changes = "; batch norm takes the statistics of a part, not of the minibatch" if normed else ""
