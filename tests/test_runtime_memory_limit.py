@@ -182,8 +182,12 @@ def test_the_largest_sample_is_refused_or_left_out(clouds: Path, measured: Profi
                  tmp_path / "averaged", profile=measured)  # fmt: skip
 
 
-def test_minibatches_that_do_not_fit_are_split(clouds: Path, measured: Profile, tmp_path: Path, capsys) -> None:
-    plan, config = plan_of(UNET, [[0]]), settings(clouds, model=UNET, last_minibatch="keep", **CLOUDS)
+@pytest.mark.slow
+def test_minibatches_that_do_not_fit_are_split(
+    clouds: Path, measured: Profile, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("sparsepipe.launching.memory_need._PARTS_TRIED", 8)
+    plan, config = plan_of(UNET, [[0]]), settings(clouds, model=UNET, batch_size=16, last_minibatch="keep", **CLOUDS)
     sizes = resolve(config).data.training.sample_sizes()
     memory, whole = RankMemory(plan, 0, measured, limit_bytes=1e12), largest(config)
     alone, least = memory.least_bytes(0, max(sizes)), memory.least_bytes(0, whole, max(sizes))

@@ -7,10 +7,12 @@ the same bits as without a limit: random layers draw by minibatch, and running s
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -186,16 +188,17 @@ class RankMemory:
     ) -> tuple[Segments, Held]:
         """Return the segments of the least bytes for a minibatch, and these, while so many others wait: all, if None.
 
-        In parts it keeps what each of them keeps, and one part at a time works; what a part receives and sends back
-        stays until the last one is done.
+        In parts it keeps what each of them keeps, and one part at a time works. What parts receive and send back, and
+        the sum of their gradients, stays until the last one is done.
         """
         waiting = self._stages[stage].depth - 1 if waiting is None else waiting
         if part is None or part >= size:
             return self._memory(stage, size)[0].leanest(waiting)
         (memory, received), count = self._memory(stage, part), size / part
-        segments, held = memory.leanest(math.ceil((1 + waiting) * count) - 1)
-        gradients = received + float((memory.sent * memory.outputs).sum())
-        return segments, Held(count * held.kept, held.peak + (count - 1) * (held.kept + gradients))
+        segments, held = _apart_from_weights(memory).leanest(math.ceil((1 + waiting) * count) - 1)
+        returned = received + float((memory.sent * memory.outputs).sum())
+        gradients = float(memory.weights.sum() + memory.weights.max(initial=0.0))
+        return segments, Held(count * held.kept, held.peak + gradients + (count - 1) * (held.kept + returned))
 
     def _to_come(self, stage: int) -> list[Held]:
         """Return what minibatches that may follow while this one is in flight hold at least."""
@@ -270,6 +273,12 @@ class RankMemory:
         if limited.device_types and not limited.shares_scenes:
             kinds = (limited.device_types[limited.ranks.index(rank)],)
         return tuple(dict.fromkeys(kind if kind in known else known[0] for kind in kinds))
+
+
+@lru_cache(maxsize=64)
+def _apart_from_weights(memory: StageMemory) -> StageMemory:
+    """Return a stage's layers without the gradients of their weights, which other parts of a minibatch have left."""
+    return replace(memory, weights=np.zeros_like(memory.weights))
 
 
 def unrepeatable_layers(rows: Sequence[LayerRow], engine: Any, *, synchronised: bool) -> list[str]:
