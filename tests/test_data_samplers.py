@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_data_examples_own import own
 
 from sparsepipe.data.examples import open_examples
-from sparsepipe.data.samplers import class_weights, dealt, draw, substituted
+from sparsepipe.data.samplers import class_weights, dealt, draw, split_by_size, substituted
 
 
 @dataclass
@@ -109,3 +109,15 @@ def test_others_take_the_place_of_samples_that_are_left_out(counts, away, epoch)
         assert len(before) == len(after) and not away & set(after)
         assert all(old == new for old, new in zip(before, after, strict=True) if old not in away)
         assert len(set(after)) == min(len(after), 30 - len(away)) or 30 - len(away) < len(after)
+
+
+@given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=9), most=st.integers(1, 300))
+def test_parts_of_a_minibatch_fit_and_are_few(sizes, most) -> None:
+    samples = [7 + 3 * k for k in range(len(sizes))]
+    parts, size_of = split_by_size(samples, sizes, most), dict(zip(samples, sizes, strict=True))
+    assert parts == split_by_size(samples, sizes, most)
+    assert sorted(sample for part in parts for sample in part) == samples and all(map(len, parts))
+    assert all(list(part) == sorted(part) for part in parts), "samples keep their order"
+    if max(sizes) <= most:
+        assert all(sum(map(size_of.get, part)) <= most for part in parts)
+        assert len(parts) <= max(1, 2 * sum(sizes) / most), "two parts together would not fit into one"

@@ -94,7 +94,7 @@ def test_gradients_of_an_epoch_add_up_to_those_of_all_its_samples() -> None:
     assert len({len(samples) for samples in batches.values()}) > 1, "minibatches have unequal numbers of samples"
     assert workload.epoch_minibatches == len(batches) == len(workload.order(5))
     reader = TargetReader(workload, workload.training, batches.__getitem__)
-    weights = [reader.read(m).weights for m in batches]
+    weights = [reader.read(m)[0].weights for m in batches]
     samples = [len(batches[m]) for m in batches]
     mean = sum(samples) / len(samples)
     assert weights == [
@@ -102,7 +102,7 @@ def test_gradients_of_an_epoch_add_up_to_those_of_all_its_samples() -> None:
     ]
     for m in list(batches)[:2]:  # the weight reaches the gradient
         plain, _ = gradients(workload, batches[m])
-        weighed, _ = gradients(workload, batches[m], reader.read(m))
+        weighed, _ = gradients(workload, batches[m], reader.read(m)[0])
         for one, other in zip(plain, weighed, strict=True):
             torch.testing.assert_close(other, one * samples[m] / mean, rtol=1e-5, atol=1e-8)
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from coded import raises
 from runtime_jobs import UNET, Job, plan_of, run_jobs, same_training, settings, shapes
 
 from sparsepipe import Cluster, Plan, Profile, data
+from sparsepipe.cli.launches import summary_text
 from sparsepipe.engines import engine
 from sparsepipe.launching.failure_cause import find_cause
-from sparsepipe.launching.memory_need import check_limit_of_job, need_of_job
+from sparsepipe.launching.memory_need import check_limit_of_job, fitted_to_limit, need_of_job
 from sparsepipe.launching.prepare import prepare
 from sparsepipe.networks import network
 from sparsepipe.profiling.measure import profile
@@ -88,6 +90,14 @@ def runs(clouds: Path, measured: Profile, tmp_path_factory) -> dict:
     fitting = json.dumps({"largest": largest(config), "left_out": [2], "names": ["train/large"]})
     skipping = cut.config.replace(fitting_sizes=fitting, minibatches=2)
     jobs += [cut, replace(jobs[1], name="resumed", folder="cut", resume=True), Job("skipping", plans["one"], skipping)]
+    # Minibatches of 4 in parts of 2 and less, under three kinds of schedules. Batch norms keep their statistics.
+    plain = config.replace(freeze=("*running_mean",), minibatches=2)
+    sizes = sorted(resolve(plain).data.training.sample_sizes())
+    splitting = {"memory_limit": 1e9, "fitting_sizes": json.dumps({"largest": sum(sizes[-4:]), "part": 2 * sizes[-1]})}
+    schedules = {"gpipe": {"num_microbatches": 2}, "1f1b": {}, "zero-bubble": {"num_microbatches": 2}}
+    for name, options in schedules.items():
+        plan = plan_of(UNET, [[0]] if name == "gpipe" else [[0], [1]], schedule=name, **options)
+        jobs += [Job(f"plain-{name}", plan, plain), Job(f"split-{name}", plan, plain.replace(**splitting))]
     for job in jobs:
         if job.config.memory_limit is not None:
             measured.save(folder / (job.folder or job.name) / "profile.json")
@@ -113,6 +123,22 @@ def test_samples_that_are_left_out_are_in_the_summary(runs: dict) -> None:
     (summary,) = runs["skipping"].rows("summary")
     assert summary["left_out"] == {"samples": 1, "names": ["train/large"]}
     assert all(row["samples"] == 4 for row in runs["skipping"].rows("step"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_split_minibatches_train_as_whole_ones(runs: dict, schedule: str) -> None:
+    """But for rounding: one step of the optimizer for each minibatch, or each round of them, with all its samples."""
+    whole, split = runs[f"plain-{schedule}"], runs[f"split-{schedule}"]
+    assert split.losses == pytest.approx(whole.losses, rel=1e-5)
+    for kind in ("weight", "velocity"):
+        torch.testing.assert_close(split.tensors(kind), whole.tensors(kind), rtol=1e-4, atol=1e-6)
+    for one, other in zip(whole.rows("step"), split.rows("step"), strict=True):
+        assert other["split_into"] >= 2 and "split_into" not in one
+        assert all(one[key] == other[key] for key in ("minibatch", "voxels", "samples", "counted", "learning_rate"))
+    (summary,) = split.rows("summary")
+    assert summary["train"]["split_minibatches"] == summary["train"]["minibatches"] == 2
+    assert "2 minibatches of the last epoch" in summary_text(summary)
 
 
 def test_ranks_that_share_scenes_choose_together_for_the_largest_part(measured: Profile) -> None:
@@ -157,6 +183,34 @@ def test_the_largest_sample_is_refused_or_left_out(clouds: Path, measured: Profi
     with raises("memory.too_large"):
         launched(config.replace(ema=0.9, batch_size=1, minibatches=1, memory_limit=memory.least_bytes(0, max(sizes))),
                  tmp_path / "averaged", profile=measured)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_minibatches_that_do_not_fit_are_split(
+    clouds: Path, measured: Profile, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("sparsepipe.launching.memory_need._PARTS_TRIED", 8)
+    plan, config = plan_of(UNET, [[0]]), settings(clouds, model=UNET, batch_size=16, last_minibatch="keep", **CLOUDS)
+    sizes = resolve(config).data.training.sample_sizes()
+    memory, whole = RankMemory(plan, 0, measured, limit_bytes=1e12), largest(config)
+    alone, least = memory.least_bytes(0, max(sizes)), memory.least_bytes(0, whole, max(sizes))
+    assert memory.least_bytes(0, whole, whole) == memory.least_bytes(0, whole) > 1.1 * least and least >= alone
+    limited = config.replace(memory_limit=(least + memory.least_bytes(0, whole)) / 2)
+    split = launched(limited.replace(oversize="split"), tmp_path / "split", profile=measured)
+    assert "batch norm" in capsys.readouterr().err
+    fitting = FittingSizes.of(split)
+    assert not fitting.left_out and max(sizes) <= fitting.part < fitting.largest == whole
+    rank = RankMemory.of_settings(plan, 0, measured, split, limit=split.memory_limit)
+    rank.open(0)
+    assert rank.enter(0, 0, whole, fitting.part) and not rank.minibatches_beyond
+    check_limit_of_job(tmp_path / "split", plan, split)
+    with raises("memory.split_synchronised"):
+        synchronised = limited.replace(oversize="split", synchronised_batch_norm=True)
+        fitted_to_limit(plan_of(UNET, [[0, 1]]), resolve(synchronised), profile=measured, resumes=None, here=True)
+    less = config.replace(memory_limit=0.99 * alone)
+    with raises("memory.too_large") as caught:
+        launched(less.replace(oversize="split"), tmp_path / "alone", profile=measured)
+    assert sizes[caught.value.fields["sample"]] == max(sizes)
 
 
 def test_a_run_without_a_profile_gets_a_limit_when_it_resumes(clouds: Path, measured: Profile, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A packet that was encoded is decoded to the same tensors, whatever they are; what is no packet is refused."""
 
+from dataclasses import replace
+
 import torch
 from coded import raises
 from hypothesis import given
@@ -16,7 +18,9 @@ from sparsepipe.runtime.transport.packet import (
     boundary_id,
     decode,
     encode,
+    parts_of,
     payload_bytes,
+    with_parts,
 )
 
 
@@ -64,6 +68,20 @@ def _packets(draw) -> Packet:
     tables = tuple(torch.randint(0, 200, (draw(st.integers(0, 90)),), generator=generator).to(kind) for kind in kinds)
     boundary = draw(st.integers(0, 2**32))
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), minibatch % 7, tables=tables)
+
+
+@given(_packets(), _packets())
+def test_the_parts_of_a_split_minibatch_arrive_as_one_packet(packet: Packet, kept: Packet) -> None:
+    bare = replace(packet, slots=tuple(replace(slot, coordinate_set=None) for slot in packet.slots), size=9)
+    bare = replace(bare, coordinate_sets=(), tables=())
+    parts = [replace(packet, kept=((3, kept),)), replace(bare, kept=((3, kept),)), replace(packet, kept=((3, kept),))]
+    whole = with_parts(parts)
+    assert whole.size == 2 * packet.size + 9
+    arrived = parts_of(replace(_sent(whole), kept=whole.kept))
+    for one, other in zip(parts, arrived, strict=True):
+        _same(one, other)
+        _same(one.kept[0][1], other.kept[0][1])
+    assert parts_of(packet) == (packet,)
 
 
 @given(_packets())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from runtime_jobs import NORMED, UNET, plan_of, settings, shapes
 from scene_parts import in_threads
+from test_recomputation import FixedSegments
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsepipe import data
@@ -17,11 +18,11 @@ from sparsepipe.networks import network
 from sparsepipe.networks.losses.base import Outcome, weighed
 from sparsepipe.networks.losses.classes import CrossEntropy, Segmentation
 from sparsepipe.profiling import measure
-from sparsepipe.runtime.stages.base import Output
+from sparsepipe.runtime.stages.base import Output, SplitSamples, each_part
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.channel import JoinedSource, LocalQueue
-from sparsepipe.runtime.transport.packet import encode
+from sparsepipe.runtime.transport.packet import decode, encode
 from sparsepipe.values.costs import LayerTable
 
 
@@ -218,3 +219,67 @@ def test_stages_that_share_scenes_next_to_others_compute_what_one_process_does(m
         assert of_part.keys() == gradients.keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(of_part[name], gradient, rtol=0, atol=1e-9 * max(1, gradient.abs().max()))
+
+
+class Cosines:
+    """A mean over samples in double precision."""
+
+    items, num_details, counts_correct = None, 0, False
+
+    def __call__(self, output, target, *, samples, detailed=False, weights=None):
+        mean = (output * torch.arange(output.shape[1]).cos()).sum() / samples
+        return weighed(mean, weights), Outcome(float(mean.detach()), samples, samples)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_split_minibatch_has_the_gradients_of_the_whole_one(recompute: bool, tmp_path) -> None:
+    """In double precision, through a V of two devices with skip connections; batch norms keep their statistics."""
+    clouds, cpu, native = shapes(tmp_path), torch.device("cpu"), engine("native")
+    net = network(UNET, num_classes=3)
+    config = settings(clouds, model=UNET, voxel_size=0.06, num_points=256, freeze=("*running_mean",))
+    dataset = data.load(clouds, split="train", voxel_size=0.06, num_points=256)
+    plan = plan_of(UNET, [[0], [1], [1], [0]], schedule="1f1b-v", recompute=recompute)
+    found = []
+    for parts in ([[0, 6, 12, 1]], [[6, 1], [0], [12]]):
+        stages = [NetworkStage(net, native, plan, k, config=config, device=cpu, loss=Cosines()) for k in range(4)]
+        batches = [dataset.batch(part) for part in parts]
+        for batch in batches:
+            object.__setattr__(batch, "features", batch.features.double())
+        received = SplitSamples(tuple(batches)) if len(batches) > 1 else batches[0]
+        flights, packets, kept, gradients, returned = [], [], {}, {}, None
+        for k, stage in enumerate(stages):
+            stage.module.double()
+            if len(parts) > 1 and not recompute:
+                stage.limit(FixedSegments(((0, len(stage.module.table)),)))
+            if k:
+                received = replace(packets[-1], kept=tuple((other, kept[other, k]) for other in stage.kept_from))
+            flight, outputs = stage.forward(received, Version(0, stage.parameters()), 0)
+            flights.append(flight)
+            if not stage.is_last:
+                packed = stage.pack_outputs(outputs, 0, flight.size, flight.part_sizes)
+                packet, flight.outputs, flight.outputs_present = packed
+                kept |= {(k, other): staying for other, staying in packet.kept}
+                packets.append(decode(*encode(packet)))
+        for k, stage in reversed([*enumerate(stages)]):
+            if recompute:
+                outputs = stage.run_again(flights[k])
+            back = [None]
+            if stage.is_last:
+                judged = [
+                    stage.loss(own, None, samples=len(part), weights=(len(part) / 4,))[0]
+                    for own, part in zip(each_part(outputs), parts, strict=True)
+                ]
+                flights[k].outputs = Output.of(torch.stack(judged).sum())
+            else:
+                given = tuple((other, kept[other, k]) for other in stage.kept_for)
+                back = stage.unpack_output_gradients(flights[k], replace(returned, kept=given))
+            weights, leaves = stage.backward(flights[k], back)
+            gradients |= dict(zip(stage.parameters(), weights, strict=True))
+            if k:
+                returned = stage.pack_input_gradients(flights[k], leaves)
+                kept |= {(k, other): staying for other, staying in returned.kept}
+        found.append(gradients)
+    assert flights[0].part_sizes == tuple(batch.size for batch in batches)
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-12, atol=1e-12)
+        assert gradient.abs().sum() > 0, name

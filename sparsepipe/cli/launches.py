@@ -67,7 +67,7 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     if nothing_left:
         recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
         told = f"no minibatches were left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
-    parts = filter(None, [told, learned, _best_text(summary), _left_out_text(summary)])
+    parts = filter(None, [told, learned, _best_text(summary), _left_out_text(summary), _split_text(summary)])
     return f"{one_line(summary['run_dir'])}: {', '.join(parts)}" + _of_inference(summary)
 
 
@@ -84,6 +84,13 @@ def _left_out_text(summary: Mapping[str, object]) -> str:
     if not isinstance(left_out := summary.get("left_out"), Mapping):
         return ""
     return f"{number_of(left_out['samples'], 'sample')} left out as too large for the memory limit"
+
+
+def _split_text(summary: Mapping[str, Any]) -> str:
+    """The number of the last epoch's minibatches that passed in parts to fit under the memory limit; empty if none."""
+    if not (split := summary["train"].get("split_minibatches")):
+        return ""
+    return f"{number_of(split, 'minibatch')} of the last epoch split to fit under the memory limit"
 
 
 def _of_inference(summary: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ weighed in the loss instead (`class_weights`).
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
+from math import ceil
 from typing import Any, Protocol
 
 import numpy as np
@@ -141,6 +142,28 @@ def substituted(
         return tuple(next(drawn) if sample in away else sample for sample in samples)
 
     return tuple(map(fitting, minibatches))
+
+
+def split_by_size(samples: Sequence[int], sizes: Sequence[float], most: float) -> Minibatches:
+    """Split a minibatch into the fewest parts of `most` each that dealing the largest samples first finds.
+
+    `sizes`: of the samples, in their order, which they keep within a part. A larger sample has a part to itself.
+
+    >>> split_by_size((4, 7, 1, 2), (30, 80, 50, 20), 100)
+    ((4, 1, 2), (7,))
+    """
+    largest_first = sorted(range(len(samples)), key=lambda place: -sizes[place])
+    count = min(len(samples), max(1, ceil(sum(sizes) / most)))
+    while True:
+        totals = [0.0] * count
+        parts: list[list[int]] = [[] for _ in range(count)]
+        for place in largest_first:
+            lightest = totals.index(min(totals))
+            totals[lightest] += sizes[place]
+            parts[lightest].append(place)
+        if max(totals) <= most or count == len(samples):
+            return tuple(tuple(samples[place] for place in sorted(part)) for part in sorted(parts, key=min))
+        count += 1
 
 
 def class_weights(samples: Any, num_classes: int) -> list[float]:

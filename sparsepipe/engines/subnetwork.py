@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..networks.base import LayerRow, run_layers
+from ..networks.base import PARTS_APART, LayerRow, run_layers
 from ..networks.batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from ..networks.freezing import RUNNING_MEAN, check_trains, in_epoch, matching
 from ..networks.rows import INPUT, Network, Row
@@ -136,7 +136,7 @@ class Subnetwork(nn.Module):
         try:
             return {row.id: module(*inputs)}
         except TooFewVoxels as error:
-            raise error.within(f"layer {row.id!r} in minibatch {minibatch}: ") from None
+            raise error.within(f"layer {row.id!r} in minibatch {minibatch % PARTS_APART}: ") from None
 
 
 def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:

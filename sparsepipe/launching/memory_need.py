@@ -16,7 +16,16 @@ import numpy as np
 from ..data.sources import found as find_source
 from ..errors import InputError
 from ..runtime import RunConfig
-from ..runtime.config import SKIP, Composition, FittingSizes, check_limit_unit, limit_without_profile
+from ..runtime.config import (
+    REFUSE,
+    SKIP,
+    SPLIT,
+    SPLIT_OR_SKIP,
+    Composition,
+    FittingSizes,
+    check_limit_unit,
+    limit_without_profile,
+)
 from ..runtime.forward_only import ForwardOnly
 from ..runtime.plan_fit import bytes_by_place, check_memory, needed_bytes
 from ..runtime.workloads.resolved import ResolvedRun
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     from ..runtime.stages.memory_limit import RankMemory
 
 _NAMED = 4  # of the samples that are left out
+_PARTS_TRIED = 64  # sizes of parts of a minibatch
 _NOTHING_TELLS = "the plan's memory need could not be checked before the run: {}"
 
 
@@ -77,7 +87,7 @@ def check_at_launch(
 def fitted_to_limit(
     plan: Plan, run: ResolvedRun, *, profile: Profile | None, resumes: Path | None, here: bool
 ) -> ResolvedRun:
-    """Return a run with the setting `fitting_sizes`: its largest minibatch, and what `oversize` leaves out.
+    """Return a run with the setting `fitting_sizes`: its largest minibatch, what `oversize` leaves out, or splits.
 
     `here`: the data are on this machine, and sizes of samples are read. Raises InputError, with the sample's name, if
     one does not fit under `memory_limit` with all layers recomputed, and for a missing or unsuitable profile.
@@ -90,31 +100,51 @@ def fitted_to_limit(
     profile = recorded or profile  # workers go by the one that the run has kept
     if profile is None:
         raise limit_without_profile()
-    skips = config.oversize == SKIP
-    if not (here or skips):
+    if not here and config.oversize == REFUSE:
         return unknown
     if not here and find_source(config.data) is None:
         raise InputError(
             "memory.sizes_unknown",
             f"{{oversize}} goes by the sizes of all samples, but {config.data} is not on this machine; launch where "
             "the data are",
-            setting={"oversize": SKIP},
+            setting={"oversize": config.oversize},
         )
     check_limit_unit(profile.size_unit, run.size_unit)
-    fitting = _fitting_sizes(plan, run, _PlanNeed.of_plan(plan, profile, config), skips=skips)
+    replicas = any(len(stage.ranks) > 1 and not stage.shares_scenes for own in plan.pipelines for stage in own.stages)
+    if config.oversize in (SPLIT, SPLIT_OR_SKIP) and config.synchronised_batch_norm and replicas:
+        raise InputError(  # replicas with other numbers of parts would wait for each other
+            "memory.split_synchronised",
+            "{synchronised_batch_norm} takes statistics over minibatches of all replicas, which {oversize} splits; "
+            "omit one of them",
+            setting={"synchronised_batch_norm": None, "oversize": config.oversize},
+        )
+    shares = any(stage.shares_scenes for own in plan.pipelines for stage in own.stages if len(own.stages) > 1)
+    if config.oversize in (SPLIT, SPLIT_OR_SKIP) and shares:
+        raise InputError(
+            "memory.split_scenes",
+            "{oversize} splits no minibatch of a plan in which some of several stages share scenes; choose 'skip', or "
+            "a plan of one stage",
+            setting={"oversize": config.oversize},
+        )
+    fitting = _fitting_sizes(plan, run, _PlanNeed.of_plan(plan, profile, unknown.config))
     if count := len(fitting.left_out):
         names = ", ".join(fitting.names[:_NAMED]) + (", …" if count > _NAMED else "")
         tell(f"left out as too large for the memory limit: {number_of(count, 'sample')} ({names})")
+    if fitting.part is not None:
+        kinds = [layer.description.lower() for layer in profile.graph.layers]
+        normed = any("batch" in kind and "norm" in kind for kind in kinds)
+        changes = "; batch norm takes the statistics of a part, not of the minibatch" if normed else ""
+        tell(f"minibatches above {fitting.part:,.0f} {run.size_unit} are split to fit under the memory limit{changes}")
     return replace(run, config=config.replace(fitting_sizes=json.dumps(asdict(fitting))))
 
 
-def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed", *, skips: bool) -> FittingSizes:
-    """Raises InputError for a sample that does not fit unless the run `skips` it, and for a minibatch that does not."""
+def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed") -> FittingSizes:
+    """Raises InputError for a sample that does not fit unless the run skips it, and for a minibatch that does not."""
     config, training = run.config, run.data.training
     sizes = np.asarray(training.sample_sizes(), dtype=float)
     distinct = np.unique(sizes)
     most = float(distinct[-1])
-    if skips:  # bytes rise with size
+    if config.oversize in (SKIP, SPLIT_OR_SKIP):  # bytes rise with size
         fits = bisect_left(distinct, True, key=lambda size: need.at(float(size)).limit > need.limit)
         if fits:
             most = float(distinct[fits - 1])
@@ -124,22 +154,26 @@ def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed", *, skips: bo
     budget = config.batch_voxels or (decided.budget if decided else None)
     fitting = np.sort(sizes[sizes <= most])
     largest = max(most, budget or float(fitting[-config.batch_size :].sum()))
+    splits = config.oversize in (SPLIT, SPLIT_OR_SKIP) and need.at(largest).limit > need.limit
     for size in sorted({most, largest}):
-        least = need.at(size)
+        least = need.at(size, most if splits else None)
         if least.limit <= need.limit:
             continue
         alone = size == most
         what = f"{training.name(sample)} has" if alone else f"{config.batch_size} samples have up to"
-        way_out = "raise it, crop scenes ({crop})" if alone else "raise it, lower {batch_size}"
+        way_out = "crop scenes ({crop})" if alone else "lower {batch_size}"
+        others = {} if alone or splits else {"oversize": SPLIT}
         raise InputError(
             "memory.too_large",
             f"{plan.prefix(least.pipeline)}{what} {size:,.0f} {run.size_unit}, which need {least.limit / 1e6:,.1f} MB "
-            f"in stage {least.stage} with all layers recomputed; {{memory_limit}} is {need.limit / 1e6:,.1f} MB: "
-            f"{way_out}, or plan more stages",
-            setting=dict.fromkeys(("memory_limit", "crop" if alone else "batch_size")),
+            f"in stage {least.stage} with all layers recomputed{', in parts' if splits and not alone else ''}; "
+            f"{{memory_limit}} is {need.limit / 1e6:,.1f} MB: raise it, {way_out}, "
+            f"{'split minibatches ({oversize}), ' if others else ''}or plan more stages",
+            setting=dict.fromkeys(("memory_limit", "crop" if alone else "batch_size")) | others,
             sample=sample,
         )
-    return FittingSizes(largest, left_out, tuple(map(training.name, left_out)))
+    part = need.largest_part(most, largest) if splits else None
+    return FittingSizes(largest, left_out, tuple(map(training.name, left_out)), part)
 
 
 class _LeastLimit(NamedTuple):
@@ -171,9 +205,16 @@ class _PlanNeed:
                 memories += [(k, stage, memory) for stage in pipeline.stages_of(rank)]
         return cls(limit, memories)
 
-    def at(self, size: float) -> _LeastLimit:
-        """Return the least limit under which all stages train on minibatches of a size."""
-        return max(_LeastLimit(memory.least_bytes(stage, size), k, stage) for k, stage, memory in self.memories)
+    def at(self, size: float, part: float | None = None) -> _LeastLimit:
+        """Return the least limit under which all stages train on minibatches of a size, if `part` in parts of that."""
+        return max(_LeastLimit(memory.least_bytes(stage, size, part), k, stage) for k, stage, memory in self.memories)
+
+    def largest_part(self, least: float, size: float) -> float:
+        """Return the size of the largest parts in which minibatches of a size fit: `least` at least, which does."""
+        steps = np.geomspace(least, size, _PARTS_TRIED).tolist()
+        return float(
+            steps[max(0, bisect_left(steps, True, key=lambda part: self.at(size, part).limit > self.limit) - 1)]
+        )
 
 
 def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> PlacedMemory:
@@ -211,7 +252,7 @@ def check_limit_of_job(folder: Path, plan: Plan, config: RunConfig) -> None:
     if profile is None or config.memory_limit is None or largest is None:
         return
     need = _PlanNeed.of_plan(plan, profile, config)
-    least = need.at(largest)
+    least = need.at(largest, FittingSizes.of(config).part)
     if least.limit > need.limit:
         raise InputError(
             "memory.too_large_for_plan",

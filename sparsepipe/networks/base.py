@@ -99,6 +99,9 @@ def direct_reads(network: AnyNetwork, rows: Iterable[LayerRow], *, last: bool) -
     return read.intersection(network.direct_inputs)
 
 
+PARTS_APART = 2**40  # what is added to a minibatch's number for each part of a split one, which draws differently
+
+
 class Layers(Protocol):
     """Some layers of a network, in the order in which they run."""
 

@@ -134,6 +134,7 @@ _COMMON: Mapping[str, Check] = {
     "parts": fields({}, others=real),
     "replans": each(fields({"minibatch": _count, "pause_seconds": real, "moved_bytes": number}, others=None)),
     "load": maybe(fields({}, others=maybe(real))),
+    "split_into": _count,  # parts of a minibatch that did not fit under the memory limit whole
     "left_out": fields({"samples": _count, "names": each(text)}),  # too large for the memory limit
 }
 # In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.

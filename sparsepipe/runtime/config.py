@@ -62,7 +62,7 @@ BUDGETS = ("batch_voxels", "batch_seconds", "batch_bytes")
 BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
-REFUSE, SKIP = OVERSIZE = ("refuse", "skip")
+REFUSE, SKIP, SPLIT, SPLIT_OR_SKIP = OVERSIZE = ("refuse", "skip", "split", "split-or-skip")
 _SCORES = {"miou": "mean_iou", "point_miou": "point_mean_iou"}  # short names, which are taken too
 _WEEK = 7 * 24 * 3600.0
 
@@ -594,8 +594,9 @@ class ProcessConfig(Settings):
     oversize: str = setting(
         REFUSE,
         Choice(OVERSIZE),
-        "action for samples that do not fit under the memory limit with all layers recomputed. refuse: end before the "
-        "run starts; skip: train others in their place",
+        "action for what does not fit under the memory limit with all layers recomputed. refuse: end before the run "
+        "starts; skip: train other samples in the place of too large ones; split: pass minibatches in parts, their "
+        "gradients summed; split-or-skip: both",
     )
     fitting_sizes: str | None = setting(
         None, JsonObject('{"largest": 200000}'), "largest minibatch under the memory limit, set at launch", option=""
@@ -759,12 +760,13 @@ class FittingSizes:
     """Samples that fit under the memory limit, as `RunConfig.fitting_sizes` has it: decided at launch.
 
     `largest`: size of the largest minibatch; None: unknown. `left_out`: samples of the training split that do not fit.
-    `names`: theirs.
+    `names`: theirs. `part`: size of the largest part of a minibatch; larger minibatches are split. None: none is split.
     """
 
     largest: float | None = None
     left_out: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    part: float | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> "FittingSizes":
@@ -772,7 +774,8 @@ class FittingSizes:
         if config.fitting_sizes is None or config.memory_limit is None:
             return cls()
         decided = json_object(config.fitting_sizes, "fitting_sizes")
-        return cls(decided.get("largest"), tuple(decided.get("left_out", ())), tuple(decided.get("names", ())))
+        left_out, names = (tuple(decided.get(key, ())) for key in ("left_out", "names"))
+        return cls(decided.get("largest"), left_out, names, decided.get("part"))
 
 
 def without_profile(config: RunConfig) -> InputError:

@@ -135,7 +135,7 @@ class Controller:
 
     begin = leave = open
 
-    def enter(self, stage: int, minibatch: int, size: float) -> Segments:
+    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> Segments:
         """Return the blocks to recompute of a minibatch of this size."""
         share = 1.0 if not self._measured else 0.5
         if len({x for x, _ in self._measured}) > 1:

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from ...errors import InputError
 from ...util.derived import SHARED_GENERATORS, derived_seed
 from ...util.host.limits import is_out_of_memory
-from ..base import run_layers
+from ..base import PARTS_APART, run_layers
 from ..batch_norm import GroupBatchNorm
 from .building import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
@@ -160,7 +160,7 @@ class TracedSubnetwork(nn.Module):
                 # A rank that is lost in a batch norm, or memory that is used up, is no fault of the layer.
                 if type(error) not in _OF_MODULES or is_out_of_memory(error):
                     raise
-                what = f"{type(error).__name__} in minibatch {minibatch}: {' '.join(str(error).split())}"
+                what = f"{type(error).__name__} in minibatch {minibatch % PARTS_APART}: {' '.join(str(error).split())}"
                 raise LayerFailed(
                     "layer.raises",
                     f"layer {row.id!r} of {self.network.name} raises {what}",

@@ -19,6 +19,7 @@ class Sums:
     first_samples: float = 0.0  # of the first minibatch that was done
     first: float | None = None  # seconds at which it was
     last: float = 0.0  # seconds at which the latest was
+    split: int = 0  # minibatches that passed in parts
 
     def add(self, row: Mapping[str, Any], *, now: float) -> float:
         """Count a minibatch by its row: its "loss" is a mean over its "counted" (else "samples"), of which so many are
@@ -34,6 +35,7 @@ class Sums:
             self.first, self.first_samples = now, samples
         self.samples += samples
         self.minibatches += 1
+        self.split += "split_into" in row
         self.last = now
         return samples
 
@@ -44,6 +46,7 @@ class Sums:
         if self.correct is not None:
             scores["accuracy"] = self.correct / self.counted if self.counted else None
         counts = {"samples": self.samples, "counted": self.counted, "minibatches": self.minibatches}
+        counts |= {"split_minibatches": self.split} if self.split else {}
         return scores | {name: int(count) for name, count in counts.items()}
 
     @property

@@ -41,13 +41,33 @@ class InFlight:
     leaves: tuple[Tensor, ...] = ()  # received features that want a gradient
     outputs: tuple[Output, ...] = ()  # features sent on that will get one; in the last stage the loss alone
     size: int = 0  # in the workload's unit
-    received: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
+    part_sizes: tuple[int, ...] = ()  # of the parts of a minibatch that is split to fit into memory
+    received: "Outputs | None" = None  # kept for a second forward where the stage recomputes
     targets: Any = None  # likewise, in the last stage
     weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
     # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
     leaves_present: tuple[Tensor | None, ...] = ()
     outputs_present: tuple[Tensor | None, ...] = ()
     leaf_rows: tuple[Any, ...] = ()  # of each leaf, as `Output.rows`
+
+
+# By name; of a minibatch that is split to fit into memory one mapping for each part.
+Outputs = Mapping[str, Any] | tuple[Mapping[str, Any], ...]
+
+
+def each_part(outputs: Outputs) -> tuple[Mapping[str, Any], ...]:
+    """Return the outputs of each part of a minibatch, which is one part unless it is split."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class SplitSamples(NamedTuple):
+    """Samples of a minibatch that is split to fit into memory, as the workload's `batch` reads each part."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(int(part.size) for part in self.parts)
 
 
 class PackedOutputs(NamedTuple):
@@ -62,7 +82,7 @@ class PacketAndSamples(NamedTuple):
     """Input of a later stage that also reads inputs of the network from the samples."""
 
     packet: Packet
-    samples: Any  # as the workload's `batch` reads them
+    samples: Any  # as the workload's `batch` reads them, or SplitSamples
 
     @property
     def size(self) -> int:
@@ -162,10 +182,10 @@ class StageRunner(Protocol):
         """
         ...
 
-    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Mapping[str, Any]]:
+    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Outputs]:
         """Run the stage with its graph, on what the workload read (first stage), a packet, or both: each has a `size`.
 
-        Returns what is kept until the backward, and its outputs.
+        Returns what is kept until the backward, and its outputs. A split minibatch passes part by part.
 
         `minibatch` is a number in the run: what is drawn at random, such as dropout, follows from it.
         Raises PacketMismatch for a packet of other tensors, InputError for samples that the layers cannot take.
@@ -176,15 +196,20 @@ class StageRunner(Protocol):
         """Run the stage without keeping a graph. Returns the minibatch's size with the outputs."""
         ...
 
-    def run_again(self, flight: InFlight) -> Mapping[str, Any]:
+    def run_again(self, flight: InFlight) -> Outputs:
         """Run the forward a second time, now with its graph, on what was received the first time.
 
         What was sent then is not sent again: of its tensors the flight gets those that a gradient comes back for.
         """
         ...
 
-    def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
-        """Pack the outputs for the next stage. A stage that recomputes has no `outputs` before it has run again."""
+    def pack_outputs(
+        self, outputs: Outputs, minibatch: int, size: int, part_sizes: Sequence[int] = ()
+    ) -> PackedOutputs:
+        """Pack the outputs for the next stage. A stage that recomputes has no `outputs` before it has run again.
+
+        `part_sizes`: as in the flight.
+        """
         ...
 
     def loss(
@@ -196,7 +221,7 @@ class StageRunner(Protocol):
         detailed: bool = False,
         weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
-        """Return the loss of a minibatch of so many samples, a scalar, and what to report of it.
+        """Return the loss of a minibatch, or one part of it, of so many samples, a scalar, and what to report of it.
 
         `detailed` and `weights`: see networks/losses/base.py. Raises InputError unless outputs and labels
         are of the same samples.

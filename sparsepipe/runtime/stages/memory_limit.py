@@ -7,10 +7,12 @@ the same bits as without a limit: random layers draw by minibatch, and running s
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -60,16 +62,18 @@ class RankMemory:
         limit_bytes: float,
         copies: int = 0,
         largest: float | None = None,
+        part: float | None = None,
     ) -> None:
         """`limit_bytes`: of weights, optimizer state and minibatches. `copies`: of the weights, besides their versions.
 
         `largest`: size of the largest minibatch of the run, if it is known. Else the profile's largest typical one
-        counts, until a larger one enters.
+        counts, until a larger one enters. `part`: the size in whose parts larger ones pass; None: all pass whole.
         Raises InputError for a limit that the weights alone exceed.
         """
         self.limit_bytes = limit_bytes
         self._plan, self._profile = plan, profile
         self._largest = max(profile.typical_sizes) if largest is None else largest
+        self._largest_part = part
         program = compile_until_steady(plan)
         self._stages: dict[int, _LimitedStage] = {}
         self._unrepeatable: dict[int, frozenset[int]] = {}
@@ -98,8 +102,8 @@ class RankMemory:
     @classmethod
     def of_settings(cls, plan: Plan, rank: int, profile: Profile, config: RunConfig, *, limit: float) -> "RankMemory":
         """Return the memory of a rank of a run with these settings, moving averages of the weights included."""
-        largest = FittingSizes.of(config).largest
-        return cls(plan, rank, profile, limit_bytes=limit, copies=int(config.ema is not None), largest=largest)
+        fitting, copies = FittingSizes.of(config), int(config.ema is not None)
+        return cls(plan, rank, profile, limit_bytes=limit, copies=copies, largest=fitting.largest, part=fitting.part)
 
     @classmethod
     def of_run(
@@ -137,41 +141,62 @@ class RankMemory:
         """Begin with an empty pipeline."""
         self._flights.clear()
 
-    def enter(self, stage: int, minibatch: int, size: float) -> Segments:
-        """Return the segments to recompute of a minibatch that enters a stage, and count what it holds."""
+    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> Segments:
+        """Return the segments to recompute of a minibatch that enters a stage, and count what it holds.
+
+        `part`: size of its largest part, if it is split: each part recomputes the same segments.
+        """
         self._flights.pop((stage, minibatch), None)
         self._largest = max(self._largest, size)
         memory, received = self._memory(stage, size)
         others = sum(held.kept for held in self._flights.values())
         to_come = self._to_come(stage)
-        room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, self._largest if to_come else size)
+        most, whole = self._largest if to_come else size, part or self._largest_part
+        room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, min(most, whole or most))
         left = room - others - sum(held.kept for held in to_come) - received
         works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
-        chosen = self._chosen(stage, memory, left - works, left)
+        chosen = self._chosen(stage, memory, left - works, left) if part is None else None
         if chosen is None:
-            chosen = memory.leanest(self._stages[stage].depth - 1)
+            chosen = self._least(stage, size, part)
             beyond = max(chosen[1].kept - (left - works), chosen[1].peak - left)
             if beyond > 1e-9 * self.limit_bytes:  # else budgets were rounded down below it
-                self._tell_beyond(stage, size, memory, received)
+                self._tell_beyond(stage, size, chosen[1].peak + received, part)
         segments, held = chosen
         self._flights[stage, minibatch] = Held(held.kept + received, held.peak + received)
         return segments
 
-    def wait(self, stage: int, minibatch: int, size: float) -> None:
+    def wait(self, stage: int, minibatch: int, size: float, part: float | None = None) -> None:
         """Count a minibatch of a stage that recomputes all layers, and until then keeps what it received alone."""
-        memory, received = self._memory(stage, size)
-        self._flights[stage, minibatch] = Held(received, received + memory.leanest()[1].peak)
+        received, held = self._memory(stage, size)[1], self._least(stage, size, part, waiting=0)[1]
+        self._flights[stage, minibatch] = Held(received, received + held.peak)
 
     def leave(self, stage: int, minibatch: int) -> None:
         """Count a minibatch no more: its backward is done."""
         self._flights.pop((stage, minibatch), None)
 
-    def least_bytes(self, stage: int, size: float) -> float:
-        """Return the least limit under which a stage trains on minibatches of a size."""
-        memory, received = self._memory(stage, size)
-        waiting = self._stages[stage].depth - 1
-        _, held = memory.leanest(waiting)
-        return self.weight_bytes + self._margin(stage, size) * (held.peak + received + waiting * (held.kept + received))
+    def least_bytes(self, stage: int, size: float, part: float | None = None) -> float:
+        """Return the least limit under which a stage trains on minibatches of a size, if `part` in parts of that."""
+        received, waiting = self._memory(stage, size)[1], self._stages[stage].depth - 1
+        _, held = self._least(stage, size, part)
+        margin = self._margin(stage, size if part is None else min(size, part))
+        return self.weight_bytes + margin * (held.peak + received + waiting * (held.kept + received))
+
+    def _least(
+        self, stage: int, size: float, part: float | None = None, *, waiting: int | None = None
+    ) -> tuple[Segments, Held]:
+        """Return the segments of the least bytes for a minibatch, and these, while so many others wait: all, if None.
+
+        In parts it keeps what each of them keeps, and one part at a time works. What parts receive and send back, and
+        the sum of their gradients, stays until the last one is done.
+        """
+        waiting = self._stages[stage].depth - 1 if waiting is None else waiting
+        if part is None or part >= size:
+            return self._memory(stage, size)[0].leanest(waiting)
+        (memory, received), count = self._memory(stage, part), size / part
+        segments, held = _apart_from_weights(memory).leanest(math.ceil((1 + waiting) * count) - 1)
+        returned = received + float((memory.sent * memory.outputs).sum())
+        gradients = float(memory.weights.sum() + memory.weights.max(initial=0.0))
+        return segments, Held(count * held.kept, held.peak + gradients + (count - 1) * (held.kept + returned))
 
     def _to_come(self, stage: int) -> list[Held]:
         """Return what minibatches that may follow while this one is in flight hold at least."""
@@ -180,8 +205,7 @@ class RankMemory:
             depth = limited.depth
             missing = depth - sum(other == k for other, _ in self._flights) - (k == stage)
             if missing > 0:
-                memory, received = self._memory(k, self._largest)
-                _, held = memory.leanest(depth - 1)
+                received, held = self._memory(k, self._largest)[1], self._least(k, self._largest, self._largest_part)[1]
                 to_come += [Held(held.kept + received, held.peak + received)] * missing
         return to_come
 
@@ -244,10 +268,10 @@ class RankMemory:
         self._choices[key] = choice
         return choice
 
-    def _tell_beyond(self, stage: int, size: float, memory: StageMemory, received: float) -> None:
+    def _tell_beyond(self, stage: int, size: float, peak_bytes: float, part: float | None) -> None:
         self.minibatches_beyond += 1
         if self.minibatches_beyond == 1:
-            need = self.weight_bytes + self._margin(stage, size) * (memory.leanest()[1].peak + received)
+            need = self.weight_bytes + self._margin(stage, part or size) * peak_bytes
             tell(
                 f"stage {stage}: a minibatch of {size:,.0f} {self._profile.size_unit} needs {need / 1e6:,.0f} MB with "
                 f"all that can be recomputed, the limit is {self.limit_bytes / 1e6:,.0f} MB"
@@ -260,6 +284,12 @@ class RankMemory:
         if limited.device_types and not limited.shares_scenes:
             kinds = (limited.device_types[limited.ranks.index(rank)],)
         return tuple(dict.fromkeys(kind if kind in known else known[0] for kind in kinds))
+
+
+@lru_cache(maxsize=64)
+def _apart_from_weights(memory: StageMemory) -> StageMemory:
+    """Return a stage's layers without the gradients of their weights, which other parts of a minibatch have left."""
+    return replace(memory, weights=np.zeros_like(memory.weights))
 
 
 def unrepeatable_layers(rows: Sequence[LayerRow], engine: Any, *, synchronised: bool) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from torch.fx.experimental import symbolic_shapes  # noqa: F401
 from ...engines import CoordinateSet, Engine, Feature, Parts
 from ...engines.subnetwork import build
 from ...networks import Network
-from ...networks.base import AnyNetwork, direct_reads
+from ...networks.base import PARTS_APART, AnyNetwork, direct_reads
 from ...networks.batch_norm import Group
 from ...networks.freezing import RUNNING_MEAN, in_epoch, matches
 from ...networks.losses import CrossEntropy, Loss, Outcome
@@ -43,9 +44,9 @@ from ..failures import PacketMismatch
 from ..replication.batch_norm import StatisticsGroup
 from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
-from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id
+from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id, parts_of, with_parts
 from ..transport.zero_elision import num_present, values_at, with_zeros
-from .base import InFlight, Output, PackedOutputs, PacketAndSamples
+from .base import InFlight, Output, Outputs, PackedOutputs, PacketAndSamples, SplitSamples, each_part
 from .memory_limit import RankMemory, run_in_segments, unchanged_buffers, unrepeatable_layers
 from .scene_parts import SceneParts
 
@@ -172,6 +173,9 @@ def _alive(network: AnyNetwork, plan: Plan, cut: int, *, training: bool) -> tupl
     return network.alive(before, training=training) if 0 < cut < len(plan.stages) else ()
 
 
+_NO_PARTS = "of several stages, those that share scenes split no minibatch: see memory_need.py"
+
+
 class Boundary(NamedTuple):
     """The values that cross on one side of a stage, in order, and the number that names this list."""
 
@@ -200,9 +204,13 @@ class Boundary(NamedTuple):
         return cls(names, boundary_id(names), {other: tuple(names_of[other]) for other in sorted(names_of)})
 
     @property
-    def every(self) -> tuple[str, ...]:
+    def groups(self) -> tuple[tuple[str, ...], ...]:
         """The values that cross, then those that are kept, stage by stage."""
-        return (*self.names, *(name for names in self.kept.values() for name in names))
+        return (self.names, *self.kept.values())
+
+    def names_of(self, num_parts: int = 1) -> tuple[str, ...]:
+        """The values of a packet's slots and of those it keeps: of each group those of one part after the other."""
+        return tuple(name for names in self.groups for name in names * num_parts)
 
 
 class NetworkStage:
@@ -337,45 +345,64 @@ class NetworkStage:
         """Return the names of the weights that get gradients in this epoch."""
         return [name for name in weights if name not in self._frozen]
 
-    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
-        alive, leaves, size = self._enter(received, trained=True)
-        present = () if self.is_first else self._present(self._before.every, _slots_of(_packet_of(received)))
-        rows = self._parts.rows(alive[name] for name in self._leaf_names(received)) if self._parts else ()
-        if self.recompute:
-            if self._memory is not None:
-                self._memory.wait(self._stage, minibatch, size)
-            with torch.no_grad(), unchanged_buffers(self.module):  # the second forward counts, not this one
-                outputs = self._call(alive, version, minibatch)
-            flight = InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present, leaf_rows=rows)
-            return flight, outputs
-        flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present, leaf_rows=rows)
-        return flight, self._call(alive, version, minibatch, flight)
+    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Outputs]:
+        alive, leaves, sizes = self._enter(received, trained=True)
+        names = self._before.names_of(len(sizes))
+        flight = InFlight(
+            minibatch,
+            version,
+            leaves,
+            size=sum(sizes),
+            part_sizes=sizes if len(sizes) > 1 else (),
+            leaves_present=() if self.is_first else self._present(names, _slots_of(_packet_of(received))),
+            leaf_rows=self._rows_of_leaves(received, alive),
+        )
+        if not self.recompute:
+            return flight, self._call(alive, version, minibatch, flight)
+        flight.received = alive
+        if self._memory is not None:
+            self._memory.wait(self._stage, minibatch, flight.size, max(sizes))
+        with torch.no_grad(), unchanged_buffers(self.module):  # the second forward counts, not this one
+            return flight, self._call(alive, version, minibatch)
 
     def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
         with torch.no_grad():
-            alive, _, size = self._enter(received, trained=False)
-            return size, self._call(alive, version, minibatch)
+            alive, _, (size,) = self._enter(received, trained=False)
+            outputs = self._call(alive, version, minibatch)
+        assert isinstance(outputs, dict), "a validation splits no minibatch"
+        return size, outputs
 
-    def _leaf_names(self, received: Any) -> list[str]:
-        """Return the names of the tensors that arrived and want a gradient, in the packet's order."""
-        if self.is_first:
-            return []
-        slots = zip(self._before.every, _slots_of(_packet_of(received)), strict=True)
-        return [name for name, slot in slots if slot.needs_gradient]
+    def _rows_of_leaves(self, received: Any, alive: Outputs) -> tuple[Any, ...]:
+        """Return which rows of all parts this one has, of each tensor that arrived and wants a gradient, in order."""
+        if self.is_first or self._parts is None:
+            return ()
+        assert isinstance(alive, Mapping), _NO_PARTS
+        slots = zip(self._before.names_of(), _slots_of(_packet_of(received)), strict=True)
+        return self._parts.rows(alive[name] for name, slot in slots if slot.needs_gradient)
 
-    def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
+    def pack_outputs(
+        self, outputs: Outputs, minibatch: int, size: int, part_sizes: Sequence[int] = ()
+    ) -> PackedOutputs:
         if self._parts:
+            assert isinstance(outputs, Mapping), _NO_PARTS
             return self._pack_parts(self._parts, outputs, minibatch, size)
+        sizes = part_sizes or (size,)
+        packets = [self._packed(own, minibatch, each) for own, each in zip(each_part(outputs), sizes, strict=True)]
+        packet = with_parts(packets) if part_sizes else packets[0]
+        wanted = _wanted(_slots_of(packet))
+        packet = replace(packet, slots=self._forwards.shrink(packet.slots))
+        return PackedOutputs(packet, wanted, self._present(self._after.names_of(len(sizes)), _slots_of(packet)))
+
+    def _packed(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> Packet:
+        """Return the outputs of a minibatch, or one part of it, as they are."""
         parts, slots = self._output_slots(outputs, self.after)
-        small, staying = self._forwards.shrink(slots), []
+        staying = []
         for stage, names in self._after.kept.items():
             of_stage, rows = self._output_slots(outputs, names)
             packet = Packet(FORWARD, minibatch, 0, rows, of_stage.coordinate_sets, size, tables=of_stage.tables)
             staying.append((stage, packet))
-        packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, size, tables=parts.tables)
-        packet = replace(packet, kept=tuple(staying))
-        every = *slots, *_slots_of(packet)[len(slots) :]
-        return PackedOutputs(packet, _wanted(every), self._present(self._after.every, _slots_of(packet)))
+        packet = Packet(FORWARD, minibatch, self.id_after, slots, parts.coordinate_sets, size, tables=parts.tables)
+        return replace(packet, kept=tuple(staying))
 
     def _pack_parts(self, parts: SceneParts, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
         """Pack the outputs of all parts, on each of the ranks that share scenes; the first sends them."""
@@ -472,14 +499,15 @@ class NetworkStage:
         self._leave(flight)
         return [of_weights.get(name) for name in names]
 
-    def run_again(self, flight: InFlight) -> dict[str, Any]:
+    def run_again(self, flight: InFlight) -> Outputs:
         assert flight.received is not None
         outputs = self._call(flight.received, flight.version, flight.minibatch, flight)
         flight.received = None
         if self._parts and not self.is_last:
+            assert isinstance(outputs, Mapping), _NO_PARTS
             flight.outputs = self._part_ends(self._parts, outputs)
         elif not self.is_last:
-            groups = (self._output_slots(outputs, names)[1] for names in (self.after, *self._after.kept.values()))
+            groups = (self._output_slots(part, names)[1] for names in self._after.groups for part in each_part(outputs))
             flight.outputs = _wanted([slot for slots in groups for slot in slots])
         return outputs
 
@@ -490,12 +518,13 @@ class NetworkStage:
             NO_GRADIENT if gradient is None else Slot(gradient if present is None else values_at(present, gradient))
             for gradient, present in zip(gradients, flight.leaves_present, strict=True)
         )
-        at, staying = self._num_gradients(self.before), []
+        num_parts, staying = len(flight.part_sizes) or 1, []
+        at = num_parts * self._num_gradients(self.before)
         packet = Packet(
             BACKWARD, flight.minibatch, self.id_before, self._backwards.shrink(slots[:at]), size=flight.size
         )
         for stage, names in self._before.kept.items():
-            end = at + self._num_gradients(names)
+            end = at + num_parts * self._num_gradients(names)
             staying.append((stage, Packet(BACKWARD, flight.minibatch, 0, slots[at:end], size=flight.size)))
             at = end
         return replace(packet, kept=tuple(staying))
@@ -544,26 +573,40 @@ class NetworkStage:
             if slot.needs_gradient
         )
 
-    def _enter(self, received: Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
-        """Return the tensors alive at the boundary before, those of them that want a gradient, and the size."""
+    def _enter(self, received: Any, *, trained: bool) -> tuple[Outputs, tuple[Tensor, ...], tuple[int, ...]]:
+        """Return the tensors alive at the boundary before, those of them that want a gradient, and each part's size."""
+        samples = received if self.is_first else received.samples if self.reads_samples else None
+        batches = samples.parts if isinstance(samples, SplitSamples) else (samples,)
         if self.is_first:
-            return self._read(received), (), received.size
-        direct = self._read(received.samples) if self.reads_samples else {}
-        like = next(iter(direct.values()), None)
-        alive, leaves, size = self._unpack(_packet_of(received), trained=trained, like=like)
-        if self.reads_samples:
-            alive = {**{name: direct[name] for name in self._direct if name in direct}, **alive}
-        return alive, leaves, size
+            read = tuple(map(self._read, batches))
+            return read if len(read) > 1 else read[0], (), tuple(int(batch.size) for batch in batches)
+        packets = parts_of(_packet_of(received))
+        direct = [self._read(batch) for batch in batches] if self.reads_samples else [{}] * len(packets)
+        unpacked = [
+            self._unpack(packet, trained=trained, like=next(iter(values.values()), None))
+            for packet, values in zip(packets, direct, strict=True)
+        ]
+        alive = tuple(
+            {**{name: values[name] for name in self._direct if name in values}, **tensors}
+            for (tensors, _), values in zip(unpacked, direct, strict=True)
+        )
+        leaves = self._by_group([leaves for _, leaves in unpacked])
+        return alive if len(alive) > 1 else alive[0], leaves, tuple(packet.size for packet in packets)
+
+    def _by_group(self, leaves: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+        """Return the leaves of a minibatch's parts as `Boundary.names_of` has their names."""
+        if len(leaves) == 1:
+            return tuple(leaves[0])
+        ends = [0, *accumulate(map(self._num_gradients, self._before.groups))]
+        return tuple(leaf for start, end in pairwise(ends) for own in leaves for leaf in own[start:end])
 
     def _read(self, batch: Any) -> dict[str, Any]:
         tensor = self.engine.tensor(batch, self.device)
         return self.module.enter(self._parts.part(tensor) if self._parts else tensor)
 
-    def _unpack(
-        self, packet: Packet, *, trained: bool, like: Any = None
-    ) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+    def _unpack(self, packet: Packet, *, trained: bool, like: Any = None) -> tuple[dict[str, Any], list[Tensor]]:
         """`like`: a part of the same minibatch, if ranks share scenes and the stage reads samples, too."""
-        expected = self._before.every
+        expected = self._before.names_of()
         if len(_slots_of(packet)) != len(expected):
             raise PacketMismatch(
                 "packet.tensor_count",
@@ -571,16 +614,16 @@ class NetworkStage:
             )
         packets = packet, *(part for _, part in packet.kept)
         if any(part.tables for part in packets):  # which say on their own how tensors are put together
-            groups = [*zip((self.before, *self._before.kept.values()), packets, strict=True)]
+            groups = [*zip(self._before.groups, packets, strict=True)]
         else:
             groups = [(expected, _joined(packet))]
         leaves: list[Tensor] = []
         if self._parts:
             division = self._parts.divide(packet, self.device, like=like)
             parts = self._parts_of(expected, packet, leaves, trained=trained, of_part=division.rows)
-            return self._parts.engine.join_part(parts, division), tuple(leaves), packet.size
+            return self._parts.engine.join_part(parts, division), leaves
         joined = [self.engine.join(self._parts_of(names, part, leaves, trained=trained)) for names, part in groups]
-        return {name: value for part in joined for name, value in part.items()}, tuple(leaves), packet.size
+        return {name: value for part in joined for name, value in part.items()}, leaves
 
     def _parts_of(
         self,
@@ -609,23 +652,26 @@ class NetworkStage:
         tables = tuple(table.to(self.device) for table in packet.tables)
         return Parts(sets, features, tables)
 
-    def _call(
-        self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
-    ) -> dict[str, Any]:
-        keep = self._outputs if self.is_last else self._after.every
-        options: dict[str, Any] = {"minibatch": minibatch, "keep": keep}
+    def _call(self, alive: Outputs, version: Version, minibatch: int, flight: InFlight | None = None) -> Outputs:
+        """Run the layers, of a split minibatch on one part after the other: the backward runs each part again."""
+        keep = self._outputs if self.is_last else self._after.names_of()
         weights = version.tensors
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
         segments: Segments = self._segments if flight is not None else ()
         if self._memory is not None and flight is not None:
-            segments = self._memory.enter(self._stage, minibatch, flight.size)
+            segments = self._memory.enter(self._stage, minibatch, flight.size, max(flight.part_sizes, default=None))
         context = partial(self._running, weights)
-        with context():
-            if segments:
-                return run_in_segments(self.module, alive, segments, context=context, **options)
-            return self.module(alive, **options)
+        outputs: list[dict[str, Any]] = []
+        for k, part in enumerate(each_part(alive)):
+            options: dict[str, Any] = {"minibatch": minibatch + k * PARTS_APART, "keep": keep}
+            with context():
+                if segments:
+                    outputs.append(run_in_segments(self.module, part, segments, context=context, **options))
+                else:
+                    outputs.append(self.module(part, **options))
+        return tuple(outputs) if isinstance(alive, tuple) else outputs[0]
 
     @contextmanager
     def _running(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

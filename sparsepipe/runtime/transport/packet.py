@@ -14,8 +14,9 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from ..failures import PacketMismatch
 HEADER_INTEGERS = 512  # as sent: facts, then room for a small payload
 HEADER_BYTES = 8 * HEADER_INTEGERS
 _FACTS = 384  # of some 30 tensors: before a deep block of a dense network 25 are alive; of more, in the payload
-_ALWAYS = 12  # of them: those of the packet itself, and how many there are
+_ALWAYS = 13  # of them: those of the packet itself, and how many there are
 _PLACE = slice(_FACTS, _FACTS + 2)  # of a payload in shared memory: the sender's file descriptor and its capacity
 _MAGIC = 0x5350_4B54
 _ALIGNMENT = 64
@@ -81,6 +82,14 @@ class Slot:
 NO_GRADIENT = Slot(torch.empty(0, dtype=torch.bool))
 
 
+class PacketPart(NamedTuple):
+    """What one part of a split minibatch has in its packet, besides as many slots as every other part."""
+
+    size: int
+    num_sets: int
+    num_tables: int
+
+
 @dataclass(frozen=True, eq=False)
 class Packet:
     """Data that crosses one boundary for one minibatch in one direction. `boundary` tells lists of tensors apart."""
@@ -95,6 +104,7 @@ class Packet:
     tables: tuple[Tensor, ...] = ()  # what else the engine needs to put tensors together
     # (stage, packet) for, or from, stages of the same rank that are no neighbours: this rank keeps them, none is sent.
     kept: tuple[tuple[int, "Packet"], ...] = ()
+    parts: tuple[PacketPart, ...] = ()  # of a minibatch that is split to fit into memory: slots, sets, tables by part
 
     @property
     def num_bytes(self) -> int:
@@ -102,6 +112,52 @@ class Packet:
         coordinates = sum(own.coordinates.nbytes for own in self.coordinate_sets)
         tables = sum(table.nbytes for table in self.tables)
         return coordinates + tables + sum(section.nbytes for slot in self.slots for section in slot.sections)
+
+
+def with_parts(packets: Sequence[Packet]) -> Packet:
+    """Return one packet of the parts of a split minibatch, one packet each, in order."""
+    offsets = accumulate((len(packet.coordinate_sets) for packet in packets), initial=0)
+    slots = [
+        slot if slot.coordinate_set is None else replace(slot, coordinate_set=slot.coordinate_set + offset)
+        for packet, offset in zip(packets, offsets, strict=False)
+        for slot in packet.slots
+    ]
+    kept = [tuple(part for _, part in of_stage) for of_stage in zip(*(packet.kept for packet in packets), strict=True)]
+    return replace(
+        packets[0],
+        slots=tuple(slots),
+        coordinate_sets=tuple(own for packet in packets for own in packet.coordinate_sets),
+        tables=tuple(table for packet in packets for table in packet.tables),
+        size=sum(packet.size for packet in packets),
+        kept=tuple((stage, with_parts(parts)) for (stage, _), parts in zip(packets[0].kept, kept, strict=True)),
+        parts=tuple(PacketPart(each.size, len(each.coordinate_sets), len(each.tables)) for each in packets),
+    )
+
+
+def parts_of(packet: Packet) -> tuple[Packet, ...]:
+    """Return a packet for each part of a minibatch: the inverse of `with_parts`; itself if it is not split."""
+    if not packet.parts:
+        return (packet,)
+    kept = [(stage, parts_of(staying)) for stage, staying in packet.kept]
+    num_slots, first_set, first_table, packets = len(packet.slots) // len(packet.parts), 0, 0, []
+    for k, (size, num_sets, num_tables) in enumerate(packet.parts):
+        slots = [
+            slot if slot.coordinate_set is None else replace(slot, coordinate_set=slot.coordinate_set - first_set)
+            for slot in packet.slots[k * num_slots : (k + 1) * num_slots]
+        ]
+        packets.append(
+            replace(
+                packet,
+                slots=tuple(slots),
+                coordinate_sets=packet.coordinate_sets[first_set : first_set + num_sets],
+                tables=packet.tables[first_table : first_table + num_tables],
+                size=size,
+                kept=tuple((stage, parts[k]) for stage, parts in kept),
+                parts=(),
+            )
+        )
+        first_set, first_table = first_set + num_sets, first_table + num_tables
+    return tuple(packets)
 
 
 def boundary_id(names: Iterable[str]) -> int:
@@ -120,8 +176,8 @@ def encode(
     The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
     """
     facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.size]
-    facts += [len(packet.coordinate_sets), len(packet.tables), len(packet.slots)]
-    of_sections: list[int] = []
+    facts += [len(packet.coordinate_sets), len(packet.tables), len(packet.slots), len(packet.parts)]
+    of_sections = [number for part in packet.parts for number in part]
     sections: list[Tensor] = []
     for stride, coordinates, family in packet.coordinate_sets:
         keys, layout = _pack(coordinates, stride) if packed else _as_they_are(coordinates)
@@ -207,11 +263,13 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
     facts = iter(integers[3 : 1 + integers[0]].tolist())
     if len(payload) == 0:
         payload = header.view(torch.uint8)[8 * _FACTS :]
-    direction, minibatch, boundary, size, num_sets, num_tables, num_slots, outside = (next(facts) for _ in range(8))
+    direction, minibatch, boundary, size, num_sets, num_tables, num_slots = (next(facts) for _ in range(7))
+    num_parts, outside = next(facts), next(facts)
     place, sets, tables, slots = 0, [], [], []
     if outside:
         of_sections, place = _section(payload, place, torch.int64, (outside,))
         facts = iter(of_sections.tolist())
+    parts = tuple(PacketPart(next(facts), next(facts), next(facts)) for _ in range(num_parts))
     for _ in range(num_sets):
         stride = tuple(next(facts) for _ in range(next(facts)))
         family, length, kind = (next(facts) for _ in range(3))
@@ -239,7 +297,7 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
             present, place = _section(payload, place, torch.uint8, (bits_length(math.prod(whole)),))
         own_set = None if coordinate_set < 0 else coordinate_set
         slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), upper, present, whole))
-    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), size, tables=tuple(tables))
+    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), size, tables=tuple(tables), parts=parts)
 
 
 def _join(sections: Sequence[Tensor], size: int, device: torch.device, memory: Memory | None) -> Tensor:

@@ -23,7 +23,7 @@ from ...values.schedule import Action, Op, Program, round_length, together
 from ...values.trace import SPAN_KINDS
 from ..failures import SMALLER_LIMIT, DeadlinePassed, LossNotFinite, OutOfMemory, PeerLost
 from ..reporting import metrics
-from ..stages.base import InFlight, Output
+from ..stages.base import InFlight, Output, Outputs, each_part
 from ..transport.base import PacketSource
 from ..transport.packet import BACKWARD, Packet
 from .context import WorkerContext
@@ -36,6 +36,7 @@ from .weight_update import WeightUpdate
 
 _WHAT = "end of an epoch"
 _NAMED = 4  # samples of a minibatch
+_COLUMNS = 6  # of `EpochExecutor.table`
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 
@@ -76,8 +77,9 @@ class EpochExecutor:
         self.later: dict[int, tuple[InFlight, Any]] = {}  # between the two halves of a split backward
         self.outcomes: dict[int, Outcome] = {}
         self.rows: dict[int, dict[str, Any]] = {}  # for the run's metrics, of those that no update contains yet
-        # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
-        self.table = torch.zeros(part.count, 5, dtype=torch.float64)
+        # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct, and
+        # whether it was split.
+        self.table = torch.zeros(part.count, _COLUMNS, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.replication = replica.position.replication
         self.last_of_rounds = self._last_of_rounds(todo) if self.replication.overlaps else frozenset()
@@ -150,7 +152,9 @@ class EpochExecutor:
         if targets is not None:
             self._take_loss(flight, outputs, m, targets)
         else:
-            packet, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, number, flight.size)
+            packet, flight.outputs, flight.outputs_present = runner.pack_outputs(
+                outputs, number, flight.size, flight.part_sizes
+            )
         self._tell_work("forward", action, start)
         if packet is not None:
             context.exchange.send(packet, action)
@@ -165,11 +169,13 @@ class EpochExecutor:
             self.replica.runner.share_statistics(group if whole else None)
             self.synchronised = whole
 
-    def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, targets: Targets) -> None:
+    def _take_loss(self, flight: InFlight, outputs: Outputs, m: int, targets: Sequence[Targets]) -> None:
         with torch.set_grad_enabled(flight.received is None):  # else the second forward brings the graph
-            loss, outcome = self.replica.runner.loss(
-                outputs, targets.labels, samples=len(self.feed.samples(m)), weights=targets.weights
-            )
+            judged = [
+                self.replica.runner.loss(part, own.labels, samples=own.samples, weights=own.weights)
+                for part, own in zip(each_part(outputs), targets, strict=True)
+            ]
+            loss, outcome = judged[0] if len(judged) == 1 else _added_up(judged, [own.weights for own in targets])
         if outcome.loss is not None and not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {self.feed.number(m)} (epoch {self.epoch}) is {outcome.loss} in stage "
@@ -200,7 +206,7 @@ class EpochExecutor:
         if returned is not None:
             context.exchange.send(returned, action)
         if runner.is_last:
-            self._tell(m, flight.size, end)
+            self._tell(m, flight.size, end, len(flight.part_sizes))
 
     def _whole_backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], m: int, *, scale: float
@@ -261,11 +267,12 @@ class EpochExecutor:
         if flight.targets is not None:
             self._take_loss(flight, outputs, m, flight.targets)
 
-    def _tell(self, m: int, size: int, end: float) -> None:
+    def _tell(self, m: int, size: int, end: float, num_parts: int) -> None:
         outcome = self.outcomes.pop(m)
         if not self.replica.runner.reports:
             return
-        self.table.numpy()[m] = [end, outcome.samples, outcome.loss or 0.0, outcome.counted, outcome.correct]
+        numbers = [end, outcome.samples, outcome.loss or 0.0, outcome.counted, outcome.correct, num_parts > 1]
+        self.table.numpy()[m] = numbers
         first = _round_of(self.program, self.replica.stage, m)[0]
         row = {
             "epoch": self.epoch,
@@ -273,6 +280,7 @@ class EpochExecutor:
             "loss": outcome.loss,
             **{self.context.workload.size_unit: size, "samples": outcome.samples, "counted": outcome.counted},
             "learning_rate": self.weight_update.learning_rate(self.feed.number(first)),
+            **({"split_into": num_parts} if num_parts else {}),
         }
         self.context.recorder.metric("step", **row)
         self.rows[m] = {**row, "correct": outcome.correct}
@@ -319,6 +327,20 @@ class EpochExecutor:
         return gradients
 
 
+def _added_up(
+    judged: Sequence[tuple[Tensor, Outcome]], weights: Sequence[tuple[float, ...] | None]
+) -> tuple[Tensor, Outcome]:
+    """Return the loss of a split minibatch and what to report of it, from those of its parts and their weights."""
+    shares = [1.0 if own is None else own[0] for own in weights]
+    some = [(*part, share) for part, share in zip(judged, shares, strict=True) if part[1].loss is not None]
+    outcomes = [outcome for _, outcome in judged]
+    counts = [sum(getattr(own, name) for own in outcomes) for name in ("samples", "counted", "correct")]
+    if not some:  # nothing was counted
+        return judged[0][0], Outcome(None, *counts)
+    mean = mean_of(sum((outcome.loss or 0.0) * share for _, outcome, share in some), sum(share for *_, share in some))
+    return torch.stack([loss for loss, *_ in some]).sum(), Outcome(mean, *counts)
+
+
 def _round_of(program: Program, stage: int, m: int) -> range:
     """The minibatches whose gradients make the same update of a stage as those of `m`."""
     return program.members(stage, m // round_length(program.plan, stage))
@@ -334,18 +356,20 @@ class EpochSoFar:
     correct: float = 0.0  # of these
     samples: float = 0.0
     sent_bytes: float = 0.0  # by this rank, and of what came before the run resumed by all, on rank 0
+    split: float = 0.0  # minibatches that passed in parts
 
     def with_part(self, table: Tensor, sent_bytes: float) -> "EpochSoFar":
         """Add what comes next: `table` of all ranks, as EpochExecutor.table.
 
         Minibatch by minibatch, so that the sums have the same bits wherever the run was stopped between.
         """
-        _, of_samples, losses, of_counted, of_correct = table.numpy().T
-        start = np.array([[self.loss, self.counted, self.correct, self.samples]])
-        rows = np.concatenate([start, np.stack([losses * of_counted, of_counted, of_correct, of_samples], axis=1)])
-        loss, counted, correct, samples = np.add.accumulate(rows, axis=0)[-1].tolist()
+        _, of_samples, losses, of_counted, of_correct, splits = table.numpy().T
+        start = np.array([[self.loss, self.counted, self.correct, self.samples, self.split]])
+        columns = [losses * of_counted, of_counted, of_correct, of_samples, splits]
+        rows = np.concatenate([start, np.stack(columns, axis=1)])
+        loss, counted, correct, samples, split = np.add.accumulate(rows, axis=0)[-1].tolist()
         minibatches, sent = self.minibatches + len(table), self.sent_bytes + sent_bytes
-        return EpochSoFar(minibatches, loss, counted, correct, samples, sent)
+        return EpochSoFar(minibatches, loss, counted, correct, samples, sent, split)
 
     def train(self, *, counts_correct: bool) -> dict[str, float | None]:
         """Return the mean loss, the share that was right if that is counted, and over how many they are."""
@@ -356,6 +380,7 @@ class EpochSoFar:
             "samples": int(self.samples),
             "counted": int(self.counted),
             "minibatches": self.minibatches,
+            **({"split_minibatches": int(self.split)} if self.split else {}),
         }
 
 
@@ -367,7 +392,7 @@ class TrainedEpochs:
         self.rows: list[dict[str, Any]] = []
         self.so_far = EpochSoFar()
         self.unfinished: EpochSoFar | None = None  # for a checkpoint within an epoch: its bytes are those of all ranks
-        self.last_table = torch.zeros(1, 5, dtype=torch.float64)  # of the part that ended last, of all ranks
+        self.last_table = torch.zeros(1, _COLUMNS, dtype=torch.float64)  # of the part that ended last, of all ranks
         self._first = 0  # of the rows, that ended under this plan
 
     def add_part(self, table: Tensor, sent_bytes: float) -> None:
@@ -396,7 +421,7 @@ def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches
     """Return what all ranks measured of each minibatch: as EpochExecutor.table, of which each rank has some rows, or
     none where the plan leaves it out.
     """
-    own = torch.zeros(num_minibatches, 5, dtype=torch.float64)
+    own = torch.zeros(num_minibatches, _COLUMNS, dtype=torch.float64)
     for table in tables.values():
         own += table
     return context.process.sum(own, what=_WHAT)

@@ -9,7 +9,7 @@ from typing import Any
 from ...values.replication.handing_out import READ_AHEAD
 from ...values.schedule import Action, Op
 from ..failures import DeadlinePassed
-from ..stages.base import PacketAndSamples
+from ..stages.base import PacketAndSamples, SplitSamples
 from ..transport.packet import FORWARD
 from ..workloads.base import Samples
 from .context import WorkerContext
@@ -51,7 +51,7 @@ class Inputs:
             depth = self._targets.ahead(mine)
             begun = self._begun(samples, mine, epoch) if self._num_processes else None
 
-            def read(minibatch: int, _: Sequence[int]) -> Targets:
+            def read(minibatch: int, _: Sequence[int]) -> tuple[Targets, ...]:
                 if begun is not None:  # its samples are read by now, or nearly
                     begun.take(minibatch, timeout=context.timeout)
                 return self._targets.read(minibatch)
@@ -63,9 +63,11 @@ class Inputs:
         """Return what reads samples, or has processes read them: as many minibatches further ahead as these are."""
         workload = self._context.workload
         depth = READ_AHEAD + (self._num_processes if self._feed.is_known else 0)
-        loader = Loader(
-            lambda _, indices: workload.begin_batch(samples, indices, epoch), places, self._feed, depth=depth
-        )
+
+        def begin(_: int, indices: Sequence[int]) -> list[Any]:
+            return [workload.begin_batch(samples, part, epoch) for part in workload.parts(samples, indices)]
+
+        loader = Loader(begin, places, self._feed, depth=depth)
         self._loaders.append(loader)
         return loader
 
@@ -74,14 +76,14 @@ class Inputs:
         for loader in self._loaders:
             loader.close()
 
-    def take_targets(self, action: Action) -> Targets:
-        """Return the targets of an action's minibatch, the next in order. Only in the last stage."""
+    def take_targets(self, action: Action) -> tuple[Targets, ...]:
+        """Return the targets of each part of an action's minibatch, the next in order. Only in the last stage."""
         recorder, m = self._context.recorder, action.minibatch
         if self._targets_ahead is None:
             return self._targets.read(m)
         number = self._feed.number(m)
         start = recorder.begin("load", number)
-        targets: Targets = self._targets_ahead.take(m, timeout=self._context.timeout)
+        targets: tuple[Targets, ...] = self._targets_ahead.take(m, timeout=self._context.timeout)
         recorder.span("load", str(action), start, recorder.now(), minibatch=number)
         return targets
 
@@ -103,15 +105,15 @@ class Inputs:
     def _take_samples(self, action: Action) -> Any:
         recorder, number = self._context.recorder, self._feed.number(action.minibatch)
         start = recorder.begin("load", number)
-        samples = self._loader.take(action.minibatch, timeout=self._context.timeout)
+        parts = self._loader.take(action.minibatch, timeout=self._context.timeout)
         recorder.span("load", str(action), start, recorder.now(), minibatch=number)
-        return samples
+        return SplitSamples(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
 class Loader:
     """Calls `read` with the number and samples of one minibatch after the other, `depth` ahead at most.
 
-    `read` returns the minibatch, or a Future of it, which `take` waits for.
+    `read` returns the minibatch, or a list of its parts, some of which may be Futures that `take` waits for.
     """
 
     def __init__(
@@ -141,7 +143,9 @@ class Loader:
             raise found
         assert found[0] == minibatch
         try:
-            value = found[1].result(timeout) if isinstance(found[1], Future) else found[1]
+            value = found[1]
+            if isinstance(value, list):
+                value = [part.result(timeout) if isinstance(part, Future) else part for part in value]
         except TimeoutError:
             raise DeadlinePassed(f"reading minibatch {minibatch} took more than {timeout:g} s", peer=None) from None
         self._room.put(None)

@@ -51,12 +51,12 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
             watcher.computed(runner, m, start, outputs)
         if targets is not None:
             with torch.no_grad():
-                _, outcome = runner.loss(outputs, targets.labels, samples=len(batches[m]), detailed=True)
+                _, outcome = runner.loss(outputs, targets[0].labels, samples=len(batches[m]), detailed=True)
             tally.add(outcome)
             if tally.measures:
                 result = runner.result(outputs)
                 if runner.reports:
-                    tally.measures.add(m, result, targets.labels)
+                    tally.measures.add(m, result, targets[0].labels)
                     if tally.measures.votes:
                         rows = workload.rows(samples, batches[m], result)
                         tally.measures.votes.add(rows.outputs, rows.samples)

@@ -138,6 +138,13 @@ class Workload(Protocol):
         """Processes that read minibatches ahead, of each rank that reads samples."""
         ...
 
+    def parts(self, samples: Any, indices: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the samples of each part in which a minibatch of a split passes: all in one, unless memory is limited.
+
+        The same on every rank.
+        """
+        ...
+
     def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
         """Return what a split's `batch` does, or a Future of it if other processes read it."""
         ...

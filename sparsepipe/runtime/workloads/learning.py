@@ -1,5 +1,6 @@
 """Learning from data: any network, any data set, any loss, and which samples each minibatch holds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -15,7 +16,7 @@ from ...data.examples.base import ExampleBatch
 from ...data.examples.joining import OFFSET
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import POINT_METRIC, PointVotes, joined
-from ...data.samplers import checked_indices, dealt, draw, repeated, substituted
+from ...data.samplers import checked_indices, dealt, draw, repeated, split_by_size, substituted
 from ...engines import Engine
 from ...engines.allocator import return_freed_memory
 from ...errors import InputError
@@ -43,7 +44,7 @@ from ..training_state.moving_average import validated_weights
 from ..training_state.parameter_groups import open_optimizer
 from .base import Rows
 from .opening import Dataset, LearningTask, open_task, point_split
-from .reading import ReadOnce
+from .reading import KEPT, ReadOnce
 from .resolved import ResolvedRun, resolve
 
 _BLEU = ("bleu", "bleu_sentences")  # of networks/losses/bleu.py, which needs a package that other data do without
@@ -97,6 +98,20 @@ class Learning:
     def reading_processes(self) -> int:
         return self.config.num_workers
 
+    def parts(self, samples: Any, indices: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the samples of each part in which a minibatch passes: by their sizes before augmentation."""
+        if self._fitting.part is None or samples is not self.training:
+            return (indices,)
+        return split_by_size(indices, [self._sizes[index] for index in indices], self._fitting.part)
+
+    @cached_property
+    def _fitting(self) -> FittingSizes:
+        return FittingSizes.of(self.config)
+
+    @cached_property
+    def _sizes(self) -> Sequence[int]:
+        return self.task.training.sample_sizes()
+
     def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
         ahead = isinstance(samples, ReadOnce) and self.reading_processes
         return samples.begin(indices, epoch=epoch) if ahead else samples.batch(indices, epoch=epoch)
@@ -121,8 +136,11 @@ class Learning:
             matching(self.config.patterns, self.state_names.shapes, setting="parameter_groups")
         if self.config.initial is not None and self.run_dir is not None:
             self._initial_weights(self.run_dir / INITIAL).load_into(runner.module)
-        if self.labels_are_read and self.loss.items is not None and plan.updates_by_step:
-            self.training.keep(2 * plan.num_microbatches)
+        if self.labels_are_read:
+            steps = 2 * plan.num_microbatches if self.loss.items is not None and plan.updates_by_step else 0
+            largest, part = self._fitting.largest, self._fitting.part
+            parts = 2 * math.ceil(largest / part) if largest and part else 1
+            self.training.keep((KEPT + steps) * parts - KEPT)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
@@ -250,7 +268,7 @@ class Learning:
 
         Others are trained in the place of those that the launch left out because they are too large.
         """
-        minibatches, left_out = self._whole_order(epoch), FittingSizes.of(self.config).left_out
+        minibatches, left_out = self._whole_order(epoch), self._fitting.left_out
         if not left_out:
             return minibatches
         return substituted(minibatches, left_out, num_samples=self.num_samples, seed=self.config.seed, epoch=epoch)
@@ -314,7 +332,7 @@ class Learning:
     def _in_order(self, samples: OwnExamples) -> tuple[tuple[int, ...], ...]:
         """Return the minibatches of an iterable data set, in its order. Raises InputError if another is asked."""
         config = self.config
-        if config.balance or config.is_composed or config.sampler is not None or FittingSizes.of(config).left_out:
+        if config.balance or config.is_composed or config.sampler or self._fitting.left_out or self._fitting.part:
             raise InputError(
                 "own_data.in_order",
                 f"{config.data}: an iterable data set has a fixed order; omit sampler, balance, order, budgets and "

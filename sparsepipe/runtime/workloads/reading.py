@@ -24,7 +24,7 @@ from ...errors import InputError
 from ...util.derived import SHARED_GENERATORS
 from .base import Samples
 
-_KEPT = 8  # minibatches that a process keeps for those of its readers that come later
+KEPT = 8  # minibatches that a process keeps for those of its readers that come later
 
 
 class ReadOnce:
@@ -35,7 +35,7 @@ class ReadOnce:
 
     def __init__(self, samples: Samples, processes: int = 0) -> None:
         """`processes`: that read minibatches meanwhile; 0: the thread that asks first reads."""
-        self._samples, self._room = samples, _KEPT + 2 * processes
+        self._samples, self._room = samples, KEPT + 2 * processes
         self._lock = threading.Lock()
         self._read: dict[tuple[tuple[int, ...], int], Future[Any]] = {}  # the oldest first
         self._processes = ReadingProcesses(samples, processes) if processes else None

@@ -45,7 +45,7 @@ from ..processes.identity import Identity
 from ..processes.mapped_file import mapped_file
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
-from ..stages.base import InFlight, PackedOutputs
+from ..stages.base import InFlight, Outputs, PackedOutputs
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint
 from ..training_state.weights import Version
@@ -261,6 +261,9 @@ class Replay:
     def validation_order(self) -> tuple[tuple[int, ...], ...]:
         return self.order(0)
 
+    def parts(self, samples: Any, indices: Sequence[int]) -> tuple[Sequence[int], ...]:
+        return (indices,)
+
     def begin_batch(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
         return samples.batch(indices, epoch=epoch)
 
@@ -426,7 +429,9 @@ class SleptStage:
         """Nothing was kept for it: the time of a second forward is part of the backward's."""
         return {}
 
-    def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
+    def pack_outputs(
+        self, outputs: Outputs, minibatch: int, size: int, part_sizes: Sequence[int] = ()
+    ) -> PackedOutputs:
         packet = self._packets.send(Op.FORWARD, minibatch, self._places[minibatch], self.id_after, size)
         return PackedOutputs(packet, (), ())
 
