@@ -29,6 +29,7 @@ from sparsepipe.util.io.files import cut_torn_row, read_rows
 MODEL = "minkvgg11-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
 NOTE = "ignore:the plan's memory need could not be checked before the run"  # of plans by hand, without a profile
+DAWDLES = "jitter:p=1,seconds=0.1"  # of jobs that are only to be there: the processors are for what is waited for
 _TEMPLATE = "sparsepipe.launching.local.template"  # ends with the process that launches
 
 
@@ -283,7 +284,7 @@ def machine(tmp_path_factory):
 @starts_ray
 def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_loopback_alone(machine):
     """Over a rank that is killed, a restart, another plan, and a process that attaches and asks the job to stop."""
-    again = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1, "epochs": 10_000}
+    again = {"stragglers": f"kill:rank=1,at=7;{DAWDLES}", "max_restarts": 1, "epochs": 10_000}
     with machine.launch("over", **again) as job:
         until(lambda: not job.running or machine.steps("over") > 10, "minibatches")
         assert job.running, job.record.status
@@ -311,7 +312,7 @@ def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_lo
 @starts_ray
 @pytest.mark.parametrize(("killed", "words"), [("driver", "sparsepipe.launching.ray "), ("raylet", "raylet/raylet ")])
 def test_whoever_is_killed_nobody_is_left(machine, monkeypatch, killed, words):
-    with machine.launch(killed, epochs=10_000) as job:
+    with machine.launch(killed, epochs=10_000, stragglers=DAWDLES) as job:
         until(lambda: not job.running or machine.steps(killed) > 1, "minibatches")
         assert job.running, job.record.status
         (pid,) = (

@@ -70,7 +70,8 @@ def test_a_run_stopped_on_some_hosts_goes_on_on_others(desk):
 
 def test_a_job_is_closed_to_strangers_survives_a_worker_and_ends_with_whoever_launched_it(desk):
     """It listens on the network's addresses alone. The worker dies first, and is started again on every host."""
-    hosts, own = desk.network.hosts[:2], {"stragglers": "kill:rank=1,at=7", "max_restarts": 1, "timeout_seconds": 20}
+    hosts, own = desk.network.hosts[:2], {"max_restarts": 1, "timeout_seconds": 20}
+    own["stragglers"] = "kill:rank=1,at=7;jitter:p=1,seconds=0.1"  # it leaves the processors to what is waited for
     told = desk.told("long", plan_of(MODEL, [[0], [1]], **FLUSH), config(epochs=10_000, **own), *hosts)
     with desk.launched(told) as process:
         until(lambda: process.poll() is not None or desk.steps("long") > 10, "it goes on after the death")
