@@ -11,7 +11,7 @@ AT_MOST = {
     "lines": 129_300,
     "modules at the root": 3,
     "folders at the root": 14,
-    "modules that serve one other of their folder": 86,
+    "modules that serve one other of their folder": 87,
     "most attributes of a class": 28,
     "classes of more than 12 attributes": 30,
     "most arguments of a function": 18,

@@ -20,6 +20,7 @@ from sparsepipe.runtime.training_state.optimizer import SGD
 from sparsepipe.values.profile import Profile, StepOverhead
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
+TIME_LAYERS = layer_timer.time_layers  # before a test puts another in its place
 CPU = torch.device("cpu")
 WAYS = ("forward", "backward")
 
@@ -246,7 +247,7 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
     passes = []
 
     def counted(*args, **kwargs):
-        found = layer_timer.time_layers(*args, **kwargs)
+        found = TIME_LAYERS(*args, **kwargs)
         if len(passes) == 1:  # one repeat out of three is disturbed
             found = replace(found, **{way: {k: v + 100 for k, v in getattr(found, way).items()} for way in WAYS})
         passes.append(found)
@@ -277,7 +278,7 @@ def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, second
     taken = []
 
     def timed(*args, **kwargs):
-        found = taken[0] if taken else layer_timer.time_layers(*args, **kwargs)
+        found = taken[0] if taken else TIME_LAYERS(*args, **kwargs)
         share = seconds / 2 / len(NET.rows) * (2 if len(taken) < slow else 1)
         taken.append(found)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
@@ -303,7 +304,7 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
     taken, first = [], []
 
     def timed(*args, **kwargs):
-        found = first[0] if first else layer_timer.time_layers(*args, **kwargs)
+        found = first[0] if first else TIME_LAYERS(*args, **kwargs)
         first.append(found)
         taken.append(1e-3 if len(taken) >= busy else 1e-2)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), taken[-1] / 100) for way in WAYS})

@@ -36,7 +36,7 @@ class Point:
     cluster: str
     devices: int
     samples_per_second: float | None
-    source: Literal["simulated", "replayed", "measured"] = "simulated"
+    source: Literal["simulated", "emulated", "measured"] = "simulated"
     bound_samples_per_second: float | None = None  # no plan is faster
     activation_bytes: float | None = None  # sent between stages, forwards and backwards
     gradient_bytes: float | None = None  # sent to average gradients over replicas

@@ -12,7 +12,7 @@ from ...values.profile import Profile
 from .. import plots
 from ..markup import Html, joined
 from ..plots.layer_graph import cuts_table, layer_graph_table, layer_name, lines_of
-from ..plots.layout import Layout, layout
+from ..plots.layout import BoxLayout, layout
 from ..plots.marks import width_of
 from ..plots.theme import GREY, INK, ink_on, scale_shades, stage_color
 from . import looks
@@ -198,7 +198,7 @@ def layer_graph_picture(
     return sheet.drawing(f"graph of {len(seconds)} layers; the slowest is {slowest}, {duration(max(seconds))}")[0]
 
 
-def _fitting(profile: Profile) -> Layout:
+def _fitting(profile: Profile) -> BoxLayout:
     """The graph in lines of as many layers as the width has room for."""
     layouts = (layout(profile.graph, columns=columns) for columns in _COLUMNS)
     fitting = (placed for placed in layouts if placed.extent[0] * _PIXELS <= WIDE - 2 * GAP)
