@@ -8,7 +8,6 @@ import pytest
 import torch
 from runtime_jobs import NORMED, UNET, plan_of, settings, shapes
 from scene_parts import in_threads
-from test_recomputation import FixedSegments
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsepipe import data
@@ -219,6 +218,20 @@ def test_stages_that_share_scenes_next_to_others_compute_what_one_process_does(m
         assert of_part.keys() == gradients.keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(of_part[name], gradient, rtol=0, atol=1e-9 * max(1, gradient.abs().max()))
+
+
+class FixedSegments:
+    """In the place of a rank's memory: the same segments for every minibatch."""
+
+    def __init__(self, segments) -> None:
+        self.segments = segments
+
+    def open(self, *_) -> None: ...
+
+    begin = leave = open
+
+    def enter(self, *_):
+        return self.segments
 
 
 class Cosines:
