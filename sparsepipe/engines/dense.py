@@ -2,7 +2,7 @@
 
 Several processes may share a dense grid. Each has a slab of it: cells that follow each other on the first spatial
 axis. A layer with a kernel fetches the cells that its outputs need and other slabs have; its backward returns their
-gradients. Slabs stay where they are as grids get coarser, so that only cells at borders are sent:
+gradients. Slabs keep their region as grids get coarser, so that only cells at borders are sent:
 
     fine    |0 1 2 3 4|5 6 7 8 9|      a kernel of 3: one cell from each neighbour
     coarse  |0   1   2|  3   4  |      coarse cell 2 = fine cells 4 and 5: the slab of its first cell has it

@@ -1,6 +1,6 @@
 """A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds.
 
-One that is a torch module has a row by its name, which says where it is built: nobody imports torch to list it.
+One that is a torch module has a row by its name, which names the function that builds it: listing it imports no torch.
 `TableBuilder` names layers, tracks channels and tensor strides, adds shared blocks.
 """
 
