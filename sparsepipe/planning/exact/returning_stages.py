@@ -47,7 +47,7 @@ _WITHIN, _WITHIN_A_STEP = (1.0, _ALIKE), (1.0, _ALIKE, 1.01, 1.04)
 _SECONDS = 2.0  # of the processor, for moving cuts of the best plan
 _ASKED = 64  # intervals from one look at the clock to the next
 _STEPS = (1, 2, 4, 8, 16)  # layers that a cut is moved by
-_SEARCH_SECONDS = 60.0  # of the processor, for all orders of the devices; the plans of few cuts count after that
+_SEARCH_SECONDS = 120.0  # of the processor, for all orders of the devices; the plans of few cuts count after that
 Interval = tuple[int, int]  # two cuts: what lies between is inside
 Around = tuple[Array, Array, Array, Array]  # `bytes_around`
 
