@@ -26,7 +26,9 @@ from sparsepipe.planning.exact.connected_orders import paths_along_connected_sta
 from sparsepipe.planning.exact.connected_stages import ConnectedStages
 from sparsepipe.planning.exact.connected_stages_bound import connected_stages_bound
 from sparsepipe.planning.exact.cut_profile_bound import CutProfile
+from sparsepipe.planning.exact.fewest_devices import CutPaths, StageNeeds, paths_over_listed
 from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, seconds_and_weights
+from sparsepipe.planning.exact.graph_search import StageEnds, over_sets
 from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
 from sparsepipe.planning.exact.optimal import Optimal
@@ -72,6 +74,30 @@ def test_no_bound_is_above_the_best_plan(problem):
             frontier = FrontierCuts.of(problem, units=units, most_bytes=_most_bytes(problem, above), sums=sums)
             profile = CutProfile.of_frontier(frontier)
             assert profile.bound(rates(space), sending(problem), 0.0, above) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(most_layers=8))
+def test_the_fewest_devices_are_those_of_every_move(problem):
+    problem = replace(problem, schedule="1f1b", num_microbatches=1)
+    (space,) = spaces(problem, Rules())
+    model, moves, ends = space.model, space.moves, StageEnds(space.model)
+    needs, cuts, listed = StageNeeds.of(model, moves), CutPaths.of_model(model), ListedCuts.of(problem)
+    best = Optimal().plan(problem).estimate.period_seconds
+    if not best:
+        return
+    for limit in (0.7 * best, best * (1 - 1e-9), best * (1 + 1e-9), 1.1 * best, 3 * best):
+        path = cuts.path(needs, limit)
+        assert (path is None) == (over_sets(ends, moves, limit) is None) == (limit < best)
+        if path:
+            assert model.period(path) < limit and [0, *(last for *_, last in path)] == [
+                *(first for _, first, _ in path),
+                len(model.cuts) - 1,
+            ]
+            assert sum(int(model.groups.sizes[group]) for group, *_ in path) <= len(problem.cluster.devices)
+    paths, low = paths_over_listed(problem, Rules(), space, listed, low=0.0, high=2 * best)
+    assert best * (1 - 1e-3) <= low <= best * (1 + 1e-9)
+    assert min(one.model.period(path) for one, path in paths) <= best * (1 + 1e-3)
 
 
 @settings(max_examples=12, deadline=None)
@@ -149,7 +175,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
         chosen = place[frontier.mask(k)]
         assert chosen in own
         assert payloads[chosen] == pytest.approx(min(payloads[own]), abs=0.01)  # bytes are 0, 1/4, 1, …
-        assert bounds.crossing[k] == pytest.approx(min(payloads[own]))
+        assert bounds.crossing[k] - bounds.ties <= min(payloads[own]) * (1 + 1e-12) <= bounds.crossing[k] * (1 + 2e-12)
         extremes = [min(seconds[own]), min(weights[own]), -max(seconds[own]), -max(weights[own])]
         assert bounds.sums[:, k] == pytest.approx(extremes)
     few = frontier.cheapest(4, (), [0.5], 0.1)

@@ -22,6 +22,7 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.planning import Problem, comparable, estimate
+from sparsepipe.planning.exact import returning_stages
 from sparsepipe.values.skip_routes import layers_across, route
 
 SIZE = 10.0
@@ -202,3 +203,12 @@ def test_an_interrupted_search_in_a_v_returns_its_best_plan_with_a_bound_of_all(
         plan = partition(profile, cluster, schedule="1f1b-v", progress=interrupt)
         assert plan.warnings and plan.estimate.period_seconds <= 1.002 * states[stop].period_seconds
         assert plan.estimate.lower_bound_seconds <= best.period_seconds <= plan.estimate.period_seconds * 1.002
+
+
+def test_a_search_out_of_time_has_a_plan_of_few_cuts_and_the_bound_of_the_work(monkeypatch):
+    profile, cluster = drawn(0, layers=80, devices=2)
+    best = partition(profile, cluster, schedule="1f1b-v").estimate
+    monkeypatch.setattr(returning_stages, "_SEARCH_SECONDS", -1.0)
+    late = partition(profile, cluster, schedule="1f1b-v").estimate
+    assert late.lower_bound_seconds <= best.lower_bound_seconds <= late.period_seconds
+    assert best.period_seconds <= 1.002 * late.period_seconds <= 1.2 * best.period_seconds

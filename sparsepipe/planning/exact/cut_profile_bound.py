@@ -80,7 +80,7 @@ class CutProfile:
         """Return the entries of each amount of work; `frontier` has sums, and contains all cuts of relevant plans."""
         count = len(frontier.sums) // 2
         low, high = frontier.sums[:count].T, -frontier.sums[count:].T
-        return cls(low, high, frontier.crossing, high[-1])
+        return cls(low, high, np.maximum(frontier.crossing - frontier.ties, 0.0), high[-1])
 
     def bound(self, rates: Iterable[tuple[float, float]], link: tuple[float, float], low: float, high: float) -> float:
         """Return a bound of the period, from `low`, which is one, to `high`.

@@ -62,7 +62,8 @@ class FrontierCuts:
     layers: tuple[int, ...]
     inputs: frozenset[int]
     work: Index  # [K]: units
-    crossing: Array  # [K]: bytes, with what settles ties
+    crossing: Array  # [K]: bytes, with what settles ties: `ties` at most
+    ties: float
     sums: Array  # [2Q, K] or [0, K]: of each quantity the least before any such cut; then negatives of the most
     _steps: list[_Step]
     _bits: list[int]  # the mask of each step's layer
@@ -81,13 +82,18 @@ class FrontierCuts:
         """Work them out; None if a frontier has more than MOST_STATES states.
 
         Cuts that more than `most_bytes` cross are left out. `sums`, of the graph's layers, [Q, L]: what to add up for a
-        bound, so that ties are not settled; None if sums of the first of them, before cuts that are taken together,
-        are usually more than `most_spread` apart.
+        bound; None if sums of the first of them, before cuts that are taken together, are usually more than
+        `most_spread` apart.
         """
         order = least_payload_order(problem.table, problem.layers)
         unit = max(float(layer_seconds(problem, order).sum()), 1e-300) / units
         sent = problem.crossing_bytes
-        adds = _ties(sent, len(order)) if sums is None else _adds(sums[:, list(order)])
+        adds = _ties(sent, len(order))
+        ties = float(adds.sum())
+        most_bytes += ties
+        if sums is not None:
+            own = sums[:, list(order)]
+            adds = np.concatenate([adds, own, -own])
         steps = _steps(problem, order, unit, adds)
         states: dict[State, Least] = {(): (0, np.zeros((len(adds), 1)))}
         origins = []
@@ -108,6 +114,7 @@ class FrontierCuts:
             inputs,
             allowed_rows + first,
             rows[0, allowed_rows],
+            ties,
             rows[1:, allowed_rows],
             steps,
             bits,
@@ -189,11 +196,6 @@ def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> 
         steps.append(_Step(tuple(needs), paying, staying, units[k], adds[:, k, None]))
         frontier = [grown[place] for place in staying]
     return steps
-
-
-def _adds(sums: Array) -> Array:
-    """Return the contribution of each layer to the rows, with sums, [1 + 2Q, L]."""
-    return np.concatenate([np.zeros((1, sums.shape[1])), sums, -sums])
 
 
 def _ties(sent: Array, count: int) -> Array:

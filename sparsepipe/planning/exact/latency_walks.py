@@ -80,7 +80,9 @@ class CutSums:
     def of_frontier(cls, frontier: FrontierCuts, whole: Array) -> "CutSums":
         """Return the entries of each amount of work; `whole`, [Q], has the sums over all layers."""
         count = len(whole)
-        return cls(frontier.sums[:count], -frontier.sums[count:], frontier.crossing, whole)
+        return cls(
+            frontier.sums[:count], -frontier.sums[count:], np.maximum(frontier.crossing - frontier.ties, 0.0), whole
+        )
 
     def coarser(self, count: int, most_bytes: float) -> "CutSums":
         """About `count` of them, those with about as much work before them taken together, between both ends.

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...errors import InputError
 from .chain_search import Moves, Path, along_chain, useful_moves
+from .fewest_devices import CutPaths, StageNeeds
 from .graph_search import StageEnds, over_sets
 from .memory_limits import MemoryRule
 from .stage_cost_tables import StageModel
@@ -15,6 +16,7 @@ STEP = 0.01
 MAX_ASKED = 4  # after as many better ones, halve again
 WORTH_PRUNING = 500  # moves, and bounds that are close enough to rule most of them out
 PRUNABLE = 0.03
+MANY_MOVES = 400_000  # with more, identical devices are counted also along a chain
 
 Search = Callable[[Moves, float], Path | None]
 Watch = Callable[[Path, float], None]  # gets each better path, and what no path of the moves is proven to be below
@@ -56,6 +58,15 @@ def minimise_period(
         return bisect(model, moves, exact, None, least=model.period(free[-1]), watch=watch)
     if all_devices:
         return bisect(model, moves, exact, None, watch=watch)
+    many = len(moves.source) > MANY_MOVES
+    if (many or not model.cuts.is_chain) and (needs := StageNeeds.of(model, moves)):
+        cuts = CutPaths.of_model(model)
+
+        def exact(moves: Moves, seconds: float) -> Path | None:
+            return cuts.path(needs, seconds)
+
+        if many and not known:
+            return bisect(model, moves, exact, _alone(model), watch=watch)
     if not model.cuts.is_chain and known:
         return bisect(model, moves, exact, known, near=True, watch=watch)
     if not model.cuts.is_chain:

@@ -23,10 +23,11 @@ from .connected_stages import ConnectedStages
 from .connected_stages_bound import connected_stages_bound
 from .counted_search import counted_search
 from .cut_profile_bound import CutProfile
+from .fewest_devices import paths_over_listed
 from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
-from .improvement import deepened, masks_nearby
+from .improvement import SECONDS, deepened, masks_nearby
 from .joined_nodes import JoinedNodes
 from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, timed_model
 from .lagrangian_bound import lagrangian_bound, placed_bound
@@ -40,12 +41,13 @@ from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
 from .recomputed_segments import is_limited, segmented_plan
-from .relaxed_bound import relaxed_bound, work_bound
+from .relaxed_bound import frontier_with_sums, relaxed_bound, work_bound
 from .returning_stages import returning_stages
 from .search_space import (
     MAX_CUTS,
     Rules,
     Space,
+    are_counted,
     branching_space,
     fits,
     frontier_space,
@@ -63,6 +65,7 @@ CONTIGUOUS = "dnn-partitioning"
 OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
 _DEVICES_AT_A_CUT = 1.5  # that send what crosses it: few cuts that need more are worth their bytes
 _ROUNDS = 3  # of searches over the cheapest cuts
+_MOVED_SECONDS = 2.0  # of the processor, for moving layers between stages of identical devices
 _JUDGED = 20  # plans that are looked at again with the time of what they send
 _GUIDED_SECONDS = 3.0  # of the processor, for orders of devices
 _GUIDED_ON_MANY = 1.0  # the same on more than _FEW_NODES, where devices are counted after
@@ -402,18 +405,34 @@ class Optimal(Settings):
         connected = False
         if more and not listed and not known.is_close:
             connected = self._with_connected_stages(problem, known)
+        unlisted = more and not listed and not known.is_close
+        frontier = frontier_with_sums(problem, relaxed, known.period) if unlisted else None
         space = branching_space(problem, self._rules, searched, listed) if listed and more else None
         if space and not self._refusal(space):
             self._minimise(problem, space, known)
-        elif not listed and more and not connected and not known.is_close:
-            self._with_frontier_cuts(problem, searched, known)
-        known.prove(relaxed_bound(problem, relaxed, listed, low=known.low, period=known.period))
-        for _ in range(_ROUNDS):
+        elif unlisted and not connected:
+            self._with_frontier_cuts(problem, searched, known, frontier)
+        if not listed or not self._with_devices_counted(problem, relaxed, listed, known):
+            known.prove(relaxed_bound(problem, relaxed, listed, frontier, low=known.low, period=known.period))
+        counted = are_counted(problem, self._rules)  # paths over cuts leave little to be moved
+        for _ in range(1 if counted else _ROUNDS):
             before = known.period
-            self._with_layers_moved(problem, known)
+            self._with_layers_moved(problem, known, _MOVED_SECONDS if counted else SECONDS)
             self._with_groups_changed(problem, known)
             if known.period > before * (1 - _WORTH):
                 break
+
+    def _with_devices_counted(self, problem: Problem, relaxed: Space, listed: ListedCuts, known: Known) -> bool:
+        """Add paths over all cuts, and a bound, if each two of identical devices have the same link; return whether."""
+        nodes = problem.cluster.nodes
+        one_node = merged(problem) if len(nodes) > 1 else problem
+        joined = len(nodes) > 1 and max(len(node.device_types) for node in nodes) > 1
+        if known.is_close or joined or not are_counted(one_node, self._rules):
+            return False
+        paths, low = paths_over_listed(one_node, self._rules, relaxed, listed, low=known.low, high=known.period)
+        known.prove(low)
+        known.add(Found(space, path, space.model.period(path)) for space, path in paths)
+        return True
 
     def _with_groups_changed(self, problem: Problem, known: Known) -> None:
         """Add paths by every move on like nodes along an order of the layers that has the cuts of the best."""
@@ -427,13 +446,13 @@ class Optimal(Settings):
         while space and isinstance(path := along_chain(space.model, space.moves, known.period * (1 - _WORTH)), list):
             known.add([Found(space, path, space.model.period(path))])
 
-    def _with_layers_moved(self, problem: Problem, known: Known) -> None:
+    def _with_layers_moved(self, problem: Problem, known: Known, seconds: float) -> None:
         """One more path if some other cuts on the same groups are better than those of the best."""
         best = known.best
         if problem.synchronous or best.space.memory is not None or len(best.path) == 1 or known.is_close:
             return
         cuts = best.space.model.cuts
-        masks = masks_nearby(problem, best.space, best.path)
+        masks = masks_nearby(problem, best.space, best.path, seconds=seconds)
         space = with_cuts(problem, self._rules, best.space, Cuts.chosen(cuts.layers, cuts.inputs, {0, *masks}))
         ends = zip([0, *masks], masks, strict=False)
         cut_of = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
@@ -516,11 +535,13 @@ class Optimal(Settings):
         known.add(Found(space, path, space.model.period(path)) for space, path in paths)
         return bool(paths)
 
-    def _with_frontier_cuts(self, problem: Problem, searched: Space, known: Known) -> None:
+    def _with_frontier_cuts(
+        self, problem: Problem, searched: Space, known: Known, frontier: FrontierCuts | None
+    ) -> None:
         """More paths where cuts cannot be listed: over the cheapest cut for each amount of work, then near the best."""
-        bandwidth = merged(problem).cluster.network.bandwidth
+        bandwidth, around = merged(problem).cluster.network.bandwidth, list[float]()
         most_bytes = inf if problem.synchronous else _DEVICES_AT_A_CUT * known.period * bandwidth
-        frontier, around = FrontierCuts.of(problem, most_bytes=most_bytes), list[float]()
+        frontier = frontier or FrontierCuts.of(problem, most_bytes=most_bytes)
         same_groups = [one for one in known.plans if one.space.model.groups is searched.model.groups]
         if not frontier:
             return

@@ -88,15 +88,23 @@ def work_bound(problem: Problem) -> float:
     return float((prices[:, None] * seconds).min(axis=0).sum() / (prices @ available))
 
 
-def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, low: float, period: float) -> float:
+def relaxed_bound(
+    problem: Problem,
+    space: Space,
+    listed: ListedCuts | None,
+    frontier: FrontierCuts | None = None,
+    *,
+    low: float,
+    period: float,
+) -> float:
     """Return a bound by the default cost model of all plans of a problem: at least `low`, which is one.
 
     A plan with `period` was found. `space` is of the problem, or of an easier one, on one node (`merged`); `listed`
-    has all cuts of the problem.
+    has all cuts of the problem, or `frontier` the sums of those that a plan below a period could have.
     """
     if is_close(low, period):
         return low
-    profile, known = _profile(problem, space, listed, period), low
+    profile, known = CutProfile.of(listed) if listed else frontier and CutProfile.of_frontier(frontier), low
     if profile and several(problem):
         of_row = row_bound(problem, profile.by_work() if listed else profile, low=low, high=period)
         low = walk_bound(problem, profile, low=low, high=period) if of_row is None else of_row
@@ -126,18 +134,13 @@ def several(problem: Problem) -> bool:
     return len(problem.cluster.nodes) > 1 or len({kind.name for kind in problem.cluster.device_types}) > 1
 
 
-def _profile(problem: Problem, space: Space, listed: ListedCuts | None, period: float) -> CutProfile | None:
-    """The sums of all cuts that a plan below a period could have; None if all are searched, or sums are too many."""
-    if listed:
-        return CutProfile.of(listed)
-    if space.model.cuts.complete:
-        return None
+def frontier_with_sums(problem: Problem, space: Space, period: float) -> FrontierCuts | None:
+    """The sums of all cuts that a plan below a period could have; None if they are too many."""
     half = int(space.moves.used[-1]) // 2  # one side of a boundary has no more devices, which its bytes are spread over
     most_bytes = inf if problem.synchronous else half * period * merged(problem).cluster.network.bandwidth
     sums = seconds_and_weights(problem)
     most_spread = (_SPREAD if several(problem) else _SPREAD_ALIKE) * period  # other bounds prove less of like devices
-    frontier = FrontierCuts.of(problem, most_bytes=most_bytes, sums=sums, most_spread=most_spread)
-    return CutProfile.of_frontier(frontier) if frontier else None
+    return FrontierCuts.of(problem, most_bytes=most_bytes, sums=sums, most_spread=most_spread)
 
 
 def _least(space: Space, count: int) -> tuple[float, float]:

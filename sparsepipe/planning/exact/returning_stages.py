@@ -45,8 +45,11 @@ _ALIKE = 1.001  # periods that count as equal: of such plans the one that sends 
 # Times the least: of plans within each, the one that sends fewest bytes. A step takes longer than its busiest device.
 _WITHIN, _WITHIN_A_STEP = (1.0, _ALIKE), (1.0, _ALIKE, 1.01, 1.04)
 _SECONDS = 2.0  # of the processor, for moving cuts of the best plan
+_ASKED = 64  # intervals from one look at the clock to the next
 _STEPS = (1, 2, 4, 8, 16)  # layers that a cut is moved by
+_SEARCH_SECONDS = 120.0  # of the processor, for all orders of the devices; the plans of few cuts count after that
 Interval = tuple[int, int]  # two cuts: what lies between is inside
+Around = tuple[Array, Array, Array, Array]  # `bytes_around`
 
 
 def returning_stages(
@@ -123,11 +126,22 @@ def _search(
 
     `total`: seconds of all layers, each on its fastest device.
     """
-    complete, least, count = True, inf, 0
+    complete, least, count, until = True, inf, 0, time.process_time() + _SEARCH_SECONDS
+    around: dict[tuple[Cuts, bool], Around] = {}
     for devices in device_orders(problem, all_devices=all_devices, quick=quick):
-        search, count = IntervalSearch.of(problem, devices, quick=quick), max(count, len(devices))
-        complete &= search.complete
-        low = search.least(below=least * _ALIKE)
+        search, count = IntervalSearch.of(problem, devices, around, quick=True), max(count, len(devices))
+        low = search.least(below=least * _ALIKE)  # few cuts: soon searched, and with all cuts no less will do
+        if not (quick or search.complete):
+            every = IntervalSearch.of(problem, devices, around)
+            try:
+                better = every.least(below=min(low, least * _ALIKE) * (1 + 1e-9), until=until)
+            except TimeoutError:
+                complete, better = False, inf
+            if better < inf:
+                search, low = every, better
+            complete &= every.complete
+        else:
+            complete &= search.complete
         least = min(least, low)
         if low < inf:
             add(search.plans(low, planner))
@@ -164,7 +178,15 @@ class IntervalSearch:
     _tables: list[Array] = field(default_factory=list)  # least[k], of the last limit
 
     @classmethod
-    def of(cls, problem: Problem, devices: tuple[int, ...], *, quick: bool = False) -> "IntervalSearch":
+    def of(
+        cls,
+        problem: Problem,
+        devices: tuple[int, ...],
+        around: dict[tuple[Cuts, bool], Around],
+        *,
+        quick: bool = False,
+    ) -> "IntervalSearch":
+        """`around` keeps `bytes_around` of cuts from one order of the devices to the next."""
         count = len(devices)
         most = _MOST_CUTS[count] if count < len(_MOST_CUTS) else _MORE_DEVICES_CUTS
         most = min(most, _MORE_DEVICES_CUTS) if quick else most
@@ -180,7 +202,9 @@ class IntervalSearch:
         for outer, inner in zip(devices, devices[1:], strict=False):
             link = boundary_link(problem.cluster, (outer, inner))
             apart = problem.easier or len({problem.cluster.devices[k].node.name for k in (outer, inner)}) > 1
-            crossing = bytes_around(problem, cuts, between_hosts=apart)
+            if (cuts, apart) not in around:
+                around[cuts, apart] = bytes_around(problem, cuts, between_hosts=apart)
+            crossing = around[cuts, apart]
             seconds = [link.latency + size / link.bandwidth for size in crossing]
             ports.append((np.maximum(*seconds[:2]), np.maximum(*seconds[2:])))
             sent.append(sum(crossing, np.zeros(1)))
@@ -191,12 +215,15 @@ class IntervalSearch:
         """Return whether all cuts of the network are among those searched."""
         return self.cuts.complete
 
-    def least(self, *, below: float = inf) -> float:
-        """Return the least period of all cuts, asynchronously if no device waits; inf if it is not `below`."""
+    def least(self, *, below: float = inf, until: float = inf) -> float:
+        """Return the least period of all cuts, asynchronously if no device waits; inf if it is not `below`.
+
+        Raises TimeoutError if it is not known at `until` of `time.process_time()`.
+        """
         base = float(self.work.min(axis=0)[-1]) / len(self.devices)
         for factor in (1.02, 1.2, inf):
             limit = min(factor * base, below)
-            period = self._solve(limit)
+            period = self._solve(limit, until)
             if period < inf or limit == below:
                 return period
         return inf
@@ -211,14 +238,19 @@ class IntervalSearch:
                 seen.add(path)
                 yield self._plan(path, planner)
 
-    def _solve(self, limit: float) -> float:
-        """Fill the tables with what is at most `limit`; return the least of the whole network."""
+    def _solve(self, limit: float, until: float = inf) -> float:
+        """Fill the tables with what is at most `limit`; return the least of the whole network.
+
+        Raises TimeoutError if that is not done at `until` of `time.process_time()`.
+        """
         last = len(self.devices) - 1
         tables = [np.full((len(self.cuts), len(self.cuts)), inf) for _ in self.devices]
         inner = self._innermost()
         tables[last] = np.where(inner <= limit, inner, inf)
         for k in range(last - 1, -1, -1):
-            for a, b in self._states(k, limit):
+            for number, (a, b) in enumerate(self._states(k, limit)):
+                if number % _ASKED == 0 and time.process_time() > until:
+                    raise TimeoutError
                 begins, ends, loads = self._steps(k, a, b, limit)
                 if loads.size:
                     least = float(np.maximum(loads, tables[k + 1][begins[:, None], ends]).min())
@@ -306,7 +338,7 @@ class IntervalSearch:
         return replace(plan, estimate=estimate(plan, self.problem))
 
 
-def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> tuple[Array, Array, Array, Array]:
+def bytes_around(problem: Problem, cuts: Cuts, *, between_hosts: bool) -> Around:
     """Bytes at the two boundaries of each interval, [S, S] each: at its beginning forwards and backwards, at its end.
 
     A tensor enters at the beginning if it comes from before and is read inside. It leaves at the end if it comes from

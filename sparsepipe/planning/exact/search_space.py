@@ -30,6 +30,7 @@ FEW_MOVES = 33_000  # where groups are multiples of some devices: 256 of these
 SWAPPED_GROUPS = 50_000  # groups, where of like nodes each is told by itself
 SWAPPED_MOVES = 50_000
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
+COUNTED_CUTS = 4000  # of identical devices on one node
 STEP_BUDGET = 30_000_000  # moves × cuts²
 LATENCY_BUDGET = 100_000_000  # the same, searched once
 _FEW = 5000  # cuts²: with fewer a move takes no less time
@@ -260,9 +261,19 @@ def fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
     if problem.synchronous and not rules.published:
         return num_moves * len(cuts) ** 2 <= STEP_BUDGET
     limited = any(kind.memory_bytes < float("inf") for kind in problem.cluster.device_types)
+    if are_counted(problem, rules) and len(cuts) <= COUNTED_CUTS:
+        return True
     if cuts.is_chain and not limited and not rules.all_devices:
         return num_moves <= CHAIN_BUDGET
     return num_moves * len(cuts) * len(cuts.chains) <= SETS_BUDGET
+
+
+def are_counted(problem: Problem, rules: Rules) -> bool:
+    """Return whether devices are identical and on one node, so that plans are paths over cuts (fewest_devices.py)."""
+    kinds = problem.cluster.device_types
+    alike = len(problem.cluster.nodes) == 1 and len({kind.name for kind in kinds}) == 1
+    free = not (problem.synchronous or rules.all_devices or rules.published)
+    return alike and free and kinds[0].memory_bytes == float("inf")
 
 
 def class_prices(problem: Problem, classes: Sequence[DeviceClass]) -> Array:
