@@ -232,8 +232,9 @@ def partition_pipelines(
     def plan_of(part: Cluster) -> Plan:
         return partition(profile, part, **settings)
 
-    terms = _planned_as(schedule), num_microbatches or 1, recompute
-    problem = Problem(profile, cluster, *terms, largest_size=asked.largest_size)
+    problem = Problem(
+        profile, cluster, _planned_as(schedule), num_microbatches or 1, recompute, largest_size=asked.largest_size
+    )
     if options.get("objective", PERIOD) != PERIOD:
         raise InputError(
             "objective.of_one_pipeline",

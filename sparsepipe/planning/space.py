@@ -108,7 +108,7 @@ def _fitting(plans: Sequence[Plan], problem: Problem) -> list[Plan]:
     return [plan for plan in plans if not beyond_memory(plan, problem.cluster)]
 
 
-class Group(NamedTuple):
+class DeviceRun(NamedTuple):
     """Consecutive devices that have a stage."""
 
     start: int
@@ -136,12 +136,12 @@ class _Costs(NamedTuple):
 class _Boundaries(NamedTuple):
     """Seconds between some devices and each group of the next ones, at each cut: [groups, S] each."""
 
-    groups: list[Group]
+    groups: list[DeviceRun]
     ports: Array  # of the busiest port, per minibatch
     crossing: Array  # of a minibatch, there and back
 
 
-Path = list[tuple[Group, int, int]]  # (devices, first cut, last cut) of each stage
+Path = list[tuple[DeviceRun, int, int]]  # (devices, first cut, last cut) of each stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +158,11 @@ class _Search:
         cuts = Cuts.along(table, least_payload_order(table, self.problem.layers))
         return cuts if len(cuts) <= _MOST_CUTS else cuts.thinned(table, _MOST_CUTS)
 
-    def groups(self, start: int) -> list[Group]:
+    def groups(self, start: int) -> list[DeviceRun]:
         """Return the groups that begin with a device."""
         counts = range(1, len(self.problem.cluster.devices) - start + 1)
-        kinds = [Group(start, count, False) for count in counts]
-        return kinds + [Group(start, count, True) for count in counts if self.shared and count > 1]
+        kinds = [DeviceRun(start, count, False) for count in counts]
+        return kinds + [DeviceRun(start, count, True) for count in counts if self.shared and count > 1]
 
     def plans(self) -> Iterator[Plan]:
         """Yield plans of the best stages: one, or for a synchronous schedule one for each limit that leaves any."""
@@ -177,23 +177,23 @@ class _Search:
                 known = path
                 yield _estimated([self.stage(*own) for own in path], self.problem)
 
-    def stage(self, group: Group, first: int, last: int) -> Stage:
+    def stage(self, group: DeviceRun, first: int, last: int) -> Stage:
         """Return the stage of some devices between two cuts."""
         layers, devices = self.cuts.between(first, last), range(group.start, group.end)
         return shared_stage(self.problem, layers, devices) if group.shared else self.problem.stage(layers, devices)
 
     @cached_property
-    def models(self) -> dict[Group, Stage]:
+    def models(self) -> dict[DeviceRun, Stage]:
         """Return for each group a stage of all layers, which stands for all of its stages."""
         every = [group for start in range(len(self.problem.cluster.devices)) for group in self.groups(start)]
         return {group: self.stage(group, 0, len(self.cuts) - 1) for group in every}
 
     @cached_property
-    def costs(self) -> dict[Group, _Costs]:
+    def costs(self) -> dict[DeviceRun, _Costs]:
         """The costs of each group."""
         return {group: self._costs(group, model) for group, model in self.models.items()}
 
-    def _costs(self, group: Group, model: Stage) -> _Costs:
+    def _costs(self, group: DeviceRun, model: Stage) -> _Costs:
         problem, table = self.problem, self.problem.table
         latency = np.zeros((len(self.cuts), len(self.cuts)))
         for kind, part in zip(model.device_types, model.parts_of_work(), strict=True):
@@ -220,7 +220,7 @@ class _Search:
         sums: Array = before[None, :] - before[:, None]
         return sums
 
-    def fits(self, group: Group, later: int) -> NDArray[np.bool_]:
+    def fits(self, group: DeviceRun, later: int) -> NDArray[np.bool_]:
         """Return whether stages fit into memory, with so many minibatches at once in later ones: bool [S, S]."""
         problem, model = self.problem, self.models[group]
         limit = min(problem.cluster.devices[rank].type.memory_bytes for rank in model.ranks)
@@ -246,11 +246,11 @@ class _Search:
         return saved, working, self.cuts.payloads(table, held=True)[0][:, 1:2]
 
     @cached_property
-    def boundaries(self) -> dict[Group, _Boundaries]:
-        """What lies between each group and those behind it."""
+    def boundaries(self) -> dict[DeviceRun, _Boundaries]:
+        """The links between each group and those behind it."""
         return {group: self._boundaries(group) for group in self.models}
 
-    def _boundaries(self, group: Group) -> _Boundaries:
+    def _boundaries(self, group: DeviceRun) -> _Boundaries:
         problem, behind = self.problem, self.groups(group.end)
         ports, crossing = np.zeros((len(behind), len(self.cuts))), np.zeros((len(behind), len(self.cuts)))
         for k, following in enumerate(behind):
@@ -271,7 +271,7 @@ class _Search:
         below: NDArray[np.bool_] = np.triu(np.ones((count, count), dtype=bool), 1)
         # (first device, minibatches at once from it on) → value of each group from each cut on, [groups, S]
         values: dict[tuple[int, int], Array] = {}
-        choices: dict[tuple[Group, int], tuple[Array, list[Group | None]]] = {}
+        choices: dict[tuple[DeviceRun, int], tuple[Array, list[DeviceRun | None]]] = {}
         for start in reversed(range(size)):
             for number, group in enumerate(self.groups(start)):
                 costs, boundaries = self.costs[group], self.boundaries[group]
@@ -281,7 +281,7 @@ class _Search:
                     over = (problem.num_microbatches - 1) * boundaries.ports > limit
                     crossing = np.where(over, inf, boundaries.crossing)
                 for later in range(size - group.end + 1):
-                    behind, following = np.full(count, inf), list[Group | None]([None] * count)
+                    behind, following = np.full(count, inf), list[DeviceRun | None]([None] * count)
                     if (known := values.get((group.end, later))) is not None:
                         totals = combined(crossing, known)
                         behind, following = totals.min(axis=0), [boundaries.groups[k] for k in totals.argmin(axis=0)]

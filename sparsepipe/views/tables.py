@@ -1,6 +1,6 @@
 """One table, and how it looks as text, HTML and Markdown.
 
-In HTML words begin where their column begins, and numbers end where it ends. A name, a time and a number stay in one
+In HTML, words are aligned left in their column, and numbers right. A name, a time and a number stay in one
 line, and a sentence continues in further ones: where the page is too narrow for that, the table scrolls sideways within
 itself, by the pointer and by keys.
 

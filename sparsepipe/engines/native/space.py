@@ -557,7 +557,7 @@ class PartRows:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """How a minibatch of coordinate sets is divided: which rows of each set a part has."""
+    """The division of a minibatch of coordinate sets: the rows of each set that a part has."""
 
     regions: Regions
     group: SceneGroup

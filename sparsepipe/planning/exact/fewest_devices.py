@@ -42,7 +42,7 @@ _LESS = 1 - 1e-12  # of a number of devices that is rounded up: what rounding ma
 
 @dataclass(frozen=True, eq=False)
 class StageNeeds:
-    """What a stage takes on each number of devices; the first row is of one device."""
+    """The time of a stage on each number of devices; the first row is of one device."""
 
     rates: Array  # [M]: of the seconds of its work
     weight_rates: Array  # [M]: seconds of a byte of weights
@@ -103,7 +103,7 @@ class StageNeeds:
 
 @dataclass(frozen=True, eq=False)
 class CutRanges:
-    """What cuts that are taken together have before them, and what crosses them; the first and last are the ends."""
+    """The layers before cuts that are taken together, and the bytes that cross them; the first and last are the ends."""
 
     low: Array  # [K, 2]: seconds of work and bytes of weights, at least
     high: Array  # at most
@@ -178,7 +178,7 @@ class CutPaths:
 
     @cached_property
     def _levels(self) -> Index:
-        """Where cuts of one number of layers begin, and the number of cuts: of a level none holds another."""
+        """Return the first cut of each number of layers, and the number of cuts: of a level none holds another."""
         sizes = np.array([mask.bit_count() for mask in self.masks])
         return np.append(np.flatnonzero(np.diff(sizes, prepend=-1)), len(sizes))
 

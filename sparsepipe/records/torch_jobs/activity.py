@@ -168,7 +168,7 @@ def _checked(steps: list[tuple[int, float, float]], events: RankEvents) -> list[
 
 
 class _Host:
-    """What the host did in the order of time, of which each step takes its part."""
+    """The work of the host in the order of time, of which each step takes its part."""
 
     def __init__(self, events: RankEvents, main: int, operators: Columns, backward: Columns) -> None:
         self._main, self._operators, self._backward = main, operators, backward

@@ -83,7 +83,7 @@ NO_GRADIENT = Slot(torch.empty(0, dtype=torch.bool))
 
 
 class PacketPart(NamedTuple):
-    """What one part of a split minibatch has in its packet, besides as many slots as every other part."""
+    """Facts of one part of a split minibatch in its packet, besides as many slots as every other part."""
 
     size: int
     num_sets: int

@@ -54,7 +54,7 @@ def waiting(engine: str, threads: int) -> dict[str, str]:
 
     MinkowskiEngine's OpenMP threads wait by spinning, and so take the processors from those of its BLAS library: if
     there are several they are asked to sleep, unless the environment says already how they wait. "auto" is
-    MinkowskiEngine where that is installed and native has no machine code, as far as is known without torch.
+    MinkowskiEngine if it is installed and native has no machine code, as far as is known without torch.
     """
     said = {WAITING, "GOMP_SPINCOUNT"} & os.environ.keys()
     return {WAITING: "passive"} if threads > 1 and engine in _SPIN and _SPIN[engine]() and not said else {}

@@ -43,7 +43,7 @@ def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame
     """One row for each run: measured steady-state samples/s, and what its plan predicts (one minibatch a period).
 
     A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish;
-    `partial`: only where it did not even do two minibatches. Its pace is then that of what it did, and `state` says so.
+    `partial`: only if it did not do two minibatches. Its pace is then that of what it did, and `state` says so.
     If the samples of a minibatch are not known of all runs, the columns have minibatches/s of all of them.
     """
     found = of_readable(records, _partial_row if partial else _row)
