@@ -103,7 +103,7 @@ class StageNeeds:
 
 @dataclass(frozen=True, eq=False)
 class CutRanges:
-    """The layers before cuts that are taken together, and the bytes that cross them; the first and last are the ends."""
+    """The layers before cuts taken together, and the bytes that cross them; the first and last are the ends."""
 
     low: Array  # [K, 2]: seconds of work and bytes of weights, at least
     high: Array  # at most
