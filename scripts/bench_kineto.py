@@ -249,7 +249,7 @@ def time_large(sources: list[Path], folder: Path, size: float) -> None:
             enlarge_trace(source, target, size / len(sources))
     where = folder if len(targets) > 1 else targets[0]
     for verb in (["show"], ["whatif"], ["export", "-o", str(folder.with_suffix(".out.json"))]):
-        words = [sys.executable, "-m", "sparsepipe", "trace", verb[0], str(where), *verb[1:], "--json"]
+        words = [sys.executable, "-P", "-m", "sparsepipe", "trace", verb[0], str(where), *verb[1:], "--json"]
         began = time.monotonic()
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         _, code, usage = os.wait4(process.pid, 0)

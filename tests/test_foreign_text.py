@@ -438,7 +438,7 @@ def test_figures_are_finished_in_one_place():
 
 
 OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and words of the notebook's own
-    *("batch_size", "cloud_epochs", "epochs", "pipeline_minibatches", "replayed_stages", "largest", "smallest"),
+    *("batch_size", "cloud_epochs", "epochs", "pipeline_minibatches", "emulated_stages", "largest", "smallest"),
     *("bound", "causes", "lines", "place.noted()", "reached", "same", "titles[name]", "verdict", "warning"),
     *("head", "name", "rows", "learned"),
     *("machine", "deepest", "real", "num_devices"),  # of 12_sizes: counts of stages, names of orders

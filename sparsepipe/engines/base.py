@@ -87,6 +87,7 @@ class Engine(Protocol):
     takes_examples: bool  # whether it may be an ExampleBatch of plain tensors
     looks_voxels_up: bool  # whether a layer finds voxels of its output that no tensor it reads lies on
     shares_scenes: bool  # whether several devices may compute a scene together, a part each: see `part` of native
+    divides_packets: bool  # whether such devices may have a stage behind or before others: see `divide` of native
 
     def layer(self, row: Row) -> nn.Module:
         """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called.

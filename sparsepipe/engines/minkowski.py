@@ -46,6 +46,7 @@ class MinkowskiEngine:
     takes_points = True
     takes_examples = True
     shares_scenes = True
+    divides_packets = False
 
     def layer(self, row: Row) -> nn.Module:
         with warnings.catch_warnings():

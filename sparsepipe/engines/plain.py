@@ -22,6 +22,7 @@ class PlainEngine:
     takes_points = False
     takes_examples = True
     shares_scenes = False
+    divides_packets = False
 
     def layer(self, row: Row) -> nn.Module:
         """Raises InputError: rows of a table are layers of a sparse engine."""

@@ -57,6 +57,7 @@ class SpconvEngine(PlainEngine):
     takes_points = True
     takes_examples = True
     shares_scenes = False
+    divides_packets = False
 
     def tensor(self, batch: PointBatch | ExampleBatch, device: torch.device | str = "cpu") -> AnyTensor:
         """Put a minibatch on a device; voxels as a sparse tensor whose coordinates start at or above 0."""

@@ -35,6 +35,7 @@ class NativeEngine:
     takes_points = True
     takes_examples = False
     shares_scenes = True
+    divides_packets = True
 
     def layer(self, row: Row) -> nn.Module:
         return checked(build(row), row, self)

@@ -7,8 +7,8 @@ stage between two cuts needs some number of devices, whatever the other stages h
 
 says whether there are enough devices for a limit. How many there are does not matter to the time that this takes.
 
-If cuts are too many to compare each with each, those with about the same sums are taken together (`CutRanges`), with
-the smaller of their sums where a stage ends and the larger where it begins. That allows more, so it proves a bound. It
+If cuts are too many to compare each with each, those with about the same sums are taken together (`CutRanges`). The
+smaller of their sums counts where a stage ends, the larger where it begins. That allows more, so it proves a bound. It
 also says how many devices are needed before and behind each cut, at least: near the best period few cuts remain, and a
 path between those is exact again.
 """

@@ -99,7 +99,7 @@ def relaxed_bound(
 ) -> float:
     """Return a bound by the default cost model of all plans of a problem: at least `low`, which is one.
 
-    A plan with `period` was found. `space` is of the problem, or of an easier one, on one node (`merged`); `listed`
+    A plan with `period` was found. `space` is of the problem, or of an easier one, on one node (`merged`). `listed`
     has all cuts of the problem, or `frontier` the sums of those that a plan below a period could have.
     """
     if is_close(low, period):

@@ -13,6 +13,7 @@ from ...networks import Network
 from ...networks.base import AnyNetwork
 from ...networks.losses import Loss, Outcome
 from ...networks.losses.of_users import UserLoss
+from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..replication.batch_norm import StatisticsGroup
 from ..transport.packet import Packet
@@ -28,11 +29,11 @@ def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss, plan: P
             f"engine {engine.name!r} keeps each scene on one device: choose engine 'native', or replicas",
             engine=engine.name,
         )
-    if len(plan.stages) > 1 and engine.name != "native":
+    if len(plan.stages) > 1 and not engine.divides_packets:
         raise InputError(
             "sharding.stages",
             f"engine {engine.name!r} shares scenes in plans of one stage: choose engine 'native' for "
-            f"{len(plan.stages)} stages",
+            f"{number_of(len(plan.stages), 'stage')}",
             engine=engine.name,
         )
     if not isinstance(network, Network):

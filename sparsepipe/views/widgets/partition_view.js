@@ -352,7 +352,7 @@ function render({ model, el }) {
     const shown = stop.tiles.map(([tile, value]) => [tile, value, tips.get(tile) || ""]);
     const gap = scene.tiles.findIndex(([tile]) => tile === "optimality gap");
     if (gap >= 0) shown.splice(gap, 0, ["optimality gap", "…", tips.get("optimality gap")]);
-    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => (part.length > 2 ? part : [...scene.stages[k].parts[j].slice(0, 4), ...part])) }));
+    const rows = stop.stages.map((row, k) => ({ ...row, parts: row.parts.map((part, j) => (part.length > 3 ? part : [...scene.stages[k].parts[j].slice(0, 4), ...part])) }));
     root.classList.add("sp-foreseen");
     put("tiles", tiles({ tiles: shown }));
     put("stages", stages({ ...scene, stages: rows, bound: null }, palette, width));

@@ -234,7 +234,7 @@ def _stages(sheet: Sheet, scene: Scene) -> None:
         if not apart:
             sheet.words(0, sheet.low + 12, name, bold=bold)
         x = left
-        for stage, *_, seconds, _ in row["parts"]:
+        for stage, _, _, _, seconds, *_ in row["parts"]:
             sheet.rect(x, sheet.low, seconds * scale - 0.5, _BAR, work_color(stage, "backward"))
             x += seconds * scale
         sheet.rect(x, sheet.low, row["averaging"] * scale, _BAR, work_color(row["parts"][0][0], "update"))
