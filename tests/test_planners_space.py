@@ -58,6 +58,8 @@ def test_a_plan_for_shared_scenes_is_kept_and_says_so():
     assert plan.to_json()["stages"][0]["sharding"] == "space" and "space" in str(plan)
     replicas = partition(profile(), cluster("fast", "fast"), planner="data-parallel")
     assert "sharding" not in replicas.to_json()["stages"][0]
+    alone = partition(profile(), cluster("fast"), planner="space")
+    assert not alone.stages[0].shares_scenes, "one device has whole scenes"
 
 
 def test_every_rank_takes_part_in_every_minibatch():

@@ -85,13 +85,13 @@ class SpaceParallel(Settings):
 
 
 def shared_stage(problem: Problem, layers: Sequence[int], devices: Sequence[int]) -> Stage:
-    """Return a stage whose devices share each scene, with parts by their speeds."""
+    """Return a stage whose devices share each scene, with parts by their speeds. One device has whole scenes."""
     seconds = [problem.total_seconds(problem.cluster.devices[device].type.name) for device in devices]
     slowest = max(seconds)
     # In quarters of the slowest device's part: borders are not placed more exactly than that.
     shares = [max(1, round(4 * slowest / each)) if each else 4 for each in seconds]
     whole = problem.stage(layers, devices, [share // gcd(*shares) for share in shares])
-    return replace(whole, sharding=SPACE)
+    return replace(whole, sharding=SPACE) if len(devices) > 1 else whole
 
 
 def _estimated(stages: Sequence[Stage], problem: Problem) -> Plan:
