@@ -28,6 +28,7 @@ from sparsepipe.planning.doubts import beyond_memory
 from sparsepipe.planning.estimate import estimate
 from sparsepipe.planning.simulator.bound import lower_bound
 from sparsepipe.planning.space import shared_stage
+from sparsepipe.values.costs import OPTIMIZER_SLOTS, MemoryNeed
 from sparsepipe.values.schedule import Action, Op, compile
 from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
@@ -88,6 +89,14 @@ def test_a_scene_beyond_each_devices_memory_is_divided():
     assert "space" in str(refused.value)
     plan = partition(profile(), small, planner="space")
     assert 0.5e9 < plan.estimate.stages[0].memory_bytes < MEMORY
+
+
+def test_each_device_has_all_weights_with_their_gradients_and_its_part_of_the_rest():
+    need = MemoryNeed(parameter_bytes=100.0, saved_bytes=40.0, incoming_bytes=8.0, working_bytes=160.0)
+    waiting, working = 2 * 8 / 4 + 40 / 4, 60 / 4  # of two minibatches in flight
+    expected = 100 * (1 + OPTIMIZER_SLOTS) + 100 + waiting + working
+    assert need.part(0.25).total(versions=1, minibatches=2) == expected
+    assert need.part(1.0) == need
 
 
 def test_interleaved_stages_that_share_scenes_are_refused():

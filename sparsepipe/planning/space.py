@@ -229,11 +229,11 @@ class _Search:
         shares = (1,) if group.shared else model.shares
         versions, minibatches = depth(problem.schedule, problem.num_microbatches, shares, later)
         saved, working, incoming = self._memory
-        of_minibatches = minibatches * incoming + working + (0.0 if model.recompute else (minibatches - 1) * saved)
         weights = self._between(problem.table.parameter_bytes)
-        enough: NDArray[np.bool_] = (
-            weights * (versions + OPTIMIZER_SLOTS) + max(model.parts_of_work()) * of_minibatches <= limit
-        )
+        gradients = np.minimum(weights, working)  # as weights, whole on each device
+        waiting = minibatches * incoming + (0.0 if model.recompute else (minibatches - 1) * saved)
+        of_minibatches = max(model.parts_of_work()) * (waiting + working - gradients)
+        enough: NDArray[np.bool_] = weights * (versions + OPTIMIZER_SLOTS) + gradients + of_minibatches <= limit
         return enough
 
     @cached_property
