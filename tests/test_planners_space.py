@@ -25,9 +25,10 @@ from sparsepipe import (
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cost_draws import CostDraws, DrawSettings
 from sparsepipe.planning.doubts import beyond_memory
-from sparsepipe.planning.estimate import estimate
+from sparsepipe.planning.estimate import estimate, forward_estimate
 from sparsepipe.planning.simulator.bound import lower_bound
 from sparsepipe.planning.space import shared_stage
+from sparsepipe.values.costs import OPTIMIZER_SLOTS, MemoryNeed
 from sparsepipe.values.schedule import Action, Op, compile
 from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
@@ -58,6 +59,8 @@ def test_a_plan_for_shared_scenes_is_kept_and_says_so():
     assert plan.to_json()["stages"][0]["sharding"] == "space" and "space" in str(plan)
     replicas = partition(profile(), cluster("fast", "fast"), planner="data-parallel")
     assert "sharding" not in replicas.to_json()["stages"][0]
+    alone = partition(profile(), cluster("fast"), planner="space")
+    assert not alone.stages[0].shares_scenes, "one device has whole scenes"
 
 
 def test_every_rank_takes_part_in_every_minibatch():
@@ -86,6 +89,29 @@ def test_a_scene_beyond_each_devices_memory_is_divided():
     assert "space" in str(refused.value)
     plan = partition(profile(), small, planner="space")
     assert 0.5e9 < plan.estimate.stages[0].memory_bytes < MEMORY
+
+
+def test_each_device_has_all_weights_with_their_gradients_and_its_part_of_the_rest():
+    need = MemoryNeed(parameter_bytes=100.0, saved_bytes=40.0, incoming_bytes=8.0, working_bytes=160.0)
+    waiting, working = 2 * 8 / 4 + 40 / 4, 60 / 4  # of two minibatches in flight
+    expected = 100 * (1 + OPTIMIZER_SLOTS) + 100 + waiting + working
+    assert need.part(0.25).total(versions=1, minibatches=2) == expected
+    assert need.part(1.0) == need
+
+
+def test_inference_is_estimated_with_a_part_of_each_scene_on_each_device():
+    devices = cluster("fast", "slow")
+    problem = replace(Problem(profile(), devices), forward_only=True)
+    alone = replace(Problem(profile(), cluster("fast")), forward_only=True)
+    shared = problem.plan([shared_stage(problem, problem.layers, range(2))], "by hand")
+    whole = alone.plan([alone.stage(alone.layers, range(1))], "by hand")
+    assert shared.stages[0].shares == (2, 1)
+    halo = problem.table.halo_seconds(devices, shared.stages[0], problem.layers)[0]
+    expected, one = forward_estimate(shared, problem), forward_estimate(whole, alone)
+    assert expected.period_seconds == pytest.approx(one.period_seconds * 2 / 3 + halo)
+    weights = problem.table.parameter_bytes.sum()
+    bytes_alone, bytes_shared = (each.stages[0].memory_bytes - weights for each in (one, expected))
+    assert bytes_shared == pytest.approx(bytes_alone * 2 / 3)
 
 
 def test_interleaved_stages_that_share_scenes_are_refused():

@@ -139,6 +139,25 @@ def test_what_a_device_keeps_for_a_later_stage_is_not_sent_and_gets_its_gradient
     assert sent == [*(own[0] for own, _ in payloads), *(back[0] for _, back in reversed(payloads))]
 
 
+def test_each_rank_that_shares_scenes_has_its_share_in_whatever_order_a_plan_lists_ranks():
+    model, native = "minkunet14a-segmentation-narrow", engine("native")
+    net, cpu = network(model, num_classes=3), torch.device("cpu")
+    plan = plan_of(model, [[1, 0]], shares={0: (3, 1)})  # rank 1 has three quarters of the work
+    shared = replace(plan, stages=(replace(plan.stages[0], sharding="space"),))
+    coordinates = torch.cartesian_prod(torch.arange(1), torch.arange(64), torch.arange(16), torch.arange(1)).int()
+    features, labels = torch.ones(len(coordinates), net.in_channels), torch.zeros(len(coordinates), dtype=torch.int64)
+    batch = PointBatch(coordinates, features, labels, per_voxel=True)
+
+    def num_voxels(group):
+        options = {"config": settings(Path(), model=model), "device": cpu, "per_voxel": True, "scenes": group}
+        stage = NetworkStage(net, native, shared, 0, **options)
+        outputs = stage.forward(batch, Version(0, stage.parameters()), 0)[1]
+        return len(native.features(stage.module.result(outputs)))
+
+    first, second = in_threads(2, num_voxels)  # threads are numbered as ranks
+    assert first + second == len(coordinates) and 2 * first < second
+
+
 class InFloat64(Segmentation):
     """The cross entropy of voxels without the rounding of float32."""
 

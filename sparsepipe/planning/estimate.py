@@ -335,16 +335,21 @@ def forward_estimate(plan: Plan, problem: Problem) -> Estimate:
     table, latency, stages = problem.table, 0.0, []
     ports, sending = [0.0], network_bytes(plan, problem)
     for k, stage in enumerate(plan.stages):
-        rates = zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
-        seconds = [float(table.forward[kind][layers[k], 0].sum()) + each * sending[k] for kind, each in rates]
-        compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
+        parts = stage.parts_of_work()
+        halos = float(table.parts_seconds(problem.cluster, plan, k, layers[k])[0][0])
+        seconds = [
+            part * float(table.forward[kind][layers[k], 0].sum()) + halos + each * sending[k]
+            for kind, each, part in zip(kinds_of(problem, stage), network_rates(problem, stage), parts, strict=True)
+        ]
+        compute = max(t * turns for t, turns in zip(seconds, stage.rank_turns, strict=True)) / stage.round
         elsewhere = between_hosts(problem, plan.stages[k : k + 2])
         transfer, port = _transfer(plan, problem, k, float((between if elsewhere else payloads)[k + 1][0][0]))
         latency += max(seconds) + transfer
         ports.append(port)
         own_layers = list(layers[k])
-        memory = table.parameter_bytes[own_layers].sum() + float(payloads[k][0][1])
-        memory += table.saved_bytes[own_layers, 1].sum() + table.coordinate_bytes[own_layers, 1].sum()
+        activations = float(payloads[k][0][1]) + table.saved_bytes[own_layers, 1].sum()
+        activations += table.coordinate_bytes[own_layers, 1].sum()
+        memory = table.parameter_bytes[own_layers].sum() + max(parts) * activations
         sent = float(payloads[k + 1][0][0]) if k + 1 < len(plan.stages) else 0.0
         stages.append(StageEstimate(compute, float(memory), max(ports[-2:]), 0.0, sent))
     everyone = baseline_data_parallel(problem)

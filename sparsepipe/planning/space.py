@@ -85,13 +85,13 @@ class SpaceParallel(Settings):
 
 
 def shared_stage(problem: Problem, layers: Sequence[int], devices: Sequence[int]) -> Stage:
-    """Return a stage whose devices share each scene, with parts by their speeds."""
+    """Return a stage whose devices share each scene, with parts by their speeds. One device has whole scenes."""
     seconds = [problem.total_seconds(problem.cluster.devices[device].type.name) for device in devices]
     slowest = max(seconds)
     # In quarters of the slowest device's part: borders are not placed more exactly than that.
     shares = [max(1, round(4 * slowest / each)) if each else 4 for each in seconds]
     whole = problem.stage(layers, devices, [share // gcd(*shares) for share in shares])
-    return replace(whole, sharding=SPACE)
+    return replace(whole, sharding=SPACE) if len(devices) > 1 else whole
 
 
 def _estimated(stages: Sequence[Stage], problem: Problem) -> Plan:
@@ -229,11 +229,11 @@ class _Search:
         shares = (1,) if group.shared else model.shares
         versions, minibatches = depth(problem.schedule, problem.num_microbatches, shares, later)
         saved, working, incoming = self._memory
-        of_minibatches = minibatches * incoming + working + (0.0 if model.recompute else (minibatches - 1) * saved)
         weights = self._between(problem.table.parameter_bytes)
-        enough: NDArray[np.bool_] = (
-            weights * (versions + OPTIMIZER_SLOTS) + max(model.parts_of_work()) * of_minibatches <= limit
-        )
+        gradients = np.minimum(weights, working)  # as weights, whole on each device
+        waiting = minibatches * incoming + (0.0 if model.recompute else (minibatches - 1) * saved)
+        of_minibatches = max(model.parts_of_work()) * (waiting + working - gradients)
+        enough: NDArray[np.bool_] = weights * (versions + OPTIMIZER_SLOTS) + gradients + of_minibatches <= limit
         return enough
 
     @cached_property

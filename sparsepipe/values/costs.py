@@ -573,9 +573,10 @@ class MemoryNeed:
     working_bytes: float  # of the minibatch at work: what it keeps, temporaries and gradients of the weights
 
     def part(self, share: float) -> "MemoryNeed":
-        """Return what a device needs that computes a share of each scene: weights are whole on each."""
-        saved, incoming, working = self.saved_bytes, self.incoming_bytes, self.working_bytes
-        return MemoryNeed(self.parameter_bytes, share * saved, share * incoming, share * working)
+        """Return what a device needs that computes a share of each scene: weights and their gradients are whole."""
+        gradients = min(self.parameter_bytes, self.working_bytes)
+        working = gradients + share * (self.working_bytes - gradients)
+        return MemoryNeed(self.parameter_bytes, share * self.saved_bytes, share * self.incoming_bytes, working)
 
     def total(self, *, versions: int, minibatches: int, recompute: bool = False, runs: bool = True) -> float:
         """Bytes on one replica: weights × versions, optimizer state, minibatches in flight, one of them at work.

@@ -248,7 +248,8 @@ class NetworkStage:
         self.reports = scenes is None or scenes.part == 0
         if scenes is not None:
             assert isinstance(network, Network) and network.coarsest_sparse_stride, "a plan that was checked"
-            self._parts = SceneParts(scenes, own.shares, network.coarsest_sparse_stride, engine)
+            shares = [own.share(rank) for rank in sorted(own.ranks)]  # as process groups number their parts
+            self._parts = SceneParts(scenes, shares, network.coarsest_sparse_stride, engine)
         self._segments = own.segment_places([row.id for row in self.module.table])
         self._splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1

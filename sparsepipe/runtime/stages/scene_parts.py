@@ -72,7 +72,7 @@ class SceneParts:
     """The part of each scene that one of a stage's ranks computes."""
 
     group: StatisticsGroup
-    shares: Sequence[int]  # of the work, by rank
+    shares: Sequence[int]  # of the work, by part
     step: Sequence[int]  # the coarsest tensor stride of the network's sparse layers
     engine: Any  # one that shares scenes
 
