@@ -177,6 +177,10 @@ def test_the_largest_sample_is_refused_or_left_out(clouds: Path, measured: Profi
     fitting = FittingSizes.of(launched(config.replace(oversize="skip"), tmp_path / "run", profile=measured))
     assert fitting.left_out == tuple(k for k, size in enumerate(sizes) if memory.least_bytes(0, size) > limit) != ()
     assert fitting.largest == max(size for k, size in enumerate(sizes) if k not in fitting.left_out)
+    none = config.replace(oversize="skip", memory_limit=0.99 * memory.least_bytes(0, min(sizes)))
+    with raises("memory.too_large") as caught:
+        launched(none, tmp_path / "none-fits", profile=measured)
+    assert sizes[caught.value.fields["sample"]] == min(sizes)
     # A moving average of the weights takes memory, too.
     averaged = RankMemory.of_settings(plan, 0, measured, config.replace(ema=0.9), limit=1e12)
     assert averaged.weight_bytes > memory.weight_bytes
