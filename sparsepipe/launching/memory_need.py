@@ -210,7 +210,7 @@ class _PlanNeed:
 
     def largest_part(self, least: float, size: float) -> float:
         """Return the size of the largest parts in which minibatches of a size fit: `least` at least, which does."""
-        steps = np.geomspace(least, size, _PARTS_TRIED).tolist()
+        steps = np.unique(np.floor(np.geomspace(least, size, _PARTS_TRIED))).tolist()  # sizes are whole numbers
         return float(
             steps[max(0, bisect_left(steps, True, key=lambda part: self.at(size, part).limit > self.limit) - 1)]
         )
