@@ -121,3 +121,6 @@ def test_parts_of_a_minibatch_fit_and_are_few(sizes, most) -> None:
     if max(sizes) <= most:
         assert all(sum(map(size_of.get, part)) <= most for part in parts)
         assert len(parts) <= max(1, 2 * sum(sizes) / most), "two parts together would not fit into one"
+    spare = [min(map(size_of.get, part)) for part in parts if len(part) > 2]
+    alone = [size_of[part[0]] for part in parts if len(part) == 1]
+    assert all(one + other > most for one in alone for other in spare), "batch norm needs two samples where they fit"

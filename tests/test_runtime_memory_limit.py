@@ -177,6 +177,10 @@ def test_the_largest_sample_is_refused_or_left_out(clouds: Path, measured: Profi
     fitting = FittingSizes.of(launched(config.replace(oversize="skip"), tmp_path / "run", profile=measured))
     assert fitting.left_out == tuple(k for k, size in enumerate(sizes) if memory.least_bytes(0, size) > limit) != ()
     assert fitting.largest == max(size for k, size in enumerate(sizes) if k not in fitting.left_out)
+    none = config.replace(oversize="skip", memory_limit=0.99 * memory.least_bytes(0, min(sizes)))
+    with raises("memory.too_large") as caught:
+        launched(none, tmp_path / "none-fits", profile=measured)
+    assert sizes[caught.value.fields["sample"]] == min(sizes)
     # A moving average of the weights takes memory, too.
     averaged = RankMemory.of_settings(plan, 0, measured, config.replace(ema=0.9), limit=1e12)
     assert averaged.weight_bytes > memory.weight_bytes
@@ -200,6 +204,7 @@ def test_minibatches_that_do_not_fit_are_split(
     assert "batch norm" in capsys.readouterr().err
     fitting = FittingSizes.of(split)
     assert not fitting.left_out and max(sizes) <= fitting.part < fitting.largest == whole
+    assert fitting.part == int(fitting.part), "a part of 2.97 samples has 2"
     rank = RankMemory.of_settings(plan, 0, measured, split, limit=split.memory_limit)
     rank.open(0)
     assert rank.enter(0, 0, whole, fitting.part) and not rank.minibatches_beyond

@@ -147,10 +147,11 @@ def substituted(
 def split_by_size(samples: Sequence[int], sizes: Sequence[float], most: float) -> Minibatches:
     """Split a minibatch into the fewest parts of `most` each that dealing the largest samples first finds.
 
-    `sizes`: of the samples, in their order, which they keep within a part. A larger sample has a part to itself.
+    `sizes`: of the samples, in their order, which they keep within a part. A larger sample has a part to itself. If it
+    fits, a part of one sample gets the smallest of another part: batch norm cannot normalise a single voxel.
 
     >>> split_by_size((4, 7, 1, 2), (30, 80, 50, 20), 100)
-    ((4, 1, 2), (7,))
+    ((4, 1), (7, 2))
     """
     largest_first = sorted(range(len(samples)), key=lambda place: -sizes[place])
     count = min(len(samples), max(1, ceil(sum(sizes) / most)))
@@ -162,6 +163,10 @@ def split_by_size(samples: Sequence[int], sizes: Sequence[float], most: float) -
             totals[lightest] += sizes[place]
             parts[lightest].append(place)
         if max(totals) <= most or count == len(samples):
+            for single in (part for part in parts if len(part) == 1):
+                spare = [(sizes[part[-1]], k) for k, part in enumerate(parts) if len(part) > 2]
+                if spare and sizes[single[0]] + min(spare)[0] <= most:
+                    single.append(parts[min(spare)[1]].pop())
             return tuple(tuple(samples[place] for place in sorted(part)) for part in sorted(parts, key=min))
         count += 1
 

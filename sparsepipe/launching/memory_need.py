@@ -146,8 +146,7 @@ def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed") -> FittingSi
     most = float(distinct[-1])
     if config.oversize in (SKIP, SPLIT_OR_SKIP):  # bytes rise with size
         fits = bisect_left(distinct, True, key=lambda size: need.at(float(size)).limit > need.limit)
-        if fits:
-            most = float(distinct[fits - 1])
+        most = float(distinct[max(fits, 1) - 1])  # if none fits, the smallest is named
     sample = int(np.flatnonzero(sizes == most)[0])
     left_out = tuple(np.flatnonzero(sizes > most).tolist())
     decided = Composition.decided(config)
@@ -211,7 +210,7 @@ class _PlanNeed:
 
     def largest_part(self, least: float, size: float) -> float:
         """Return the size of the largest parts in which minibatches of a size fit: `least` at least, which does."""
-        steps = np.geomspace(least, size, _PARTS_TRIED).tolist()
+        steps = np.unique(np.floor(np.geomspace(least, size, _PARTS_TRIED))).tolist()  # sizes are whole numbers
         return float(
             steps[max(0, bisect_left(steps, True, key=lambda part: self.at(size, part).limit > self.limit) - 1)]
         )

@@ -48,7 +48,7 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
                 raise TooFewVoxels(
                     "batch_norm.too_few_voxels",
                     "batch norm over 1 voxel: expected at least 2 voxels; use more samples per minibatch or smaller "
-                    "voxels",
+                    "voxels; if minibatches are split, a higher memory limit",
                 )
             return super().forward(input)
         places = input.movedim(1, -1)
