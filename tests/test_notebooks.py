@@ -63,9 +63,9 @@ FIGURES = SMALL | {  # on the same shapes: by themselves they read 1,437 handwri
     "updates": {"images": 8},
     "straggler_seeds": 1,
     "replay_devices": 2,
-    "replayed_rules": ["quorum"],
-    "replayed_stragglers": 1,
-    "replayed_minibatches": 2,
+    "emulated_rules": ["quorum"],
+    "emulated_stragglers": 1,
+    "emulated_minibatches": 2,
     "waiting_voxel_size": 0.1,  # of which the others have left a profile
     "waiting_batch_size": 4,
     "published_devices": 2,
