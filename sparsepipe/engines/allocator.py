@@ -32,16 +32,14 @@ def keep_freed_memory() -> bool:
 
 
 @functools.cache
-def return_freed_memory() -> bool:
+def return_freed_memory() -> None:
     """Tell glibc's malloc, once a process, to give freed memory back, as under a limit: it takes a twentieth longer.
 
     Larger tensors then come straight from the system, so that no holes are left between those that stay. Call it before
     an engine opens: what stays above the room of `keep_freed_memory` would hold that room, and tensors would fill it.
     """
-    if not _set_thresholds(_RETURNED_BYTES, _RETURNED_BYTES):
-        return False
-    ctypes.CDLL(None).malloc_trim(0)
-    return True
+    if _set_thresholds(_RETURNED_BYTES, _RETURNED_BYTES):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> bool:

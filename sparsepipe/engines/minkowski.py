@@ -345,42 +345,30 @@ class PartCoordinates(PartManager):
 
     searches_pairs = False
 
-    def run(
+    def library_sets(
         self,
-        layer: Callable[..., ME.SparseTensor],
-        kernel: ME.KernelGenerator,
-        part: SparseTensor,
-        like: SparseTensor | None,
-        pools: bool,
-    ) -> SparseTensor:
-        """Run a layer of the library with a kernel on a part; its output lies on `like`, else on a set that it makes.
+        entering: Stride,
+        leaving: Stride,
+        *,
+        size: Stride,
+        dilation: Stride,
+        tiles: bool,
+        upward: bool,
+    ) -> tuple[PartMap | None, ME.CoordinateManager, ME.CoordinateMapKey, ME.CoordinateMapKey]:
+        """Return the map of a kernel with the halo, and the library's sets: its manager, its input's and output's key.
 
-        `kernel`: the library's kernel generator. `pools`: the layer pools.
+        `tiles`: no voxel is under two kernels, so that there is no halo. `upward`: the output is the finer set.
         """
-        size, stride, dilation = (
-            tuple(numbers) for numbers in (kernel.kernel_size, kernel.kernel_stride, kernel.kernel_dilation)
-        )
-        entering = leaving = part.tensor_stride
-        if like is not None:
-            leaving = like.tensor_stride
-        elif max(stride) > 1:
-            leaving = self.downsampled(entering, stride)
-        tiles = pools and size == stride  # no voxel is under two kernels, also where these are odd
         cached = entering, leaving, size, dilation, tiles
         if cached not in self._library_sets:
             part_map = None
-            if like is not None and not tiles:
+            if upward and not tiles:
                 part_map = self.upward_map(leaving, entering, kernel_size=size, dilation=dilation)
             elif not tiles:
                 part_map = self.kernel_map(entering, leaving, kernel_size=size, dilation=dilation)
             keys = self.keys(entering) if part_map is None else part_map.keys_with_halo
             self._library_sets[cached] = part_map, *self._inserted(keys, entering, leaving)
-        part_map, manager, in_key, out_key = self._library_sets[cached]
-        rows = part.features if part_map is None else part_map.with_halo(part.features)
-        if missing := manager.size(in_key) - len(rows):
-            rows = functional.pad(rows, (0, 0, 0, missing))
-        tensor = ME.SparseTensor(rows, coordinate_map_key=in_key, coordinate_manager=manager)
-        return part.replace(layer(tensor, out_key).F[: len(self.keys(leaving))], leaving)
+        return self._library_sets[cached]
 
     def _inserted(
         self, keys: Tensor, entering: Stride, leaving: Stride
@@ -501,8 +489,29 @@ def _run_on_part(
     *,
     pools: bool,
 ) -> SparseTensor:
-    assert isinstance(part.manager, PartCoordinates)
-    return part.manager.run(layer, kernel, part, like, pools=pools)
+    """Run a layer of the library with a kernel on a part; its output lies on `like`, else on a set that it makes.
+
+    `kernel`: the library's kernel generator. `pools`: the layer pools.
+    """
+    parts = part.manager
+    assert isinstance(parts, PartCoordinates)
+    size, stride, dilation = (
+        tuple(numbers) for numbers in (kernel.kernel_size, kernel.kernel_stride, kernel.kernel_dilation)
+    )
+    entering = leaving = part.tensor_stride
+    if like is not None:
+        leaving = like.tensor_stride
+    elif max(stride) > 1:
+        leaving = parts.downsampled(entering, stride)
+    tiles = pools and size == stride  # no voxel is under two kernels, also where these are odd
+    part_map, manager, in_key, out_key = parts.library_sets(
+        entering, leaving, size=size, dilation=dilation, tiles=tiles, upward=like is not None
+    )
+    rows = part.features if part_map is None else part_map.with_halo(part.features)
+    if missing := manager.size(in_key) - len(rows):
+        rows = functional.pad(rows, (0, 0, 0, missing))
+    tensor = ME.SparseTensor(rows, coordinate_map_key=in_key, coordinate_manager=manager)
+    return part.replace(layer(tensor, out_key).F[: len(parts.keys(leaving))], leaving)
 
 
 class LibraryConvolution(ME.MinkowskiConvolution):

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 _NAMED = 4  # of the samples that are left out
 _PARTS_TRIED = 64  # sizes of parts of a minibatch
+_SPLITS, _SKIPS = (
+    (SPLIT, SPLIT_OR_SKIP),
+    (SKIP, SPLIT_OR_SKIP),
+)  # settings that split minibatches, that leave samples out
 _NOTHING_TELLS = "the plan's memory need could not be checked before the run: {}"
 
 
@@ -111,7 +115,7 @@ def fitted_to_limit(
         )
     check_limit_unit(profile.size_unit, run.size_unit)
     replicas = any(len(stage.ranks) > 1 and not stage.shares_scenes for own in plan.pipelines for stage in own.stages)
-    if config.oversize in (SPLIT, SPLIT_OR_SKIP) and config.synchronised_batch_norm and replicas:
+    if config.oversize in _SPLITS and config.synchronised_batch_norm and replicas:
         raise InputError(  # replicas with other numbers of parts would wait for each other
             "memory.split_synchronised",
             "{synchronised_batch_norm} takes statistics over minibatches of all replicas, which {oversize} splits; "
@@ -119,7 +123,7 @@ def fitted_to_limit(
             setting={"synchronised_batch_norm": None, "oversize": config.oversize},
         )
     shares = any(stage.shares_scenes for own in plan.pipelines for stage in own.stages if len(own.stages) > 1)
-    if config.oversize in (SPLIT, SPLIT_OR_SKIP) and shares:
+    if config.oversize in _SPLITS and shares:
         raise InputError(
             "memory.split_scenes",
             "{oversize} splits no minibatch of a plan in which some of several stages share scenes; choose 'skip', or "
@@ -144,7 +148,7 @@ def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed") -> FittingSi
     sizes = np.asarray(training.sample_sizes(), dtype=float)
     distinct = np.unique(sizes)
     most = float(distinct[-1])
-    if config.oversize in (SKIP, SPLIT_OR_SKIP):  # bytes rise with size
+    if config.oversize in _SKIPS:  # bytes rise with size
         fits = bisect_left(distinct, True, key=lambda size: need.at(float(size)).limit > need.limit)
         most = float(distinct[max(fits, 1) - 1])  # if none fits, the smallest is named
     sample = int(np.flatnonzero(sizes == most)[0])
@@ -153,7 +157,7 @@ def _fitting_sizes(plan: Plan, run: ResolvedRun, need: "_PlanNeed") -> FittingSi
     budget = config.batch_voxels or (decided.budget if decided else None)
     fitting = np.sort(sizes[sizes <= most])
     largest = max(most, budget or float(fitting[-config.batch_size :].sum()))
-    splits = config.oversize in (SPLIT, SPLIT_OR_SKIP) and need.at(largest).limit > need.limit
+    splits = config.oversize in _SPLITS and need.at(largest).limit > need.limit
     for size in sorted({most, largest}):
         least = need.at(size, most if splits else None)
         if least.limit <= need.limit:
