@@ -101,6 +101,10 @@ class Problem:
         inputs = self.graph.input_layers
         return tuple(k for k in range(len(self.graph.layers)) if k not in inputs)
 
+    def memory_limit(self, stage: Stage) -> float:
+        """Return the bytes of the smallest device that serves a stage."""
+        return min(self.cluster.devices[rank].type.memory_bytes for rank in stage.ranks)
+
     def total_seconds(self, device_type: str) -> float:
         """Forward, and unless `forward_only` backward, of the whole network on one device."""
         return float(self.table.seconds[device_type][:, 0].sum())

@@ -223,7 +223,7 @@ class _Search:
     def fits(self, group: DeviceRun, later: int) -> NDArray[np.bool_]:
         """Return whether stages fit into memory, with so many minibatches at once in later ones: bool [S, S]."""
         problem, model = self.problem, self.models[group]
-        limit = min(problem.cluster.devices[rank].type.memory_bytes for rank in model.ranks)
+        limit = problem.memory_limit(model)
         if limit == inf:
             return np.ones((len(self.cuts), len(self.cuts)), dtype=bool)
         shares = (1,) if group.shared else model.shares

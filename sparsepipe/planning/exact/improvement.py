@@ -208,7 +208,7 @@ def deepened(plan: Plan, problem: Problem) -> Plan:
         if ahead > lookahead(deeper, s):
             stage = replace(own_stage, warmup=ceil(ahead / len(own_stage.ranks)))
             deeper = replace(deeper, stages=(*deeper.stages[:s], stage, *deeper.stages[s + 1 :]))
-    limits = [min(problem.cluster.devices[rank].type.memory_bytes for rank in stage.ranks) for stage in plan.stages]
+    limits = [problem.memory_limit(stage) for stage in plan.stages]
     needs = [stage.memory_bytes for stage in estimate(deeper, problem).stages]
     if all(need <= limit for need, limit in zip(needs, limits, strict=True)):
         return deeper

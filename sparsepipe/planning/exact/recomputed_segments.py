@@ -132,7 +132,7 @@ class FittingStages:
 
     def missing(self, plan: Plan, k: int) -> float:
         """Return the bytes that stage `k` of a plan needs beyond the memory of its devices; 0 if it fits."""
-        return max(0.0, estimate(plan, self.problem).stages[k].memory_bytes - self._limit(plan.stages[k]))
+        return max(0.0, estimate(plan, self.problem).stages[k].memory_bytes - self.problem.memory_limit(plan.stages[k]))
 
     def with_layers_moved(self, best: FittedPlan, bound: float, *, seconds: float) -> FittedPlan:
         """Return the plan, or a better one whose neighbouring stages exchanged layers, one at a time."""
@@ -165,9 +165,6 @@ class FittingStages:
                         pair = (less, more) if giver is own else (more, less)
                         yield replace(bare, stages=(*bare.stages[:k], *pair, *bare.stages[k + 2 :]))
 
-    def _limit(self, stage: Stage) -> float:
-        return min(self.problem.cluster.devices[rank].type.memory_bytes for rank in stage.ranks)
-
     def _choose(self, plan: Plan, k: int, incoming: float) -> tuple[Stage, float]:
         """Return a stage with its cheapest recomputation, and the bytes that are missing even so."""
         stage, problem = plan.stages[k], self.problem
@@ -178,7 +175,7 @@ class FittingStages:
             rows = sorted(problem.graph.index[id] for id in stage.layers)
             _, working, _ = problem.table.stage_bytes(rows)
             weights = float(problem.table.parameter_bytes[rows].sum())
-            room = self._limit(stage) - weights * (versions + OPTIMIZER_SLOTS) - minibatches * incoming
+            room = problem.memory_limit(stage) - weights * (versions + OPTIMIZER_SLOTS) - minibatches * incoming
             kinds = list(dict.fromkeys(kinds_of(problem, stage)))
             memory = StageMemory.of(problem.table, rows, kinds, column=1)
             # Bytes are those of a large minibatch, seconds those of the mean one, as in the plan's estimate.
