@@ -20,7 +20,7 @@ class CoordinateSet(NamedTuple):
     # stride are the same within a family alone.
     family: int = 0
     # The engine's coordinate manager that made it, with its kernel maps: for later stages of this process. Never sent.
-    manager: Any = None
+    manager: object = None
 
 
 class Feature(NamedTuple):

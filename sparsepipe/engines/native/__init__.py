@@ -167,7 +167,11 @@ class NativeEngine:
         Raises InputError for coordinates that are not sorted and distinct, or features of another length.
         """
         managers: dict[int, CoordinateManager] = {}
-        made = {(own.family, id(own.manager)): own.manager for own in parts.coordinate_sets if own.manager is not None}
+        made = {
+            (own.family, id(own.manager)): own.manager
+            for own in parts.coordinate_sets
+            if isinstance(own.manager, CoordinateManager)
+        }
         for stride, coordinates, family, _ in parts.coordinate_sets:
             manager = managers.setdefault(family, CoordinateManager(coordinates.shape[1] - 1))
             earlier = [known for (of_family, _), known in made.items() if of_family == family]

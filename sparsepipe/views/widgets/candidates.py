@@ -158,10 +158,17 @@ class Candidates:
             if superseded():
                 raise Superseded
 
-        names = "schedule", "num_microbatches", "recompute"
-        settings: dict[str, Any] = {name: getattr(answer.problem, name) for name in names}
+        problem = answer.problem
         try:
-            found = compare_hardware(answer.problem.profile, answer.cluster, **settings, quick=True, progress=go_on)
+            found = compare_hardware(
+                problem.profile,
+                answer.cluster,
+                schedule=problem.schedule,
+                num_microbatches=problem.num_microbatches,
+                recompute=problem.recompute,
+                quick=True,
+                progress=go_on,
+            )
         except InputError as error:
             return [{"name": "changes of the hardware", "refused": str(error)}]
         return [
