@@ -220,6 +220,30 @@ def test_a_union_crosses_beside_what_it_was_made_of():
     assert not joined["x"].shares_voxels(joined["union"])
 
 
+def test_a_later_stage_of_a_process_has_the_kernel_maps_of_sets_that_both_have():
+    """A set that another process sent is shared if its voxels are the same, and only then."""
+    x, one, two, size = NATIVE.tensor(random_batch(channels=2)), (1, 1, 1), (2, 2, 2), {"kernel_size": 3}
+    x.manager.downsampled(one, 2)
+    maps = {ends: x.manager.kernel_map(*ends, **size) for ends in ((one, one), (one, two), (two, two))}
+    coarse = unpack(x.manager.keys(two), 3)
+    for sent, shared in ((coarse, set(maps)), (coarse[1:], {(one, one)})):
+        parts = NATIVE.split({"x": x})
+        y = Feature(torch.zeros(len(sent), 1), 1)
+        sets = (*parts.coordinate_sets, CoordinateSet(two, sent.clone()))
+        joined = NATIVE.join(Parts(sets, {**parts.features, "y": y}))
+        manager = joined["y"].manager
+        assert manager is joined["x"].manager is not x.manager and torch.equal(joined["y"].coordinates, sent)
+        alone = CoordinateManager(3)
+        alone.insert(one, x.manager.keys(one))
+        alone.insert(two, pack(sent))
+        for ends, made in maps.items():
+            own, again = manager.kernel_map(*ends, **size), alone.kernel_map(*ends, **size)
+            assert (own.inputs is made.inputs) == (ends in shared), "what was derived from it, too"
+            assert torch.equal(own.in_rows, again.in_rows) and torch.equal(own.out_rows, again.out_rows)
+            assert own.counts == again.counts
+    assert torch.equal(x.manager.keys(two), pack(coarse)), "the earlier stage's own are as they were"
+
+
 def test_voxels_whose_coarser_voxel_is_not_there_are_left_out():
     """Coordinate sets that arrive from elsewhere need not be each other's: only pairs that are there count."""
     fine = CoordinateSet((1, 1, 1), torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [0, 2, 0, 0]], dtype=torch.int32))

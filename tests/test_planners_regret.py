@@ -168,6 +168,7 @@ def test_draws_that_end_early_still_make_a_report():
     assert lines[-1].startswith("12 of 40") and "12 of 40" in str(report)
     assert regret(plan, measured, cluster, draws=40).draws == 40, "what ended early is not remembered"
     robust = partition_robust(measured, cluster, schedule="1f1b-flush", draws=50, draw_seconds=1e-6)
+    assert robust.plan == robust.nominal, "one draw tells nothing"
     assert (robust.draws, robust.requested_draws) == (1, 50) and robust.lower_bound_seconds <= robust.high_seconds
 
 

@@ -132,6 +132,17 @@ def test_a_stage_makes_anew_the_kernel_maps_that_earlier_stages_made():
     assert forwards(2) == [2.0, 2.25], "once for both layers"
     assert forwards(1, 3) == [1.0, 2.25, 1.25], "by each stage that needs it; layer 1 makes its own as ever"
 
+    def forwards_in_a_v(graph, engine=None):
+        told = Profile(graph, {"d": costs}, origin={"source": "measured", "engine": engine} if engine else {})
+        stages = tuple(Stage((f"l{k}",), (rank,)) for k, rank in enumerate((0, 1, 1, 0)))
+        spans = simulate(Plan(stages, schedule="1f1b-v"), told, cluster, [1]).spans
+        return [s.end - s.start for s in sorted(spans, key=lambda s: s.stage) if s.kind == "forward"]
+
+    skip = LayerGraph.chain(graph.layers, skips=[(0, 3)])
+    assert forwards_in_a_v(skip) == [1.0, 1.0, 1.25, 1.0], "rank 0 keeps the map with the skip"
+    assert forwards_in_a_v(graph) == [1.0, 1.0, 1.25, 1.25], "nothing is left for the last stage"
+    assert forwards_in_a_v(skip, "minkowski") == [1.0, 1.0, 1.25, 1.25], "this engine makes its own"
+
 
 def drawn(trace, rank):
     """The actions of a rank with their start and end, as a diagram would show them."""

@@ -90,6 +90,10 @@ def test_devices_are_added_on_the_map_and_nothing_moves(explorer):
     assert explorer.evaluate(shown)
     explorer.locator(".sp-pareto-button").click()
     explorer.wait_for_selector(".sp-point", state="detached")
+    explorer.locator("[data-part='hardware']").click()
+    explorer.wait_for_selector("[data-part='hardware'] + svg rect")
+    explorer.locator("[data-part='hardware']").click()
+    explorer.wait_for_selector("[data-part='hardware'] + svg", state="detached")
     explorer.locator(".sp-seek").press("ArrowUp")
     explorer.wait_for_selector(".sp-followed >> text=Minibatch 0")
     assert explorer.locator(".sp-arrows").count() == 1

@@ -8,7 +8,7 @@ from coded import raises
 from processes import until
 from test_widgets_words import profile_of
 
-from sparsepipe import Cluster, DeviceType, Link, Node, partition
+from sparsepipe import Cluster, DeviceType, Link, Node, compare_hardware, partition
 from sparsepipe.planning import PLANNERS
 from sparsepipe.planning.by_hand import with_cuts
 from sparsepipe.planning.run_estimate import judged
@@ -17,6 +17,7 @@ from sparsepipe.views.widgets import PartitionExplorer
 from sparsepipe.views.widgets.candidates import Candidates
 from sparsepipe.views.widgets.labs import MEASURED, PRESETS, THIS_MACHINE, Lab
 from sparsepipe.views.widgets.planning import Planning
+from sparsepipe.views.widgets.sizes import Superseded
 
 
 def cluster_of(fast=2, slow=1):
@@ -236,6 +237,17 @@ def test_points_are_plans_and_the_front_is_what_no_plan_beats(explorer):
             if period > seconds * (1 - 1e-9):  # else the search that goes on found a better plan meanwhile
                 assert period == pytest.approx(seconds)
                 assert max(part.memory_bytes for part in explorer.plan.position_estimates) == pytest.approx(size)
+
+
+def test_changes_of_the_hardware_are_those_of_a_quick_comparison(explorer):
+    answer = explorer.current()
+    found = compare_hardware(explorer.profile, answer.cluster, schedule=answer.plan.schedule, quick=True).changes
+    rows = explorer.candidates.hardware(answer, no_later)
+    assert [row["name"] for row in rows] == [own.name for own in found]
+    assert [(row["least"], row["most"]) for row in rows] == [(own.least, own.most) for own in found]
+    assert max(row["most"] for row in rows) > 0 > min(row["least"] for row in rows)
+    with pytest.raises(Superseded):
+        explorer.candidates.hardware(answer, lambda: True)
 
 
 def test_the_suggestion_is_a_cut_that_saves_time():

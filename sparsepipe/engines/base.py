@@ -19,6 +19,8 @@ class CoordinateSet(NamedTuple):
     # Which voxels it comes from: 0, the minibatch's own; others are generated, pruned or united ones. Sets of one
     # stride are the same within a family alone.
     family: int = 0
+    # The engine's coordinate manager that made it, with its kernel maps: for later stages of this process. Never sent.
+    manager: object = None
 
 
 class Feature(NamedTuple):

@@ -128,7 +128,7 @@ class MinkowskiEngine:
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
         """Raises InputError for coordinates that are not distinct."""
         manager, keys = None, []
-        for stride, coordinates, family in parts.coordinate_sets:
+        for stride, coordinates, family, _ in parts.coordinate_sets:
             manager = manager or FieldManager(coordinates)
             origin = f"family{family}" if family else ""  # where a layer looks for the voxels of a stride by itself
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), origin)

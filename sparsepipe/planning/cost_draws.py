@@ -44,12 +44,11 @@ class DrawSettings(Settings):
     least_uncertainty: float = setting(
         0.0, Number(0, 1), "least relative standard deviation of a layer's time, for profiles without spread", unit="S"
     )
-    draw_seconds: float | None = setting(
-        None,
+    draw_seconds: float = setting(
+        60.0,
         Number(0, _LONGEST, above=True),
         "time limit of the draws in seconds; a report then uses the draws made so far",
         unit="S",
-        words="none",
     )
 
 

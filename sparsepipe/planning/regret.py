@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
 
 import numpy as np
 
@@ -178,7 +177,8 @@ class RobustPlan(Printed):
         drawn = _draws_text(self.draws, self.requested_draws)
         text = f"robust plan, 95th percentile of {drawn}: {duration(self.high_seconds)} per minibatch"
         if same:
-            text += ", that of the nominal plan, which is also robust"
+            text += ", that of the nominal plan"
+            text += ", which is also robust" if self.draws >= _FEWEST else ""
         else:
             text += f" instead of {duration(self.nominal_high_seconds)}, for {at_most(self.price, places=3):.1%} more "
             text += "by the profile's costs"
@@ -213,7 +213,7 @@ def regret(
     draws: int = DrawSettings.draws,
     draw_seed: int = DrawSettings.draw_seed,
     least_uncertainty: float = DrawSettings.least_uncertainty,
-    draw_seconds: float | None = DrawSettings.draw_seconds,
+    draw_seconds: float = DrawSettings.draw_seconds,
     progress: Progress | None = None,
 ) -> Regret:
     """Report how far a plan may be from the best plan, given the uncertainty of the profile.
@@ -228,7 +228,7 @@ def regret(
         draws: Number of draws.
         draw_seed: Random seed of the draws.
         least_uncertainty: Least relative standard deviation of a layer's time, for profiles without spread.
-        draw_seconds: Time limit of the draws in seconds. The report then uses the draws made so far.
+        draw_seconds: Time limit of the draws in seconds, 60 by default. The report then uses the draws made so far.
         progress: Function that gets a line such as "40 of 200 draws" after each part of the draws.
 
     Returns:
@@ -280,13 +280,14 @@ def partition_robust(
     draws: int = DrawSettings.draws,
     draw_seed: int = DrawSettings.draw_seed,
     least_uncertainty: float = DrawSettings.least_uncertainty,
-    draw_seconds: float | None = DrawSettings.draw_seconds,
+    draw_seconds: float = DrawSettings.draw_seconds,
     progress: Progress | None = None,
 ) -> RobustPlan:
     """Partition a network for the least 95th percentile of the period over draws of the profile's costs.
 
     Candidates are the plan that is best by the profile, the best plans of single draws, and those of quantiles of the
-    costs. Among candidates within sampling noise of the best, the one that is best by the profile is chosen.
+    costs. Among candidates within sampling noise of the best, the one that is best by the profile is chosen. With fewer
+    than 20 draws, as after a time limit, the plan that is best by the profile is kept.
 
     Args:
         profile: Costs of the layers, with their spread.
@@ -335,7 +336,8 @@ def partition_robust(
     high = _quantile(periods, HIGH)
     expected = [nominal.estimate, *(estimate(plan, problem) for plan in candidates[1:])]
     ties = _ties(periods, high, draw_seed)
-    chosen = min(ties, key=lambda k: (expected[k].period_seconds, float(high[k])))
+    # Of so few draws, the least would be the best by chance.
+    chosen = 0 if sample.count < _FEWEST else min(ties, key=lambda k: (expected[k].period_seconds, float(high[k])))
     proven = replace(
         expected[chosen],
         lower_bound_seconds=nominal.estimate.lower_bound_seconds,
@@ -368,8 +370,8 @@ def _best_of_draws(
 ) -> tuple[CostDraws, Array, bool, list[Plan]]:
     """(the draws that were made, least period of any plan in each, whether all are exact, plans by frequency)."""
     problem = draws.problem
-    without_limit = replace(settings, draw_seconds=None)
-    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, without_limit
+    drawn = settings.draws, settings.draw_seed, settings.least_uncertainty
+    key = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute, drawn
     least, exact, plans = remembered(
         problem.profile.kept, _KIND, key, lambda: _searched(draws, settings.draw_seconds, progress)
     )
@@ -379,10 +381,10 @@ def _best_of_draws(
     return draws.take(made), least[made], exact, plans
 
 
-def _searched(draws: CostDraws, seconds: float | None, progress: Progress | None) -> tuple[Array, bool, list[Plan]]:
+def _searched(draws: CostDraws, seconds: float, progress: Progress | None) -> tuple[Array, bool, list[Plan]]:
     """(least period in each draw, NaN for draws that were not made, whether these are exact, plans by frequency)."""
     least, exact, plans = np.full(draws.count, np.nan), True, list[Plan]()
-    until = inf if seconds is None else time.monotonic() + seconds
+    until = time.monotonic() + seconds
     try:
         for some, periods, part_is_exact, more in best_plans_in_parts(draws):
             exact, plans = exact and part_is_exact, plans + more

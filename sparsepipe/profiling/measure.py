@@ -311,7 +311,7 @@ def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, LayerKernelMap]:
     the layer down.
     """
     managers: dict[int, CoordinateManager] = {}
-    for stride, coordinates, family in parts.coordinate_sets:
+    for stride, coordinates, family, _ in parts.coordinate_sets:
         manager = managers.setdefault(family, CoordinateManager(coordinates.shape[1] - 1))
         manager.insert(stride, pack(coordinates).sort().values)
     maps = {}

@@ -15,13 +15,14 @@ from .graph import LayerGraph
 from .plan import Plan, Stage
 from .profile import COORDINATE_BYTES, MEMORY_FIELDS, Profile
 from .schedule import compile_until_steady
-from .skip_routes import layers_across
+from .skip_routes import givers, layers_across
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 # Of a step of SGD with momentum, which reads three numbers a weight and writes two: a copy reads one, writes one, and
 # fetches what it writes to.
 _COPY = 3 / 5
+_HAND_MAPS_OVER = ("native",)  # engines
 Port = tuple[object, ...]  # names a port among those of a cluster
 OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 
@@ -42,6 +43,7 @@ class LayerTable:
     backward: dict[str, Array]
     map_seconds: dict[str, Array]  # of making the kernel map a layer multiplies by
     map_maker: tuple[int, ...]  # for each layer, the one that makes its kernel map; −1: it needs none
+    hands_maps_over: bool  # whether a device's later stage has the maps of its earlier one that leaves it tensors
     output_bytes: Array  # [L, V]
     coordinate_bytes: Array
     between_hosts: "Crossing"
@@ -95,6 +97,7 @@ class LayerTable:
             {name: times * computes for name, times in columns["backward"].items()},
             columns["kernel_map_seconds"],
             _map_makers(profile),
+            all(part.get("engine") in (None, *_HAND_MAPS_OVER) for part in profile.measured_parts(names)),
             most["output_bytes"],
             most["coordinate_bytes"],
             Crossing.of(columns),
@@ -133,14 +136,28 @@ class LayerTable:
         """Forward and backward together."""
         return {name: self.forward[name] + self.backward[name] for name in self.forward}
 
-    def stage_forward(self, layers: Sequence[int], device_type: str) -> Array:
+    def stage_forward(self, layers: Sequence[int], device_type: str, maps_made: Sequence[int]) -> Array:
         """Seconds of a stage's forward [V]: its layers', and making again the kernel maps that earlier stages made.
 
         A plan's estimate, which adds up layers, leaves the latter out: what simulates or replays the plan does not.
+        `maps_made`: of `maps_made_again`.
         """
-        elsewhere = {self.map_maker[k] for k in layers} - {-1, *layers}
         seconds: Array = self.forward[device_type][list(layers)].sum(axis=0)
-        return seconds + self.map_seconds[device_type][sorted(elsewhere)].sum(axis=0)
+        return seconds + self.map_seconds[device_type][list(maps_made)].sum(axis=0)
+
+    def maps_made_again(self, plan: Plan) -> list[list[int]]:
+        """Return for each stage the layers of earlier stages whose kernel maps it makes again.
+
+        A stage has the maps of earlier ones on the same ranks that leave it tensors, if the engine hands maps over.
+        """
+        again, there = list[list[int]](), list[set[int]]()
+        for stage, earlier in zip(plan.stages, givers(self.graph, plan), strict=True):
+            own = {self.graph.index[id] for id in stage.layers}
+            needed = {self.map_maker[k] for k in own} - {-1}
+            known = set[int]().union(*(there[k] for k in earlier)) if self.hands_maps_over else set[int]()
+            again.append(sorted(needed - own - known))
+            there.append(needed | known)
+        return again
 
     def recomputed(self, stage: Stage) -> list[int]:
         """Return the layers of a stage whose forward runs twice: all, those of its segments, or none."""

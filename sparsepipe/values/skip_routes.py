@@ -66,12 +66,7 @@ def layers_across(graph: LayerGraph, plan: StagePlan, *, with_kept: bool = False
         across.append(graph.alive(before))
     if plan.stages_per_rank == 1:
         return across
-    teams, routes = teams_of(plan), dict[int, SkipRoute]()
-    stage_of = dict.fromkeys(graph.input_layers, 0)
-    stage_of |= {index[id]: k for k, stage in enumerate(plan.stages) for id in stage.layers}
-    for layer in {layer for alive in across[1:-1] for layer in alive}:
-        readers = {stage_of[reader] for reader in graph.consumers[layer] if reader in stage_of}
-        routes[layer] = route(teams, stage_of[layer], _later(readers, stage_of[layer]))
+    routes = _routes_of_layers(graph, plan, {layer for alive in across[1:-1] for layer in alive})
     for cut in range(1, len(plan.stages)):
         across[cut] = tuple(
             layer
@@ -79,6 +74,28 @@ def layers_across(graph: LayerGraph, plan: StagePlan, *, with_kept: bool = False
             if cut in routes[layer].cuts or (with_kept and any(end == cut for _, end in routes[layer].jumps))
         )
     return across
+
+
+def givers(graph: LayerGraph, plan: StagePlan) -> list[frozenset[int]]:
+    """Return for each stage the earlier ones on the same ranks that leave it tensors, with their coordinates."""
+    if plan.stages_per_rank == 1:
+        return [frozenset()] * len(plan.stages)
+    teams = teams_of(plan)
+    pairs = {(k - 1, k) for k in range(1, len(teams)) if teams[k - 1] == teams[k]}
+    pairs |= {pair for way in _routes_of_layers(graph, plan, range(len(graph.layers))).values() for pair in way.jumps}
+    return [frozenset(giver for giver, taker in pairs if taker == k) for k in range(len(teams))]
+
+
+def _routes_of_layers(graph: LayerGraph, plan: StagePlan, layers: Iterable[int]) -> dict[int, SkipRoute]:
+    """Return the way of each layer's output through the stages."""
+    teams, index = teams_of(plan), graph.index
+    stage_of = dict.fromkeys(graph.input_layers, 0)
+    stage_of |= {index[id]: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+    routes = {}
+    for layer in layers:
+        readers = {stage_of[reader] for reader in graph.consumers[layer] if reader in stage_of}
+        routes[layer] = route(teams, stage_of[layer], _later(readers, stage_of[layer]))
+    return routes
 
 
 def routes_of_values(

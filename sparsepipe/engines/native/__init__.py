@@ -109,7 +109,7 @@ class NativeEngine:
         managers: dict[int, CoordinateManager] = {}
         finest_first = sorted(range(len(parts.coordinate_sets)), key=lambda k: parts.coordinate_sets[k].tensor_stride)
         for k in finest_first:
-            stride, coordinates, family = parts.coordinate_sets[k]
+            stride, coordinates, family, _ = parts.coordinate_sets[k]
             rows = division.rows[k]
             if family not in managers:
                 managers[family] = division.manager(coordinates.shape[1] - 1, rows)
@@ -156,15 +156,27 @@ class NativeEngine:
                 features[name] = Feature(tensor, None)
                 continue
             stride, family = tensor.tensor_stride, families.setdefault(id(tensor.manager), len(families))
-            sets.setdefault((stride, family), CoordinateSet(stride, tensor.coordinates, family))
+            manager = tensor.manager if type(tensor.manager) is CoordinateManager else None  # whole scenes alone
+            sets.setdefault((stride, family), CoordinateSet(stride, tensor.coordinates, family, manager))
             features[name] = Feature(tensor.features, list(sets).index((stride, family)))
         return Parts(tuple(sets.values()), features)
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
-        """Raises InputError for coordinates that are not sorted and distinct, or features of another length."""
+        """Put parts together: see `Engine.join`. Sets of an earlier stage's managers bring their kernel maps.
+
+        Raises InputError for coordinates that are not sorted and distinct, or features of another length.
+        """
         managers: dict[int, CoordinateManager] = {}
-        for stride, coordinates, family in parts.coordinate_sets:
+        made = {
+            (own.family, id(own.manager)): own.manager
+            for own in parts.coordinate_sets
+            if isinstance(own.manager, CoordinateManager)
+        }
+        for stride, coordinates, family, _ in parts.coordinate_sets:
             manager = managers.setdefault(family, CoordinateManager(coordinates.shape[1] - 1))
+            earlier = [known for (of_family, _), known in made.items() if of_family == family]
+            if any(manager.share(stride, coordinates, known) for known in earlier):
+                continue
             keys = pack(coordinates)
             if not bool((keys[1:] > keys[:-1]).all()):
                 raise InputError(
@@ -211,7 +223,7 @@ class NativeEngine:
 def _join(name: str, feature: Feature, parts: Parts, managers: Mapping[int, CoordinateManager]) -> AnyTensor:
     if feature.coordinate_set is None:
         return feature.rows
-    stride, coordinates, family = parts.coordinate_sets[feature.coordinate_set]
+    stride, coordinates, family, _ = parts.coordinate_sets[feature.coordinate_set]
     if len(feature.rows) != len(coordinates):
         raise InputError(
             "tensor.row_count",

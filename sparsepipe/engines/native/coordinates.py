@@ -81,6 +81,23 @@ class CoordinateManager:
         if coordinates is not None:
             self._coordinates[stride] = coordinates
 
+    def share(self, stride: Stride, coordinates: Tensor, other: "CoordinateManager") -> bool:
+        """Add the set of `other` at a stride if it has these coordinates; return whether it has them.
+
+        What `other` has made of sets that both have, such as kernel maps, comes along. The tensors are the same.
+        """
+        if stride not in other or not torch.equal(other.coordinates(stride), coordinates):
+            return False
+        self._keys[stride] = other._keys[stride]
+        both = {step for step, keys in self._keys.items() if other._keys.get(step) is keys}
+        self._coordinates |= {step: other.coordinates(step) for step in both}
+        self._sample_sizes |= {step: sizes for step, sizes in other._sample_sizes.items() if step in both}
+        self._places |= {step: places for step, places in other._places.items() if step in both}
+        self._floored_keys |= {key: keys for key, keys in other._floored_keys.items() if key[0] in both}
+        self._windows |= {key: made for key, made in other._windows.items() if key[0] in both}
+        self._maps |= {key: made for key, made in other._maps.items() if both.issuperset(key[:2])}
+        return True
+
     def like(self, stride: Stride, keys: Tensor) -> "CoordinateManager":
         """Return a manager of another coordinate set, such as a union."""
         manager = CoordinateManager(self.dimension)

@@ -383,7 +383,8 @@ def _received(
     rows = {name: feature.rows.detach().clone() for name, feature in parts.features.items()}
     leaves = {name: each.requires_grad_() for name, each in rows.items() if name in network.differentiable}
     features_of = {name: feature._replace(rows=rows[name]) for name, feature in parts.features.items()}
-    return engine.join(type(parts)(parts.coordinate_sets, features_of, parts.tables)), leaves
+    sets = tuple(own._replace(manager=None) for own in parts.coordinate_sets)
+    return engine.join(type(parts)(sets, features_of, parts.tables)), leaves
 
 
 def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork) -> None:

@@ -285,13 +285,14 @@ def durations(
         for s, (forward_bytes, backward_bytes) in enumerate(table.payloads(plan, between_hosts=elsewhere)[1:]):
             transfers.bytes[FORWARD, s, elsewhere] = forward_bytes[which]
             transfers.bytes[BACKWARD, s + 1, elsewhere] = backward_bytes[which]
+    maps_made = table.maps_made_again(plan)
     for s, stage in enumerate(plan.stages):
         layer_indices = [index[id] for id in stage.layers]
         averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[layer_indices].sum())))
         of_kind = {}
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:
             forward, backward = (
-                table.stage_forward(layer_indices, kind),
+                table.stage_forward(layer_indices, kind, maps_made[s]),
                 table.backward[kind][layer_indices].sum(axis=0),
             )
             again = forward if stage.recompute else table.forward[kind][table.recomputed(stage)].sum(axis=0)

@@ -718,6 +718,8 @@ def _joined(packet: Packet) -> Packet:
                 family = 1 + max(other.family for other in sets) if voxels.family in taken else voxels.family
                 number = len(sets)
                 sets.append(voxels._replace(family=family))
+            elif sets[number].manager is None:
+                sets[number] = sets[number]._replace(manager=voxels.manager)
             places.append(number)
         slots += [
             slot if slot.coordinate_set is None else replace(slot, coordinate_set=places[slot.coordinate_set])

@@ -179,7 +179,7 @@ def encode(
     facts += [len(packet.coordinate_sets), len(packet.tables), len(packet.slots), len(packet.parts)]
     of_sections = [number for part in packet.parts for number in part]
     sections: list[Tensor] = []
-    for stride, coordinates, family in packet.coordinate_sets:
+    for stride, coordinates, family, _ in packet.coordinate_sets:
         keys, layout = _pack(coordinates, stride) if packed else _as_they_are(coordinates)
         sections.append(keys)
         of_sections += [len(stride), *stride, family, len(coordinates), *layout]

@@ -356,12 +356,13 @@ class SleptStage:
         table = LayerTable.of(profile, sizes, [kind])
         layers = [profile.graph.index[id] for id in own.layers]
         within, between = (table.payloads(plan, between_hosts=apart) for apart in (False, True))
+        maps_made = table.maps_made_again(plan)[stage]
         sending = network_time(*(workload.cluster, plan, stage, rank), between.__getitem__, device=workload.device)
         part, of_parts = own.parts_of_work()[own.ranks.index(rank)], (workload.cluster, plan, stage, layers)
         forward, whole = (
             part * seconds + more
             for seconds, more in zip(
-                (table.stage_forward(layers, kind), table.backward[kind][layers].sum(axis=0)),
+                (table.stage_forward(layers, kind, maps_made), table.backward[kind][layers].sum(axis=0)),
                 table.parts_seconds(*of_parts),
                 strict=True,
             )

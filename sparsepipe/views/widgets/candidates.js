@@ -7,7 +7,8 @@ class Candidates {
     this.send = send; this.point = "";  // the point that Tab goes to
     box.addEventListener("click", (event) => {
       const row = event.target.closest("[data-key]"), act = event.target.closest("[data-act]");
-      if (event.target.closest(".sp-pareto-button")) return send({ pareto: true });
+      const part = event.target.closest("[data-part]");
+      if (part) return send({ toggle: part.dataset.part });
       if (!row) return;
       const key = row.dataset.key;
       if (act) return send({ candidate: { key, act: act.dataset.act } });
@@ -46,10 +47,10 @@ class Candidates {
     }
   }
   update(told, scene, palette, old) {
-    const { rows = [], points, note = "" } = told;
+    const { rows = [], points, hardware, note = "" } = told;
     this.rows = rows; this.points = points || []; this.layers = scene.layers ? scene.layers.length : 0;
     const markup = `<div class="sp-part">Candidates</div>${note ? `<div class="sp-faint-text">${whole(note)}</div>` : ""}` +
-      `<ul>${rows.map((row) => this.row(row, palette, old)).join("")}</ul>` + this.pareto(points, old);
+      `<ul>${rows.map((row) => this.row(row, palette, old)).join("")}</ul>` + this.pareto(points, old) + this.hardware(hardware, old);
     if (markup === this.drawn) return;
     const held = this.box.contains(document.activeElement) ? document.activeElement.closest("[data-key]") : null;
     this.box.innerHTML = markup;
@@ -67,9 +68,26 @@ class Candidates {
     return `<li class="${shown ? "sp-now " : ""}${baseline ? "sp-base" : ""}" data-key="${escape(key)}"><button type="button" class="sp-row" ${disabled} ${shown ? 'aria-pressed="true"' : 'aria-pressed="false"'} data-tip="${escape(tip)}">` +
       `<span class="sp-row-name">${escape(name)}</span><span class="sp-facts">${facts}</span><span class="sp-mini">${strip}</span></button>${more}</li>`;
   }
+  hardware(changes, old) {  // what changes of the hardware are worth: a bar each, pale from the least to the most
+    if (!this.rows.length && !changes) return "";
+    const button = `<button type="button" class="sp-pareto-button" data-part="hardware" ${old ? "disabled" : ""} data-tip="Throughput of the best plan with one more device, faster links, more memory, or without the slowest device">value of hardware</button>`;
+    if (!changes) return button;
+    const W = 240, H = 34, ends = changes.flatMap(({ least, most }) => [least, most]).filter((v) => v !== null && v !== undefined);
+    const low = Math.min(0, ...ends), far = Math.max(0, ...ends) - low || 1, X = (v) => W * (v - low) / far;
+    let out = "";
+    changes.forEach(({ name, change, least, most, refused }, k) => {
+      const y = k * H, whole = `${name}: ${change || "no plan"}`, known = typeof least === "number" && typeof most === "number";
+      const words = refused ? "no plan" : change, tip = refused || whole;
+      out += named(0, y + 11, [shortened(name, Math.floor((W - 8) / LETTER) - words.length)], tip) + text(W, y + 11, words, 'class="sp-faint" text-anchor="end"');
+      if (!known) return;
+      const near = Math.abs(least) < Math.abs(most) ? least : most, away = near === least ? most : least, hue = least < 0 ? "#D55E00" : "#0072B2";
+      out += rect(Math.min(X(0), X(away)), y + 16, Math.max(Math.abs(X(away) - X(0)), 1), 7, hue, 'opacity=".35"', tip) + rect(Math.min(X(0), X(near)), y + 16, Math.abs(X(near) - X(0)), 7, hue, "", tip);
+    });
+    return button + svg(W, changes.length * H, out, `change of throughput: ${changes.map(({ name, change, refused }) => `${name} ${refused ? "no plan" : change}`).join(", ")}`);
+  }
   pareto(points, old) {
     if (!this.rows.length && !points) return "";
-    const button = `<button type="button" class="sp-pareto-button" ${old ? "disabled" : ""} data-tip="Plans of all schedules, with recomputation and without, with one and two stages per device">time × memory</button>`;
+    const button = `<button type="button" class="sp-pareto-button" data-part="points" ${old ? "disabled" : ""} data-tip="Plans of all schedules, with recomputation and without, with one and two stages per device">time × memory</button>`;
     if (!points) return button;
     const W = 240, H = 150, L = 50, B = 22, times = points.map((p) => p[1]), bytes = points.map((p) => p[2]);
     const scale = (values) => { const low = Math.min(...values), high = Math.max(...values), far = high - low || high || 1; return (v) => (v - low) / far; };

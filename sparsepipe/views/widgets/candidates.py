@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...planning import PLANNERS, planner_for, planners_with
+from ...planning.hardware_changes import compare_hardware
 from ...util.text.numbers import duration, scaled_bytes
 from ...values.plan import Plan
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
@@ -147,6 +148,34 @@ class Candidates:
             for k, ((settings, _), size) in enumerate(zip(planned, sizes, strict=True))
         ]
 
+    def hardware(self, answer: Answer, superseded: Callable[[], bool]) -> list[dict[str, object]]:
+        """Return a row for each change of the hardware, with its interval: see `compare_hardware`.
+
+        Plans are those of a quick search. Raises Superseded if other settings were requested.
+        """
+
+        def go_on(_: str) -> None:
+            if superseded():
+                raise Superseded
+
+        problem = answer.problem
+        try:
+            found = compare_hardware(
+                problem.profile,
+                answer.cluster,
+                schedule=problem.schedule,
+                num_microbatches=problem.num_microbatches,
+                recompute=problem.recompute,
+                quick=True,
+                progress=go_on,
+            )
+        except InputError as error:
+            return [{"name": "changes of the hardware", "refused": str(error)}]
+        return [
+            {"name": own.name, "change": own.change, "least": own.least, "most": own.most, "refused": own.reason}
+            for own in found.changes
+        ]
+
     @staticmethod
     def _number(key: str, kind: str, count: int) -> int:
         number = key.removeprefix(f"{kind} ")
@@ -163,7 +192,7 @@ class CandidatesPanel:
     ) -> None:
         self.candidates, self._controls, self._view = candidates, controls, view
         self.later: Later[Answer] = Later(messages.failing(self._draw), pause=_PAUSE, name="candidates")
-        self._with_points = False  # whether the Pareto view is shown
+        self._shown = set[str]()  # of "points", the Pareto view, and "hardware"
 
     def ask(self, shown: Answer | PipelinesAnswer | None) -> None:
         """Have the candidates of what is shown planned in a moment."""
@@ -172,9 +201,9 @@ class CandidatesPanel:
         elif shown is not None:
             self._view.drawing.show_candidates({"note": "For one pipeline: set pipelines to 1 in Advanced."})
 
-    def toggle_points(self, shown: Answer | PipelinesAnswer | None) -> None:
-        """Show time against memory of all schedules, or show it no more."""
-        self._with_points = not self._with_points
+    def toggle(self, part: str, shown: Answer | PipelinesAnswer | None) -> None:
+        """Show "points", time against memory of all schedules, or "hardware", what changes are worth; or hide them."""
+        self._shown ^= {part}
         self.ask(shown)
 
     def _draw(self, answer: Answer) -> None:
@@ -185,8 +214,10 @@ class CandidatesPanel:
             self._controls.workload.shade(answer.problem.profile, {kind.name for kind in answer.cluster.device_types})
             drawing.show_moves(candidates.moves(answer, self._controls.sliders, superseded))
             drawn: dict[str, object] = {"rows": candidates.rows(answer, self._view.pinned, superseded)}
-            if self._with_points:
+            if "points" in self._shown:
                 drawn["points"] = candidates.points(answer, superseded)
+            if "hardware" in self._shown:
+                drawn["hardware"] = candidates.hardware(answer, superseded)
         except Superseded:
             return
         if not superseded():

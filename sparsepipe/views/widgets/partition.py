@@ -128,7 +128,7 @@ class PartitionExplorer(Shown):
         drawing.observe(shown(self._let_swap), names="swap")
         drawing.on_copy(self.as_code)
         drawing.on_step(shown(self._step))
-        drawing.on_candidate(shown(self._choose), shown(lambda: self.panel.toggle_points(self.shown)))
+        drawing.on_candidate(shown(self._choose), shown(lambda part: self.panel.toggle(part, self.shown)))
         self.view.pin.on_click(shown(lambda _: self._pin(self.current())))
         self.view.unpin.on_click(shown(lambda _: self._pin(None)))
         self.exporter = Exporter(

@@ -109,9 +109,9 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         """Call `act(host, device type, by)` with each click that adds a device to a host of the map, or removes one."""
         self._acts["step"] = act
 
-    def on_candidate(self, act: Callable[[str, str], None], pareto: Callable[[], None]) -> None:
-        """Call `act(key, "show" | "baseline" | "remove")` with each click on a candidate, `pareto()` for all points."""
-        self._acts |= {"candidate": act, "pareto": pareto}
+    def on_candidate(self, act: Callable[[str, str], None], toggle: Callable[[str], None]) -> None:
+        """Call `act(key, "show" | "baseline" | "remove")` with each click on a candidate, `toggle(part)` for a part."""
+        self._acts |= {"candidate": act, "toggle": toggle}
 
     def on_copy(self, code: Callable[[], str]) -> None:
         """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
@@ -140,8 +140,8 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
             self._acts["step"](step["host"], step["type"], step["by"])
         if isinstance(chosen := content.get("candidate"), dict):
             self.settled(lambda: self._acts["candidate"](chosen["key"], chosen["act"]))
-        if "pareto" in content:
-            self.settled(self._acts["pareto"])
+        if content.get("toggle") in ("points", "hardware"):
+            self.settled(lambda: self._acts["toggle"](content["toggle"]))
         if "copy" in content:
             self.settled(self._send_code)
 
