@@ -506,11 +506,10 @@ def _run(module: nn.Module, minibatches: Sequence[ForwardInputs], training: bool
                 ) from error
             kept = watch.changed() or watch.drawn(torch_too=False)
             after = frozen.outside(module)
-        stayed = {key: (there[key] == each) | (each != each) for key, each in weights.items()}  # NaN equals nothing
-        if changed_weights := [key for key, same in stayed.items() if not bool(same.all())]:
-            with torch.no_grad():
-                for key in changed_weights:
-                    there[key].copy_(weights[key])
+        changed_weights = [key for key, weight in weights.items() if not _stayed(there[key], weight)]
+        for key in changed_weights:
+            there[key].data = weights[key]
+        if changed_weights:
             raise InputError(
                 "module.changes_weights",
                 f"{name} changes the parameter {changed_weights[0]}; register what follows other weights as buffers",
@@ -527,6 +526,11 @@ def _run(module: nn.Module, minibatches: Sequence[ForwardInputs], training: bool
             f"{name} changes {changed[0]} in every minibatch, but stages share only buffers; register it as a buffer",
         )
     return found, kept
+
+
+def _stayed(weight: Tensor, before: Tensor) -> bool:
+    """Return whether a weight is as it was; NaN stays NaN."""
+    return weight.shape == before.shape and bool(((weight == before) | (before != before)).all())
 
 
 def _refrozen_part(module: nn.Module, examples: Examples) -> str:
