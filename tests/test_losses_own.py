@@ -135,6 +135,8 @@ def test_further_heads_count_for_less() -> None:
         (torch.zeros(4, 8), torch.zeros(4, 8), ("loss.target_malformed", "float32 [4, 8]")),
         (torch.zeros(4, 8), torch.zeros(4, 1).long(), ("loss.shapes_differ", "float32 [4, 8]", "int64 [4, 1]")),
         (torch.zeros(4, 8), None, ("loss.target_malformed", "None")),
+        (torch.zeros(4, 8), torch.tensor([0, 7, IGNORED, 255]), ("loss.class_count", "255", "8 outputs")),
+        (torch.zeros(2, 8, 3), torch.full((2, 3), -1), ("loss.class_count", "-1", "8 outputs")),
         ((torch.zeros(4, 8), torch.zeros(4, 9)), torch.zeros(4).long(), ("loss.heads_differ", "float32 [4, 9]")),
         ("cat", torch.zeros(4).long(), ("loss.output_malformed", "a str")),
         ({}, torch.zeros(4).long(), ("loss.output_malformed", "{}")),

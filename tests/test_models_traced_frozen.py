@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -262,9 +263,88 @@ def test_an_activation_that_a_hook_keeps_is_that_of_each_minibatch(keep):
         assert differences(network, samples(count), engine=PlainEngine(), stages=0) == []
 
 
+class Follows(nn.Module):
+    """A copy of a layer follows its weights, as BYOL's: stages would not, and the user's module changed with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.copy, self.b = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        self.copy.weight.data = self.copy.weight.data.lerp(self.a.weight.data, 0.5)
+        return self.b(self.a(x) + self.copy(x).detach())
+
+
+class Adversary(nn.Module):
+    """The loss of a generator has no gradient for its judge, whose parameters are frozen for one call of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.makes, self.judges = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        made = self.makes(x)
+        loss = self.judges(x).square().mean() + self.judges(made.detach()).exp().mean()
+        self.judges.requires_grad_(False)
+        loss = loss - self.judges(made).mean()
+        self.judges.requires_grad_(True)
+        return loss
+
+
+def test_parts_that_a_forward_freezes_for_a_call_are_no_layers():
+    """They were, and got the gradients that the forward kept from them."""
+    said = []
+    network = trace(Adversary().double(), samples(4), name="net", say=said.append)
+    assert network.opaque_paths == {""} and "requires_grad of judges.0" in said[0]
+    assert differences(network, samples(3), engine=PlainEngine(), stages=0) == []
+
+
+def test_weights_that_a_forward_changes_are_as_they_were():
+    module = Follows().double()
+    before = module.copy.weight.detach().clone()
+    with raises("module.changes_weights", "copy.weight"):
+        trace(module, samples(4))
+    assert torch.equal(module.copy.weight, before)
+
+
+class Loses(nn.Module):
+    """Keeps a loss of its own as an attribute, which whoever called it adds up; Python counts its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.loss = nn.Linear(4, 4), None
+
+    def forward(self, x):
+        x = self.linear(x[: len(x)])
+        self.loss = x.square().mean()
+        return x
+
+
+class AddsUp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Loses() for _ in range(3))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x, sum(part.loss for part in self.parts)
+
+
+def test_an_attribute_that_a_part_sets_is_named():
+    said = []
+    network = trace(AddsUp().double(), samples(4), name="net", say=said.append)
+    assert network.opaque_paths == {""} and "parts.0.loss" in said[0]
+
+
 class PerSample(nn.Linear):
     def forward(self, x):
         return list(super().forward(x).unbind(0))
+
+
+class Boxes(nn.Linear):
+    def forward(self, x):
+        return SimpleNamespace(scores=super().forward(x))
 
 
 def by_the_clock(self, x, *, clock=[0.0]):  # noqa: B006 - as a module's global would be
@@ -276,6 +356,7 @@ def by_the_clock(self, x, *, clock=[0.0]):  # noqa: B006 - as a module's global 
     ("module", "error"),
     [
         (PerSample(4, 2).double(), ("module.return_count", "2", "3")),
+        (Boxes(4, 2).double(), ("module.returns_object", "SimpleNamespace")),
         (
             network_of(by_the_clock),
             ("model.not_traceable", "2 (Middle"),

@@ -191,6 +191,31 @@ def test_the_line_names_the_statement_and_its_cause():
     assert "`if x.abs().max() > self.limit:`" in line
 
 
+class PerSample(Blocks):
+    """Joins what a loop over rows makes; the list before it and the scale's rows are no cause."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.Parameter(torch.rand(2))
+
+    def forward(self, x):
+        x = self.blocks[0](x)
+        total = sum(scale * x for scale in self.scales)
+        rows = []
+        for row in total:
+            rows.append(row.tanh())
+        x = torch.stack(rows)
+        return self.head(self.blocks[1](x))
+
+
+def test_the_line_is_that_of_the_cause_if_other_statements_join_it():
+    said = []
+    network = trace(PerSample().double(), samples(4), name="net.py:build", say=said.append)
+    (line,) = said
+    assert "`for row in total:`" in line and "TraceError" not in line
+    assert differences(network, samples(3), engine=PlainEngine(), stages=0) == []
+
+
 class Counts(Blocks):
     """A statement that counts minibatches would count on each stage's own."""
 

@@ -145,13 +145,13 @@ def check_rows(output: Tensor, target: Any) -> None:
 
 
 def check_known(output: Tensor, target: Tensor, what: str) -> None:
-    """Raise InputError if `target` has an id that `output` [..., classes] has no column for."""
-    largest = int(target.max()) if target.numel() else -1
-    if largest >= output.shape[-1]:
+    """Raise InputError if `target` has an id that `output` [..., classes] has no column for; IGNORED needs none."""
+    unknown = target[(target != IGNORED) & ((target < 0) | (target >= output.shape[-1]))]
+    if len(unknown):
         raise InputError(
             "loss.class_count",
-            f"the target has {what} {largest}, but the network has {output.shape[-1]} outputs; use a model with "
-            "enough outputs",
+            f"the target has {what} {int(unknown[0])}, but the network has {output.shape[-1]} outputs; use a model with "
+            f"enough outputs, and label with {IGNORED} what does not count",
         )
 
 

@@ -19,7 +19,17 @@ from torch import Tensor
 from ...data.labels import IGNORED
 from ...errors import InputError
 from ...util.text.counting import number_of
-from .base import Outcome, auxiliary_outputs, check_rows, described, main_output, mean_of, num_known, weighed
+from .base import (
+    Outcome,
+    auxiliary_outputs,
+    check_known,
+    check_rows,
+    described,
+    main_output,
+    mean_of,
+    num_known,
+    weighed,
+)
 
 _TOP = 5  # a class among so many first ones counts as found
 
@@ -248,6 +258,7 @@ def mean_cross_entropy(
             f"the minibatch has {len(output)} outputs but {len(target)} labels; expected one output per label",
         )
     check_rows(output, target)
+    check_known(output, target, "label")
     labels, rows = target.to(output.device), output.float()
     counted = int((labels != IGNORED).sum())
     weight = None

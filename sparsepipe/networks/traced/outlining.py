@@ -16,7 +16,7 @@ import inspect
 import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -34,12 +34,13 @@ _MOST = 40  # statements that a network may have moved out: each is found by ano
 
 @dataclass
 class _Range:
-    """Statements of one body, from `first` up to `last`."""
+    """Statements of one body, from `first` up to `last`. `line`: of the statement that cannot be recorded."""
 
     body: _Body
     first: int
     last: int
     why: str
+    line: int
 
 
 @dataclass
@@ -102,25 +103,29 @@ class Outlining:
                     and span.body[span.first].lineno == code.co_firstlineno
                 ):
                     if span.last < len(span.body):
-                        return self._move_range(source, _Range(span.body, span.first, span.last + 1, span.why))
-                    return self._widen(source, span.body, span.why)
+                        return self._move_range(source, replace(span, last=span.last + 1))
+                    return self._widen(source, span)
         return False
 
     def _take(self, source: _Source, position: tuple[int, int], why: str) -> bool:
         for span in source.ranges:
             if span.body[span.first].lineno <= position[0] <= (span.body[span.last - 1].end_lineno or 0):
                 if span.first > _num_docstrings(source, span.body):
-                    return self._move_range(source, _Range(span.body, span.first - 1, span.last, why))
-                return self._widen(source, span.body, why)
+                    return self._move_range(source, replace(span, first=span.first - 1))
+                return self._widen(source, span)
         statement = _innermost(source.tree.body, position)
-        return statement is not None and self._move_range(
-            source, _Range(statement[0], statement[1], statement[1] + 1, why)
-        )
+        if statement is None:
+            return False
+        body, first = statement
+        return self._move_range(source, _Range(body, first, first + 1, why, body[first].lineno))
 
-    def _widen(self, source: _Source, body: _Body, why: str) -> bool:
-        """Move out the statement that a body belongs to."""
-        parent = _parent(source.tree.body, body)
-        return parent is not None and self._move_range(source, _Range(parent[0], parent[1], parent[1] + 1, why))
+    def _widen(self, source: _Source, span: _Range) -> bool:
+        """Move out the statement that the body of a range belongs to."""
+        parent = _parent(source.tree.body, span.body)
+        if parent is None:
+            return False
+        body, first = parent
+        return self._move_range(source, replace(span, body=body, first=first, last=first + 1))
 
     def _move_range(self, source: _Source, added: _Range) -> bool:
         """Move out a range, in the place of those that it touches."""
@@ -130,12 +135,12 @@ class Outlining:
         for span in source.ranges:
             if span.body is allowed.body and span.first < allowed.last and allowed.first < span.last:
                 first, last = min(span.first, allowed.first), max(span.last, allowed.last)
-                allowed = _Range(allowed.body, first, last, span.why)
+                allowed = replace(span, body=allowed.body, first=first, last=last)
         inside = {id(node) for each in allowed.body[allowed.first : allowed.last] for node in ast.walk(each)}
         others = []
         for span in source.ranges:
             if id(span.body[span.first]) in inside:
-                allowed = _Range(allowed.body, allowed.first, allowed.last, span.why)  # the first reason is the cause
+                allowed = replace(allowed, why=span.why, line=span.line)  # the first reason is the cause
             else:
                 others.append(span)
         whole = source.tree.body
@@ -304,15 +309,15 @@ def _allowed(source: _Source, asked: _Range) -> _Range | None:
         leaves = _Leaves(body[first:last])
         whole = source.tree.body
         if not (leaves.returns or leaves.breaks or leaves.continues):
-            return _Range(body, first, last, asked.why)
+            return replace(asked, body=body, first=first, last=last)
         if body is whole:
-            return _Range(body, first, len(body), asked.why)
+            return replace(asked, body=body, first=first, last=len(body))
         parent = _parent(whole, body)
         assert parent is not None
         statement = parent[0][parent[1]]
         of_loop = isinstance(statement, ast.For | ast.While) and body is statement.body
         if of_loop and not (leaves.returns or leaves.breaks):
-            return _Range(body, first, len(body), asked.why)
+            return replace(asked, body=body, first=first, last=len(body))
         body, first, last = parent[0], parent[1], parent[1] + 1
 
 
@@ -518,6 +523,5 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 def _where(source: _Source, span: _Range) -> str:
     """Write where a statement is: "net.py:12, `if x.sum() > 0:`"."""
-    line = span.body[span.first].lineno
-    text = linecache.getline(source.original.co_filename, line).strip()
-    return f"{Path(source.original.co_filename).name}:{line} (`{text[:60]}`)"
+    text = linecache.getline(source.original.co_filename, span.line).strip()
+    return f"{Path(source.original.co_filename).name}:{span.line} (`{text[:60]}`)"

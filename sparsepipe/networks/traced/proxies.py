@@ -52,7 +52,9 @@ class ValueProxy(fx.Proxy):
             return iter([self._item(i) for i in range(len(value))])
         if isinstance(value, tuple | list):
             return iter([self._item(i) for i in range(self.tracer.expect_length(self))])  # type: ignore[attr-defined]
-        return self.tracer.iter(self)
+        if self.node.op == "get_attr" and self.node.meta["registered"]:  # as long in every minibatch
+            return iter([self._item(i) for i in range(len(value))])
+        raise CannotBeTraced("module.loops_over_rows", "Python code loops over the rows of a tensor")
 
     def _item(self, key: Any) -> Any:
         return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
@@ -66,10 +68,10 @@ class ValueProxy(fx.Proxy):
         raise CannotBeTraced("module.counts_rows", "Python code uses the number of rows of a tensor")
 
     def __index__(self) -> int:
-        raise CannotBeTraced("module.counts_numbers", "Python code uses a size as an index")
+        raise CannotBeTraced("module.counts_numbers", "Python code uses a size as a number, such as a count of turns")
 
     def __int__(self) -> int:
-        raise CannotBeTraced("module.counts_numbers", "Python code uses a tensor value or a size as an index")
+        raise CannotBeTraced("module.counts_numbers", "Python code uses a tensor value or a size as a number")
 
     def __float__(self) -> float:
         raise CannotBeTraced("module.reckons_with_numbers", "Python code computes with a tensor value or a size")

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ...errors import CODE_FAILURES, InputError
@@ -36,7 +37,17 @@ from .recording import (
 from .rows import Sizes
 from .statements import module_called, paths_called
 from .subnetwork import LayerFailed
-from .values import Structure, entries_that_cross, features, flattened, is_tensor, tensors_of, without_objects
+from .values import (
+    Structure,
+    entries_that_cross,
+    features,
+    flattened,
+    is_constant,
+    is_number,
+    is_tensor,
+    tensors_of,
+    without_objects,
+)
 
 MODES = (True, False)  # whether it trains
 
@@ -182,16 +193,18 @@ def _first_that_agrees(
     if isinstance(module, torch.jit.ScriptModule):
         reasons.append("torch.jit has compiled it as a whole")
         del ways[:-1]
+    elif part := _refrozen_part(module, examples):
+        reasons.append(f"the forward changes requires_grad of {part}, so no graph of operations has its gradients")
+        del ways[:-1]
     for way in ways:
+        network = None
         try:
             network = _assembled(module, examples, name, modes, way, num_classes, reasons)
-        except CannotBeTraced as error:
-            reasons += filter(None, [str(error)])
-            continue
-        try:
             _check_against(network, examples)
         except CannotBeTraced as error:
-            reasons += [*(line.removeprefix(f"{name}: ") for line in network.opaque), str(error)]
+            if way.record is not _with_export or not reasons:  # its reasons name operations that no user wrote
+                opaque = network.opaque if network is not None else ()
+                reasons += [*(line.removeprefix(f"{name}: ") for line in opaque), *filter(None, [str(error)])]
             continue
         if way.record is _with_fx and _hides_much(network):
             partial = network
@@ -476,6 +489,7 @@ def _run(module: nn.Module, minibatches: Sequence[ForwardInputs], training: bool
     with put_back(module):
         module.train(training)
         there = dict(module.named_parameters())
+        weights = {key: each.detach().clone() for key, each in there.items() if training and not is_lazy(each)}
         for number, inputs in enumerate(minibatches):
             watch, before = Watch(module), frozen.outside(module)
             seed_all(number)
@@ -492,6 +506,15 @@ def _run(module: nn.Module, minibatches: Sequence[ForwardInputs], training: bool
                 ) from error
             kept = watch.changed() or watch.drawn(torch_too=False)
             after = frozen.outside(module)
+        changed_weights = [key for key, weight in weights.items() if not _stayed(there[key], weight)]
+        for key in changed_weights:
+            there[key].data = weights[key]
+        if changed_weights:
+            raise InputError(
+                "module.changes_weights",
+                f"{name} changes the parameter {changed_weights[0]}; register what follows other weights as buffers",
+                name=changed_weights[0],
+            )
         if made := dict(module.named_parameters()).keys() - there:
             raise InputError(
                 "module.makes_parameters",
@@ -503,6 +526,33 @@ def _run(module: nn.Module, minibatches: Sequence[ForwardInputs], training: bool
             f"{name} changes {changed[0]} in every minibatch, but stages share only buffers; register it as a buffer",
         )
     return found, kept
+
+
+def _stayed(weight: Tensor, before: Tensor) -> bool:
+    """Return whether a weight is as it was; NaN stays NaN."""
+    return weight.shape == before.shape and bool(((weight == before) | (before != before)).all())
+
+
+def _refrozen_part(module: nn.Module, examples: Examples) -> str:
+    """Return the path of a part whose parameters are frozen, or trained, for a call in training alone; "" for none."""
+    flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
+    refrozen: list[str] = []
+
+    def compare(part: nn.Module, args: Any, *, path: str) -> None:
+        own = (parameter for parameter in part.parameters(recurse=False) if parameter in flags)
+        if any(parameter.requires_grad != flags[parameter] for parameter in own):
+            refrozen.append(path)
+
+    if True not in examples.expected:
+        return ""
+    with put_back(module), ExitStack() as hooks:
+        module.train()
+        for path, part in module.named_modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                hooks.callback(part.register_forward_pre_hook(partial(compare, path=path)).remove)
+        args, kwargs = examples.first.arguments({})
+        module(*args, **kwargs)
+    return next(iter(refrozen), "")
 
 
 def _copied(output: Any) -> Any:
@@ -597,7 +647,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
     LSTMs have another kernel if no gradient is asked for, which adds up in another order.
     """
     if not is_tensor(theirs):
-        return type(ours) is type(theirs) and bool(ours == theirs)
+        return type(ours) is type(theirs) and (not (is_constant(theirs) or is_number(theirs)) or bool(ours == theirs))
     a, b = features(ours), features(theirs)
     if a.dtype != b.dtype or a.shape != b.shape or not a.is_floating_point():
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
