@@ -51,7 +51,8 @@ def limit_in(text: str, *, where: Path | None = None) -> str | None:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the exception and all that it comes from, the nearest first."""
-    one, seen = error, set[int]()
+    one: BaseException | None = error
+    seen = set[int]()
     while one is not None and id(one) not in seen:
         seen.add(id(one))
         yield one
