@@ -32,8 +32,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Ignored in what a shell script puts in the background, and in all that tests would start from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The machine is shared: how long an example takes says nothing about the code.
-hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=True, max_examples=40)
+# The machine is shared: how long an example takes says nothing about the code. Each run of the tests draws others.
+hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=True, max_examples=25)
 hypothesis.settings.load_profile("sparsepipe")
 
 

@@ -1,5 +1,6 @@
 """Runs launched from the desk of a network of hosts in namespaces (network_hosts.py), as a notebook's kernel would."""
 
+import ctypes
 import fcntl
 import json
 import os
@@ -10,37 +11,19 @@ import textwrap
 from contextlib import contextmanager, suppress
 
 from processes import ENOUGH, until
-from runtime_jobs import REPOSITORY, plan_of, settings, shapes
+from runtime_jobs import REPOSITORY, plan_of, rank_process, settings, shapes
 
+from sparsepipe import InputError
 from sparsepipe.data.sources import user_cache
+from sparsepipe.launching import launch
+from sparsepipe.runtime import RunConfig
 from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.cluster import Cluster
+from sparsepipe.values.plan import Plan
 
 DATA = "/run/home/shapes"  # on each host its own copy
 MODEL = "minkvgg11-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
-LAUNCH = """
-    import json, sys
-    from sparsepipe import InputError
-    from sparsepipe.values.cluster import Cluster
-    from sparsepipe.launching import launch
-    from sparsepipe.values.plan import Plan
-    from sparsepipe.runtime import RunConfig
-    for told in json.loads(sys.argv[1]):
-        cluster = Cluster.load(told["cluster"]) if told["cluster"] else None
-        try:
-            job = launch(
-                Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
-                resume=told["resume"], launcher="ssh" if cluster else "local", cluster=cluster,
-                **({"forward_only": told["forward_only"]} if told["forward_only"] else {}),
-            )
-            if told["stop"]:
-                job.stop()
-            job.wait()
-            print(json.dumps(job.state))
-        except (InputError, RuntimeError) as error:
-            print(json.dumps([type(error).__name__, str(error)]), flush=True)
-"""
-
 # Counts what passes a switch: bytes, and frames with zeros in a row, by what they are. What is encrypted looks random;
 # packets' headers, gloo's messages and sums of few values have zeros in a row. A handshake names its caller in 16
 # bytes; keys are agreed upon in records that begin with 0x16; ssh looks after itself.
@@ -67,6 +50,69 @@ LISTEN = """
         found["encrypted"] += payload[:3] == b"\\x17\\x03\\x03"
     print(json.dumps(found))
 """
+
+
+class AtDesk:
+    """A call of `work(*arguments, said)` in a process of the desk's, which has `said` written to the file it is given.
+
+    It is forked from what ranks of other tests are (runtime_jobs.py): one that imports torch itself takes two seconds.
+    """
+
+    def __init__(self, network, work, *arguments, folder):
+        self._said = folder / "said.txt"
+        self._said.unlink(missing_ok=True)
+        self._log = folder / "desk.log"
+        known = (work, *arguments, self._said)
+        self._process = rank_process(_enter, network.desk.pid, *known, log=self._log, more={"HOME": "/run/home"})
+        self._process.start()
+
+    def poll(self):
+        return self._process.exitcode
+
+    def communicate(self, timeout):
+        """Wait for its end; return what it said, and what it printed."""
+        self._process.join(timeout)
+        assert self.poll() is not None, f"still at work after {timeout} s"
+        return self._said.read_text() if self._said.exists() else "", self._log.read_text()
+
+    def kill(self):
+        self._process.kill()
+        self._process.join()
+
+
+def _enter(work, *arguments_and_pid):
+    """Join the network, the mounts, the host name and the shared memory of a process, and do the work there."""
+    *arguments, pid = arguments_and_pid
+    del os.environ["RANK"]
+    namespaces = 0x40000000 | 0x20000 | 0x4000000 | 0x8000000  # CLONE_NEWNET, NEWNS, NEWUTS and NEWIPC
+    if ctypes.CDLL(None, use_errno=True).setns(os.pidfd_open(pid), namespaces):
+        raise OSError(ctypes.get_errno(), "setns")
+    work(*arguments)
+
+
+def launch_each(told, said):
+    """Launch one run after the other, and say how each ended."""
+    for each in told:
+        cluster = Cluster.load(each["cluster"]) if each["cluster"] else None
+        more = {"forward_only": each["forward_only"]} if each["forward_only"] else {}
+        try:
+            job = launch(
+                Plan.load(each["plan"]),
+                RunConfig.from_json(each["config"]),
+                run_dir=each["run_dir"],
+                resume=each["resume"],
+                launcher="ssh" if cluster else "local",
+                cluster=cluster,
+                **more,
+            )
+            if each["stop"]:
+                job.stop()
+            job.wait()
+            ended = job.state
+        except (InputError, RuntimeError) as error:
+            ended = [type(error).__name__, str(error)]
+        with said.open("a") as file:
+            file.write(json.dumps(ended) + "\n")
 
 
 class Desk:
@@ -105,26 +151,26 @@ class Desk:
 
     def launch(self, *told, timeout=600):
         """Launch one run after the other; return how each ended."""
-        said = self.network.desk.run(*self.words(*told), timeout=timeout)
-        assert said.returncode == 0, said.stderr
-        return [json.loads(line) for line in said.stdout.splitlines()]
-
-    def words(self, *told):
-        return [sys.executable, "-c", textwrap.dedent(LAUNCH), json.dumps(told)]
+        process = AtDesk(self.network, launch_each, told, folder=self.folder)
+        try:
+            said, log = process.communicate(timeout)
+            assert process.poll() == 0, log
+        finally:
+            process.kill()
+        return [json.loads(line) for line in said.splitlines()]
 
     @contextmanager
     def launched(self, told):
         """Launch a run and wait for its first minibatches; yield the process that launched it."""
-        command = self.network.desk.command(self.words(told))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                until(lambda: process.poll() is not None or self.steps(told["run_dir"]) > 0, "minibatches")
-                yield process
-            finally:
-                process.kill()
-                for host in self.network.hosts:
-                    with suppress(subprocess.CalledProcessError):  # a host that a test has killed
-                        self.network.mend(host)
+        process = AtDesk(self.network, launch_each, [told], folder=self.folder)
+        try:
+            until(lambda: process.poll() is not None or self.steps(told["run_dir"]) > 0, "minibatches")
+            yield process
+        finally:
+            process.kill()
+            for host in self.network.hosts:
+                with suppress(subprocess.CalledProcessError):  # a host that a test has killed
+                    self.network.mend(host)
 
     def steps(self, name):
         """Count the minibatches that a run has told of so far."""

@@ -5,12 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
-from hosts_desk import give_machine_code
+from hosts_desk import AtDesk, give_machine_code
 from processes import ENOUGH, until
 from runtime_jobs import REPOSITORY, plan_of, shapes
 
+from sparsepipe.cli.command import main
 from sparsepipe.util.io.files import cut_torn_row, read_rows
 
 MODEL = "minkvgg11bn-narrow"
@@ -56,6 +57,18 @@ ENVIRONMENT = {
 }
 
 
+def give_words(words, said):
+    """Give the command its words, as in a process of its own: what it prints is `said`, the rest is for people."""
+    os.environ |= ENVIRONMENT
+    with said.open("w") as file, redirect_stdout(file):
+        try:
+            code = main(words)
+        except SystemExit as end:  # of the parser
+            code = end.code
+    sys.stderr.flush()
+    os._exit(code)
+
+
 class RayHosts:
     """A desk with Ray's head, which has no room for ranks, and hosts with one device each."""
 
@@ -99,8 +112,8 @@ class RayHosts:
     # --- runs --------------------------------------------------------------------------------------------------------
 
     def words(self, name, plan, *more):
-        """The command that trains by the plan of that name, on the desk."""
-        words = [sys.executable, "-m", "sparsepipe", "run", str(self.folder / f"{plan}.json"), "--model", MODEL]
+        """The words of the command that trains by the plan of that name, on the desk."""
+        words = ["run", str(self.folder / f"{plan}.json"), "--model", MODEL]
         words += ["--data", "/run/home/shapes", "--voxel-size", "0.12", "--batch-size", "4", "--no-validation"]
         words += ["--threads", "1", "--run-dir", str(self.folder / name), "--json", *more]
         return words
@@ -116,23 +129,18 @@ class RayHosts:
         return self.words(name, plan, *where, *more)
 
     def run(self, words):
-        done = self.desk.run(*words, timeout=ENOUGH, env=os.environ | ENVIRONMENT)
-        return done.returncode, done.stdout, done.stderr
+        with self.running(words) as process:
+            out, said = process.communicate(ENOUGH)
+            return process.poll(), out, said
 
     @contextmanager
     def running(self, words):
         """Run a command on the desk beside the block."""
-        with subprocess.Popen(
-            self.desk.command(words),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | ENVIRONMENT,
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        process = AtDesk(self.network, give_words, words, folder=self.folder)
+        try:
+            yield process
+        finally:
+            process.kill()
 
     def losses(self, name):
         path = self.folder / name / "metrics.jsonl"

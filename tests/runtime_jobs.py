@@ -184,8 +184,8 @@ def rank_process(
 @cache
 def _start_forkserver(context: multiprocessing.context.ForkServerContext) -> None:
     """Start the process that ranks are forked from, with what tests of ranks import."""
-    runtime = ["torch.fx.experimental.symbolic_shapes", "torch.distributed.checkpoint", "sparsepipe.runtime.worker.run"]
-    context.set_forkserver_preload([*runtime, "sparsepipe.engines.native", "pytest", "runtime_jobs", "engine_clouds"])
+    ours = ["sparsepipe.runtime.worker.run", "sparsepipe.engines.native", "runtime_jobs", "engine_clouds"]
+    context.set_forkserver_preload(["pytest", *ours])
     path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
     with patch.dict(os.environ, {"PYTHONPATH": path}):  # Python 3.11 gives it this process's sys.path too late
         forkserver.ensure_running()

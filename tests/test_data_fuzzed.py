@@ -21,7 +21,7 @@ from sparsepipe.data.folder import open_folder
 from sparsepipe.data.formats import Cloud, Reading, read
 from sparsepipe.errors import InputError
 
-EXAMPLES = 50  # of each kind of file
+EXAMPLES = 30  # of each kind of file
 
 random = np.random.default_rng(0)
 POINTS = random.normal(size=(24, 3)).astype("<f4")

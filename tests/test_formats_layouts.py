@@ -14,7 +14,6 @@ from coded import raises
 from command_line import sparsepipe
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, partition, plan_of_layout
 from sparsepipe.records.formats.blocks import blocks_of
@@ -138,6 +137,8 @@ def test_multi_token_prediction_follows_the_blocks():
 
 def test_plans_of_transformers_spread_blocks_evenly():
     """As vLLM does, whose last stage gets no more than others: vllm/distributed/utils.py."""
+    from transformers import LlamaConfig  # here: it takes two seconds of whoever only collects tests
+
     plan = json.dumps(LlamaConfig.base_model_pp_plan)
     llama = [Layer("model.embed_tokens", "Embedding()"), *(Layer(f"model.layers.{k}.mlp", "MLP()") for k in range(7))]
     llama = LayerGraph.chain([*llama, Layer("model.norm", "Norm()"), Layer("lm_head", "Linear()")])

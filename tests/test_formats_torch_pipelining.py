@@ -12,7 +12,6 @@ import torch
 from coded import raises
 from test_formats_layouts import graph
 
-from scripts.bench.export import networks
 from scripts.free_port import free_port
 from sparsepipe import Plan, Stage
 from sparsepipe.networks.traced import trace
@@ -38,6 +37,8 @@ def losses(text):
 
 
 def script(folder, name, *, recompute):
+    from scripts.bench.export import networks  # here: transformers take two seconds of whoever only collects tests
+
     module = getattr(networks, name)()
     data, loss = DATA[name]
     network = trace(module, getattr(networks, data)("train")[:4][0])

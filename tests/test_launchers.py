@@ -153,7 +153,8 @@ def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
 
 
 def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds) -> None:
-    config = settings(clouds, epochs=5, max_restarts=2)
+    """Through sockets, from checkpoints written alongside the training; the others here share memory."""
+    config = settings(clouds, epochs=5, max_restarts=2, shared_memory=False, asynchronous_checkpoints=True)
     job = launch(PLAN, config, run_dir=tmp_path / "run", stragglers=DAWDLES)
     _step(job, 6)
     os.kill(_workers(tmp_path / "run")[0], signal.SIGKILL)

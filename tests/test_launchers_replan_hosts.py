@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from coded import mentions
 from dynamics_worlds import network, stump
-from hosts_desk import FLUSH, MODEL, config, listened_to
+from hosts_desk import FLUSH, MODEL, AtDesk, config, listened_to
 from pipeline_jobs import OfFirstStage, pipelines_of
 from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
@@ -19,6 +17,7 @@ from runtime_jobs import NORMED, plan_of
 from sparsepipe import Cluster, RunConfig, partition
 from sparsepipe.launching.replan import replanned, request_replan
 from sparsepipe.monitoring.following import DECISIONS
+from sparsepipe.monitoring.launching import launch
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.training_state.checkpoint import latest
@@ -28,19 +27,21 @@ from sparsepipe.util.io.files import read_json, read_rows
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OF_SEVERAL = {"schedule": "1f1b-flush", "num_microbatches": 1}
 NOTE = "ignore:the plan's memory need could not be checked before the run"  # of plans by hand, without a profile
-FOLLOWED = """
-    import json, sys
-    from sparsepipe import Cluster, Plan, Profile, RunConfig
-    from sparsepipe.monitoring.interference import Predictor
-    from sparsepipe.monitoring.launching import launch
-    told = json.loads(sys.argv[1])
+
+
+def launch_followed(plan, config, profile, predictor, cluster, folder, _):
+    """Launch a run that is moved as the predictor expects, and wait for its end."""
     launch(
-        Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"], launcher="ssh",
-        profile=Profile.load(told["profile"]), cluster=Cluster.load(told["cluster"]), replan=told["replan"],
-        predictor=Predictor.load(told["predictor"]) if "predictor" in told else None,
-        tell=lambda text: print(text, file=sys.stderr),
+        plan,
+        config,
+        run_dir=folder,
+        launcher="ssh",
+        profile=profile,
+        cluster=Cluster.load(cluster),
+        replan="predicted",
+        predictor=predictor,
+        tell=print,
     ).wait()
-"""
 
 
 def plan(ranks, *cuts):
@@ -66,7 +67,7 @@ def answered(folder, token, process):
         return found or process.poll() is not None
 
     until(look, "an answer")
-    assert process.poll() is None, process.communicate()
+    assert process.poll() is None, process.communicate(ENOUGH)
     return found[0]
 
 
@@ -151,14 +152,12 @@ def test_a_replay_sleeps_on_hosts_and_is_followed_by_what_a_predictor_expects_of
     plan = partition(profile, Cluster.load(path), planner="model-parallel")
     settings = {"engine": "replay", "batch_size": 1, "minibatches": 60, "stragglers": "slow:rank=1,factor=4,from=30"}
     settings["encrypt"] = True
-    told = {"run_dir": str(folder), "config": RunConfig("net", "replay", **settings).to_json(), "replan": "predicted"}
-    for name, value in (("plan", plan), ("profile", profile), ("predictor", learned)):
-        told[name] = str(value.save(desk.folder / f"slept-{name}.json"))
-    words = [sys.executable, "-c", textwrap.dedent(FOLLOWED), json.dumps(told | {"cluster": str(path)})]
-    done = desk.network.desk.run(*words, timeout=5 * ENOUGH)
-    assert done.returncode == 0, done.stderr
+    told = plan, RunConfig("net", "replay", **settings), profile, learned, path, folder
+    process = AtDesk(desk.network, launch_followed, *told, folder=desk.folder)
+    _, log = process.communicate(timeout=5 * ENOUGH)
+    assert process.poll() == 0, log
     record = RunRecord.load(folder)
-    assert "no longer" not in done.stderr and steps(folder) == list(range(60))
+    assert "no longer" not in log and steps(folder) == list(range(60))
     assert [row["sent_bytes"] for row in record.metrics("epoch")] == [60 * 2 * 1e5]
     spans = {(span.rank, span.minibatch): span for span in record.trace().spans if span.kind == "forward"}
     slept = 0.006 * len(plan.stages[0].layers)  # then it is sent, within the span, which may end late on a busy machine

@@ -8,7 +8,6 @@ import torch
 from coded import raises
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import metrics as oracle
 
 from sparsepipe.data import IGNORED
 from sparsepipe.networks.losses.metrics import Measures
@@ -54,8 +53,16 @@ def _cut(scores: torch.Tensor, labels: torch.Tensor, size: int = 7):
     return list(zip(scores.split(size), labels.split(size), strict=True))
 
 
-@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 5), st.integers(1, 4))
-def test_metrics_equal_scikit_learns_however_rows_are_shared_out(seed, count, classes, ranks):
+@pytest.fixture(scope="session")
+def oracle():
+    """scikit-learn's metrics, which whoever only collects tests need not wait for."""
+    from sklearn import metrics
+
+    return metrics
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 60), classes=st.integers(2, 5), ranks=st.integers(1, 4))
+def test_metrics_equal_scikit_learns_however_rows_are_shared_out(oracle, seed, count, classes, ranks):
     scores, labels = _rows(seed, count, classes)
     found = _of_ranks(NAMES, _cut(scores, labels), ranks)
     alone = _of_ranks(NAMES, [(scores, labels)], 1)
@@ -75,7 +82,7 @@ def test_metrics_equal_scikit_learns_however_rows_are_shared_out(seed, count, cl
     assert report["auc"] == (pytest.approx(np.mean(areas)) if areas else None)
 
 
-def test_one_column_is_a_logit_and_images_have_classes_second():
+def test_one_column_is_a_logit_and_images_have_classes_second(oracle):
     scores, labels = _rows(1, 40, 1)
     known, found = labels != IGNORED, _of_ranks(("f1", "auc"), [(scores[:, 0], labels)], 1).report()
     truth, row = labels[known].numpy(), scores[known, 0].numpy()
@@ -130,7 +137,7 @@ def test_boxes_shared_out_to_ranks_have_the_precision_of_one_process():
     assert all(_of_ranks(("map",), minibatches, ranks).report() == alone for ranks in (2, 3, 5))
 
 
-def test_a_function_of_ones_own_sees_the_whole_split(tmp_path):
+def test_a_function_of_ones_own_sees_the_whole_split(oracle, tmp_path):
     path = tmp_path / "own.py"
     path.write_text(
         "def kappa(scores, labels):\n    from sklearn.metrics import cohen_kappa_score as k\n"

@@ -22,7 +22,7 @@ from sparsepipe.values.replication import parse_rule, rule_from_json, rule_text,
 from sparsepipe.values.schedule import actions
 from sparsepipe.values.stragglers import Stragglers
 
-EXAMPLES = 40  # of each of the tests below
+EXAMPLES = 25  # of each of the tests below
 FEW = 16  # devices that are planned for: a number that an edit made long, a thousand devices, takes minutes
 
 # What a hand, an editor or another program may leave in a file, beside any text at all.

@@ -62,6 +62,7 @@ def test_tensors_of_traced_layers_that_go_by_other_names_are_read(tmp_path) -> N
     assert found.read(["conv"]).keys() == {"weight:conv.kernel"}
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_itself_reads_it(tmp_path) -> None:
     import torch.distributed.checkpoint as dcp  # here: it takes a second of whoever only collects tests
     from torch.distributed.checkpoint import HuggingFaceStorageReader

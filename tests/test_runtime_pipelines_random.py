@@ -18,7 +18,7 @@ from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines,
 from sparsepipe.runtime.pipelines.work import WAIT
 from sparsepipe.values.replication import RULES, SERVER, rule
 
-ARRIVALS = 1_500  # of each rule: contributions, units taken, deaths
+ARRIVALS = 1_000  # of each rule: contributions, units taken, deaths
 OPTIONS = {  # some of each rule's, beside its defaults
     "all-reduce": [{}],
     "partial-reduce": [{}, {"wait": 1.0, "rounds": 2}, {"every": 3, "overlap": False}, {"wait": 0.0}],

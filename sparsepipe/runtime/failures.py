@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CodedError, InputError
-from ..util.host.limits import causes, limit_met
+from ..util.host.limits import limit_met
 from ..util.io.files import write_atomic
 
 SMALLER_LIMIT = "resume the run with a smaller memory limit, or with less on this device"
@@ -99,12 +99,11 @@ def described(error: BaseException, *, run_dir: Path | None, rank: int, stage: i
     limit = None
     if not isinstance(error, (InputError, PeerLost, DeadlinePassed)):
         limit = _message(error) if isinstance(error, OutOfMemory) else limit_met(error, where=run_dir)
-    root = list(causes(error))[-1] if isinstance(getattr(error, "failures", None), dict) else error
     return {
         "rank": rank,
         "stage": stage,
-        "kind": type(root).__name__,
-        "message": limit or _message(root),
+        "kind": type(error).__name__,
+        "message": limit or _message(error),
         "limit": limit is not None,
         "secondary": isinstance(error, PeerLost),
         "peer": getattr(error, "peer", None),

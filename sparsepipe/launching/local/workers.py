@@ -13,9 +13,10 @@ from ...util.host.imports import python_command
 
 LOOPBACK = "127.0.0.1"
 _NEEDED = (  # by most runs, sooner or later
-    *("sparsepipe.runtime.worker.run", "sparsepipe.runtime.workloads.learning", "sparsepipe.engines.native"),
+    "sparsepipe.runtime.worker.run",
+    "sparsepipe.runtime.workloads.learning",
+    "sparsepipe.engines.native",
     "sparsepipe.data.examples.opening",
-    "torch.distributed.checkpoint",  # half a second, which each worker would take at its first checkpoint
 )
 
 

@@ -20,10 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
-
-# Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
-from torch.fx.experimental import symbolic_shapes  # noqa: F401
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from ...engines import CoordinateSet, Engine, Feature, Parts
 from ...engines.subnetwork import build
@@ -65,11 +62,23 @@ class Later:
         """Return the gradients of all weights, None of one that the loss does not reach. The graph is let go."""
         for edges, reached, places in self.joints:
             wanted = [self.weights[place] for place in places]
-            gradients = torch.autograd.grad(edges, wanted, reached, allow_unused=True)
+            gradients = gradients_of(wanted, edges, reached)
             for place, gradient in zip(places, gradients, strict=True):
                 self.found[place] = gradient
         self.joints = ()
         return list(self.found)
+
+
+def gradients_of(
+    wanted: Sequence[Tensor], outputs: Sequence[GradientEdge], given: Sequence[Tensor], *, retain_graph: bool = False
+) -> list[Tensor | None]:
+    """Return the gradients of the `wanted` tensors, None of one that is not reached, from those `given` at `outputs`.
+
+    It is torch.autograd.grad without its check of symbolic shapes, which imports SymPy: a third of a second and 10 MB
+    of each launcher. The engine checks shapes as well.
+    """
+    entries = tuple(outputs), tuple(given)
+    return list(_engine_run_backward(*entries, retain_graph, False, tuple(wanted), True, accumulate_grad=False))
 
 
 def split_backward(
@@ -86,7 +95,7 @@ def split_backward(
     caught: dict[Any, tuple[Tensor | None, ...]] = {}
     hooks = [joint.register_prehook(lambda reached, joint=joint: caught.update({joint: reached})) for joint in joints]
     try:
-        gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=bool(joints), allow_unused=True)
+        gradients = gradients_of(wanted, outputs, given, retain_graph=bool(joints))
     finally:
         for hook in hooks:
             hook.remove()
@@ -465,7 +474,7 @@ class NetworkStage:
         wanted = [*(weights[name] for name in trained), *flight.leaves]
         found: list[Tensor | None] = [None] * len(wanted)
         if edges and wanted:
-            found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True))
+            found = gradients_of(wanted, edges, given)
         self._leave(flight)
         of_weights = dict(zip(trained, found, strict=False))
         return [of_weights.get(name) for name in weights], found[len(trained) :]

@@ -3,8 +3,8 @@
     checkpoints/minibatch-00000120/stage0.safetensors …   weight:L.p, velocity:L.p, buffer:L.b of each layer L
                                    manifest.json          which file holds which layer, sizes and SHA-256, position
 
-Written by torch.distributed.checkpoint in its safetensors storage: tensors alone, no pickle, and any of its users can
-load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one no one reads.
+Shards are safetensors files: tensors alone, no pickle. HuggingFaceStorageReader of torch.distributed.checkpoint loads
+the folder. The folder gets its name when it is whole; a kill before leaves a hidden one no one reads.
 
 A checkpoint's manifest: which file holds which layer, what the run's minibatches were, and a seal on all of it.
 
@@ -14,17 +14,15 @@ Manifests written before there was one are read without.
 
 import hashlib
 import json
+import os
 import shutil
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from ...data.minibatch_sizes import KEEP, sizes
 from ...errors import DamagedRecord, InputError
@@ -47,6 +45,9 @@ from .checkpoint_folders import (
     remove,
 )
 
+if TYPE_CHECKING:  # controllers of hosts read positions alone, and do not wait for torch
+    from torch import Tensor
+
 _FORMAT = "sparsepipe-checkpoint-1"
 _SEAL = "sha256"
 _NEEDED = ("minibatches", "layers", "files")
@@ -58,9 +59,6 @@ _SO_FAR = fields(
         **dict.fromkeys(("counted", "correct", "samples", "sent_bytes"), real),
     }
 )
-
-# Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class Checkpoint:
                 setting="last_minibatch",
             )
 
-    def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    def check_shapes(self, found: "Mapping[str, Tensor]", own: "Mapping[str, Tensor]") -> None:
         """Raise InputError unless the tensors `found` here have the shapes of this run's `own`, name by name."""
         for key, tensor in own.items():
             here, there = tuple(tensor.shape), tuple(found[key].shape) if key in found else None
@@ -157,7 +155,7 @@ class Checkpoint:
                     "resume with the original voxel features, or retrain in another folder",
                 )
 
-    def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
+    def read(self, layers: Sequence[str]) -> "dict[str, Tensor]":
         """Return the tensors of `layers` by name. Raises InputError if a file is missing or not what was written."""
         wanted, places = set(layers), self.manifest["layers"]
         if missing := [layer for layer in layers if layer not in places]:
@@ -259,21 +257,18 @@ def begin(run_dir: Path, minibatches: int) -> None:
     folder.mkdir()
 
 
-def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+def write_shard(run_dir: Path, minibatches: int, name: str, tensors: "Mapping[str, Tensor]") -> None:
     """Write the layers of one stage; a stage without tensors has no file. One replica of each stage calls it."""
-    # Here, in the thread that writes: it takes about half a second, which no worker's start should wait for.
-    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save
 
     path = partial_folder(run_dir, minibatches) / f"{name}.safetensors"
     files = {}
     if tensors:
-        path.with_suffix("").mkdir()
-        writer = dcp.HuggingFaceStorageWriter(str(path.with_suffix("")))
         held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        dcp.save(held, storage_writer=writer, no_dist=True)
-        (written,) = path.with_suffix("").glob("*.safetensors")
-        written.replace(path)
-        shutil.rmtree(path.with_suffix(""))
+        with path.open("wb") as file:
+            file.write(save(held, metadata={"format": "pt"}))
+            file.flush()
+            os.fsync(file.fileno())
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     write_json(path.with_suffix(".json"), files, make_folder=False)
 
@@ -317,7 +312,7 @@ def discard(run_dir: Path, minibatches: int) -> None:
     remove(folder_of(run_dir, minibatches))
 
 
-def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def without_prefix(tensors: "Mapping[str, Tensor]", prefix: str) -> "dict[str, Tensor]":
     """Return the tensors whose name starts with `prefix`, without it."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
@@ -341,11 +336,11 @@ def _layer(key: str, layers: Collection[str]) -> str:
 
 
 def as_tensor_map(
-    weights: Mapping[str, Tensor], state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+    weights: "Mapping[str, Tensor]", state: "Mapping[str, Tensor]", buffers: "Mapping[str, Tensor]"
+) -> "dict[str, Tensor]":
     """Name a stage's tensors as checkpoints do."""
     named = {f"weight:{name}": tensor for name, tensor in weights.items()} | dict(state)
-    return named | {f"buffer:{name}": torch.as_tensor(buffer) for name, buffer in buffers.items()}
+    return named | {f"buffer:{name}": buffer for name, buffer in buffers.items()}
 
 
 def _digest(value: object, what: str) -> str:

@@ -1,6 +1,6 @@
 """Which limit of the machine caused an error: a full disk, memory, open files, the size of a file, threads.
 
-Libraries report it in many forms, and some wrap it in their own exception with a stack trace for a message.
+Libraries report it in many forms.
 
 A SIGKILL that none of our processes sent is explained by the kernel's counters of out-of-memory kills. The supervisor
 loads this file by itself: it imports the standard library alone.
@@ -50,19 +50,13 @@ def limit_in(text: str, *, where: Path | None = None) -> str | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and all that it comes from, the nearest first; torch's checkpoints keep theirs by rank."""
-    todo, seen = [error], set()
-    while todo:
-        one = todo.pop(0)
-        if id(one) in seen:
-            continue
+    """Yield the exception and all that it comes from, the nearest first."""
+    one: BaseException | None = error
+    seen = set[int]()
+    while one is not None and id(one) not in seen:
         seen.add(id(one))
         yield one
-        behind = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-        todo += [behind] if behind else []
-        failures = getattr(one, "failures", None)
-        if isinstance(failures, dict):
-            todo += [value[0] for value in failures.values() if isinstance(value, tuple) and value]
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def _number(error: BaseException) -> int | None:
@@ -73,8 +67,6 @@ def _number(error: BaseException) -> int | None:
         if error.errno == errno.ENFILE:
             return errno.EMFILE
         return error.errno if error.errno in _SAID and not isinstance(error, BlockingIOError) else None
-    if isinstance(getattr(error, "failures", None), dict):
-        return None  # its message is the stack traces of those in it
     return _number_in(str(error))
 
 
