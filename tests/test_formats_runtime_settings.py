@@ -124,6 +124,13 @@ def test_what_a_runtime_lacks_is_listed():
     some = replace(some, stages=(replace(some.stages[0], recompute=False, segments=(ends,)), some.stages[1]))
     assert [len(lines(some, target)) for target in SETTINGS] == [1, 1, 1, 1]
     assert len(lines(plan(5), "megatron")) == 1, "a cut inside of a block moves"
+    moved = plan(6, ranks=[(2, 3), (0, 1)])
+    assert all(mentions(line, 2, 3, 0, 1) for target in SETTINGS for line in lines(moved, target))
+    assert [len(lines(moved, target)) for target in SETTINGS] == [1] * 4, "ranks in another order"
+    assert [len(lines(replace(plan(6, ranks=[(0, 1), (2, 3)]), num_microbatches=7), t)) for t in SETTINGS] == [1] * 4
+    shared = replace(plan(6, ranks=[(0, 1), (2, 3)]), num_microbatches=8)
+    shared = replace(shared, stages=(replace(shared.stages[0], sharding="space"), shared.stages[1]))
+    assert [len(lines(shared, target)) for target in SETTINGS] == [1] * 4, "ranks that share scenes"
     assert len(lines(plan(6), "megatron", network=None)) == 1, "skips are unknown"
 
 
@@ -142,6 +149,19 @@ def test_interleaved_stages_go_where_they_are_known():
     for target in ("deepspeed", "flagscale"):
         with raises("export.interleaved"):
             runtime_settings(given, target, graph=GRAPH)
+    v = plan(4, 8, 12, ranks=[(0,), (1,), (1,), (0,)], schedule="zbv")
+    assert len(lines(v, "torchtitan")) == 0 and len(lines(v, "megatron")) == 2
+    assert len(lines(replace(v, schedule="1f1b-v", weights="stash"), "torchtitan")) == 2, "no V without its schedule"
+
+
+def test_microbatches_that_torchs_schedules_do_not_take_are_refused():
+    """By their constructors: 1F1B at least as many as stages, interleaved ones whole rounds of the pipeline."""
+    interleaved = plan(4, 8, 12, ranks=[(0,), (1,), (0,), (1,)])
+    v = plan(4, 8, 12, ranks=[(0,), (1,), (1,), (0,)], schedule="dualpipe-v")
+    for given, count in ((plan(6, 12), 2), (interleaved, 5), (v, 3)):
+        with raises("export.microbatches"):
+            runtime_settings(replace(given, num_microbatches=count), "torchtitan", graph=GRAPH)
+        assert runtime_settings(replace(given, num_microbatches=count + 1), "torchtitan", graph=GRAPH)
 
 
 def test_stages_without_a_whole_block_are_refused():

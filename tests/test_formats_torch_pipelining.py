@@ -157,6 +157,11 @@ def test_a_script_says_what_it_leaves_out_and_keeps_the_ranks_of_whole_pipelines
     assert "PIPELINES = ((0, 1), (3, 2))" in text and "MICROBATCHES = 8" in text and "'1F1B'" in text
     assert "'package.data:digits'" in text and "{'width': 3}" in text
     assert "'../net.py:build'" in text and str(tmp_path) not in text
+    parts = (IDS[:2], IDS[2:4], IDS[4:8], IDS[8:])
+    stages = tuple(Stage(tuple(part), (rank,)) for part, rank in zip(parts, (1, 0, 0, 1), strict=True))
+    v = training_script(Plan(stages, "1f1b-v"), training(model=model), tmp_path / "out", graph=NETWORK)
+    assert len(v.lost) == 2 and "STAGES = ((0, 2), (1, 3))" in v.texts[SCRIPT], "Interleaved1F1B takes no V"
+    assert "PIPELINES = ((1, 0),)" in v.texts[SCRIPT]
     hostile = Plan((Stage(('a"""\nimport os', "b"), (0, 1)), Stage(("c",), (2,))), "1f1b", planner='"""')
     written = training_script(hostile, training(modules=["c"]), tmp_path).texts[SCRIPT]
     compile(written, SCRIPT, "exec")

@@ -43,6 +43,8 @@ def test_the_claims_of_this_repository_are_sound():
     assert 0 < sum(jobs.values()) <= claim_runs.KICK_MINUTES
     for system in ("PipeDream", "SparsePipe", "SDPipe", "DynPipe", "README"):
         assert any(system in claim.figure for claim in study.claims), system
+    sources = {claim.place.rows["source"] for claim in study.claims if "source" in claim.place.rows}
+    assert sources <= {"simulated", "emulated", "measured", "log"}, "what the tables of figures write"
 
 
 FAULTY = [

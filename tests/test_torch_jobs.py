@@ -164,12 +164,12 @@ def test_our_simulated_pipelines_are_understood_in_kinetos_form(tmp_path, schedu
     assert theirs == pytest.approx(ours, rel=1e-3)
 
 
-def in_kinetos_form(trace, folder):
+def in_kinetos_form(trace, folder, shifts=(0.0,) * 4):
     """Write a trace of a pipeline as torch.profiler would: operators, receives for which ranks wait, and steps."""
     work = [span for span in trace.spans if span.kind in ("forward", "backward")]
     last = max(trace.ranks)
     for rank in trace.ranks:
-        file, numbers, at = Kineto(rank, len(trace.ranks)), {}, 0.0
+        file, numbers, at = Kineto(rank, len(trace.ranks), shift=shifts[rank]), {}, 0.0
         spans = sorted((span for span in work if span.rank == rank), key=lambda span: span.start)
         for span in spans:
             if span.stage > 0 if span.kind == "forward" else span.stage < last:
@@ -194,6 +194,18 @@ def test_clocks_that_contradict_each_other_are_set_by_collectives(tmp_path):
     found = what_if(trace)
     assert trace.makespan == pytest.approx(seconds * STEPS, rel=0.01) and trace.facts["clock_error"] < 1e-4
     assert found.cause == Part("rank", 1) and mentions(found.assumed, "clocks", "1, 2")
+
+
+@pytest.mark.parametrize("shifts", [(0.0, 0.4, -90.0, 7.0), (0.0, 0.0, 0.0, -0.3)])
+def test_clocks_of_a_pipeline_are_set_by_what_stages_send_in_both_directions(tmp_path, shifts):
+    given = pipeline([1.0] * 4, [2.0] * 4, [0.01] * 3, schedule="1f1b-flush", num_microbatches=6)
+    simulated = simulate(*given, [1] * 18, stragglers=Stragglers.parse("slow:rank=2,factor=2"))
+    in_kinetos_form(simulated, tmp_path / "job", shifts)
+    trace = load_trace(tmp_path / "job")
+    found = what_if(trace)
+    assert found.measured_seconds == pytest.approx(simulated.makespan / 3, rel=0.01)
+    assert found.cause == Part("rank", 2) and mentions(found.assumed, "clocks", 3)
+    assert trace.facts["clock_error"] < 0.05
 
 
 def test_one_rank_of_many_says_what_it_cannot_know(tmp_path):
@@ -283,6 +295,10 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path):
     with raises("trace.rank_twice", "rank 0"):
         put(path.with_name("again.pt.trace.json.gz"), whole)
         load_trace(tmp_path / "job")
+    with raises("trace.other_job", 64, 3):
+        alien = {**document, "distributedInfo": {"rank": 63, "world_size": 64}}
+        put(path.with_name("again.pt.trace.json.gz"), gzip.compress(json.dumps(alien).encode()))
+        load_trace(tmp_path / "job")
     with raises("trace.foreign"):
         put(other, json.dumps({"traceEvents": [{"ph": "X", "cat": "x", "name": "y", "ts": 0, "dur": 1}]}).encode())
         load_trace(other)
@@ -290,8 +306,17 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path):
         events = [event | {key: value} for event in document["traceEvents"][:2]]
         with raises("trace.event_malformed"):
             load_trace(put(other, json.dumps(document | {"traceEvents": events}).encode()))
-    with raises("trace.no_files"):
-        load_trace(tmp_path / "none*.json")
+    (tmp_path / "deep").mkdir()
+    path.parent.rename(tmp_path / "deep" / "job")
+    for missing in (tmp_path / "none*.json", tmp_path / "deep"):
+        with raises("trace.no_files"):
+            load_trace(missing)
+    (tmp_path / "unnamed").mkdir()
+    for name in ("a.json", "b.json"):  # a tab in a name, as older profilers write it, and no rank
+        events = json.dumps(document["traceEvents"]).replace("aten::mm", "aten::\tmm")
+        put(tmp_path / "unnamed" / name, f'{{"schemaVersion": 1, "traceEvents": {events}}}'.encode())
+    unnamed = load_trace(tmp_path / "unnamed")
+    assert unnamed.ranks == (0, 1) and mentions(unnamed.facts["assumed"], "order")
     with raises("trace.foreign"):
         load_trace(put(tmp_path / "deep.json.gz", gzip.compress(b'{"schemaVersion": ' + b"[" * 200_000)))
 

@@ -39,6 +39,7 @@ def show(options: argparse.Namespace) -> Answer:
         "anatomy": {part: float(shares[part]) for part in PARTS},
         "loading": loading,
         "waits": waits,
+        "clock_error": trace.facts.get("clock_error"),
     }
     missing = f" ({left_out(trace)})" if trace.left_out else ""
     lines = [
@@ -91,7 +92,7 @@ def export(options: argparse.Namespace) -> Answer:
 def _opened(options: argparse.Namespace) -> Trace:
     given = options.file
     path = given if given.is_file() else run_folder(given)
-    if not (path.exists() or path.suffix or "*" in path.name):  # a name, which no run has
+    if not (path.exists() or path.suffix or set("*?[") & set(str(path))):  # a name, which no run has
         path = RunRecord.load(path).folder
     trace = load_trace(path)
     if not trace.spans:

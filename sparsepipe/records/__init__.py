@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
+from ..errors import InputError
 from ..util.io.files import expanded
 from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
 from .run_progress import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
 from .torch_jobs.activity import activity_of
-from .torch_jobs.events import is_from_torch, read_rank, unpacked
-from .torch_jobs.job import is_packed, joined_trace, trace_files
+from .torch_jobs.events import is_from_torch, is_packed, read_rank, trace_files, unpacked
+from .torch_jobs.job import joined_trace
 
 __all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]
 
@@ -36,6 +37,10 @@ def load_trace(path: Path | str) -> Trace:
         guides/traces_and_what_if, `replay`, `what_if`
     """
     path = expanded(path)
+    if path.is_dir() and not any(path.glob("*.json*")) and any(path.glob("*/*.pt.trace.json*")):
+        raise InputError(
+            "trace.no_files", f"{path}: its traces lie in folders; give a pattern, '{path}/*/*.pt.trace.json*'"
+        )
     if path.is_dir() and ((path / "plan.json").exists() or not any(path.glob("*.json*"))):
         return RunRecord.load(path).trace()
     files = trace_files(path)

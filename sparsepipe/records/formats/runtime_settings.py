@@ -70,9 +70,28 @@ class PlanForm:
         return blocks_of(self.plan.layers, module_layers(self.graph) if self.graph else None)
 
     def schedule(self) -> str:
-        """The name of its schedule in torch; of one that torch has not, 1F1B's."""
+        """The name of its schedule in torch; of one that torch has not, 1F1B's.
+
+        Raises InputError for a number of microbatches that torch's schedule does not take.
+        """
         several = self.plan.stages_per_rank > 1
-        return TORCH_SCHEDULES.get(self.plan.schedule, ("", ""))[several] or ("Interleaved1F1B" if several else "1F1B")
+        name = TORCH_SCHEDULES.get(self.plan.schedule, ("", ""))[several] or ("Interleaved1F1B" if several else "1F1B")
+        least = len(self.plan.stages) if name in ("1F1B", "DualPipeV") else 1
+        rounds = max(1, self.microbatches // self.pipeline) if name.startswith("Interleaved") else 1
+        if self.microbatches < least or self.microbatches % rounds:
+            expected = f"at least {least}" if rounds == 1 else f"a multiple of the {rounds} rounds of {self.pipeline}"
+            raise InputError(
+                "export.microbatches",
+                f"torch's schedule {name} takes {expected} microbatches a step in each replica, this plan has "
+                f"{self.microbatches}: plan with another --num-microbatches",
+            )
+        return name
+
+    def places(self, schedules: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the stages of each place in the pipeline: in a loop, if a V belongs to a schedule that is missing."""
+        if self.plan.rules.placement == "v" and self.plan.schedule not in schedules:
+            return tuple(tuple(range(k, len(self.plan.stages), self.pipeline)) for k in range(self.pipeline))
+        return self.plan.positions
 
     def lost(self, *, schedules: Sequence[str], uneven: bool = False, recompute: bool = False) -> list[str]:
         """Return a line for each property of the plan that the runtime lacks.
@@ -80,12 +99,24 @@ class PlanForm:
         `schedules`: those of ours that it has. `uneven`: stages may have unlike numbers of replicas. `recompute`: each
         stage may recompute or not.
         """
-        lines, plan, runtime = [], self.plan, self.runtime
+        lines, plan, runtime = list[str](), self.plan, self.runtime
         count = f"{number_of(self.microbatches, 'microbatch')} a step"
         if not plan.flushes:
             lines.append(f"schedule {plan.schedule} ({plan.weights}) is asynchronous; {runtime} flushes: 1F1B, {count}")
         elif plan.schedule not in schedules:
             lines.append(f"schedule {plan.schedule} is unknown to {runtime}: written as 1F1B, {count}")
+        if self.places(schedules) != plan.positions:
+            lines.append(f"{runtime} places stages in a loop: those of this plan lie in a V, and run on other ranks")
+        if plan.flushes and plan.num_microbatches % self.data:
+            lines.append(
+                f"{number_of(plan.num_microbatches, 'microbatch')} cannot be divided among {self.data} replicas: "
+                f"written with {self.microbatches} each"
+            )
+        if shared := [k for k, stage in enumerate(plan.stages) if stage.shares_scenes]:
+            lines.append(
+                f"{runtime} does not share scenes between ranks: those of stages {', '.join(map(str, shared))} are "
+                "written as replicas"
+            )
         numbers = [len(stage.ranks) for stage in plan.stages]
         if not uneven and len(set(numbers)) > 1:
             lines.append(
@@ -110,6 +141,13 @@ class PlanForm:
         if plan.accumulation > 1:
             lines.append(f"accumulation over {plan.accumulation} rounds is left out: give {runtime} more microbatches")
         return lines + self.skips()
+
+    def ordered(self) -> list[str]:
+        """Return a line for ranks in another order than the runtime's, which numbers them stage by stage."""
+        ranks = [rank for stages in self.plan.positions for rank in self.plan.stages[stages[0]].ranks]
+        if ranks == sorted(ranks):
+            return []
+        return [f"{self.runtime} numbers ranks in the order of the stages; start hosts in the order {ranks}"]
 
     def skips(self) -> list[str]:
         """Return a line for values that pass over a stage, or one that says that they are unknown."""
@@ -139,7 +177,7 @@ class PlanForm:
 def _torchtitan(form: PlanForm) -> RuntimeExport:
     blocks = form.blocks()
     counts, moved = cut_at_blocks(form.plan, [[block] for block in blocks])
-    lost = form.lost(schedules=tuple(TORCH_SCHEDULES)) + moved
+    lost = form.lost(schedules=tuple(TORCH_SCHEDULES)) + form.ordered() + moved
     if deep := [block.name for block in blocks if block.name.count(".") > (block.letter in "tm")]:
         lost.append(f"torchtitan cuts children of the model and their blocks: {deep[0]} lies deeper; move it up")
     names = iter(blocks)
@@ -165,7 +203,7 @@ def _torchtitan(form: PlanForm) -> RuntimeExport:
 def _megatron(form: PlanForm) -> RuntimeExport:
     groups = _groups(form)
     counts, moved = cut_at_blocks(form.plan, groups)
-    lost = form.lost(schedules=("1f1b-flush",)) + moved
+    lost = form.lost(schedules=("1f1b-flush",)) + form.ordered() + moved
     letters = iter(group[0].letter for group in groups)
     layout = letters_text(["".join(next(letters) for _ in range(count)) for count in counts])
     number = sum(group[0].letter == "t" for group in groups)
@@ -191,7 +229,7 @@ def _deepspeed(form: PlanForm) -> RuntimeExport:
     if form.plan.stages_per_rank > 1:
         raise InputError("export.interleaved", "DeepSpeed has one stage on each rank; this plan has several: plan one")
     counts, moved = cut_at_blocks(form.plan, [[block] for block in blocks])
-    lost = form.lost(schedules=("1f1b-flush",)) + moved
+    lost = form.lost(schedules=("1f1b-flush",)) + form.ordered() + moved
     parts = [sum(counts[:k]) for k in range(len(counts) + 1)]
     lines = [
         "from deepspeed.pipe import PipelineModule",
@@ -231,7 +269,7 @@ def _flagscale(form: PlanForm) -> RuntimeExport:
     groups = [list(group) for group in numbered]
     groups[0], groups[-1] = [*before, *groups[0]], [*groups[-1], *behind]
     counts, moved = cut_at_blocks(form.plan, groups)
-    lost = form.lost(schedules=("1f1b-flush",), uneven=True, recompute=True) + moved
+    lost = form.lost(schedules=("1f1b-flush",), uneven=True, recompute=True) + form.ordered() + moved
     numbers = [len(stage.ranks) for stage in form.plan.stages]
     most = max(numbers)
     if any(most % number for number in numbers):
@@ -239,9 +277,6 @@ def _flagscale(form: PlanForm) -> RuntimeExport:
     kinds = [stage.device_types[0] if stage.device_types else "device" for stage in form.plan.stages]
     if any(len(set(stage.device_types)) > 1 for stage in form.plan.stages):
         lost.append("FlagScale has one device type in each mesh: the first of a stage is written")
-    ranks = [rank for stage in form.plan.stages for rank in stage.ranks]
-    if ranks != sorted(ranks):
-        lost.append(f"FlagScale numbers ranks by mesh, in the order of the stages; start hosts in the order {ranks}")
     lines = [
         "system:",
         "  tensor_model_parallel_size: 1",

@@ -76,7 +76,8 @@ def training_script(
     form = PlanForm(plan, graph, training.batch_size, "torch.distributed.pipelining")
     lost = [line for line in form.lost(schedules=tuple(TORCH_SCHEDULES), recompute=True) if line not in form.skips()]
     points = split_points(plan, training.modules, graph)
-    positions = [plan.stages[stages[0]].ranks for stages in plan.positions]
+    places = form.places(tuple(TORCH_SCHEDULES))
+    positions = [plan.stages[stages[0]].ranks for stages in places]
     pipelines = [[ranks[k] for ranks in positions] for k in range(form.data)]
     # Ranks of replicas that are left out would leave holes, which no launcher starts.
     number = {rank: k for k, rank in enumerate(sorted(rank for ranks in pipelines for rank in ranks))}
@@ -85,7 +86,7 @@ def training_script(
         "stages": len(plan.stages),
         "world": len(number),
         "split": "".join(f"    {name!r}: SplitPoint.{side},\n" for name, side in points),
-        "positions": tuple(plan.positions),
+        "positions": places,
         "pipelines": tuple(tuple(number[rank] for rank in ranks) for ranks in pipelines),
         "recomputed": tuple(k for k, stage in enumerate(plan.stages) if stage.recompute),
         "schedule": form.schedule(),

@@ -35,6 +35,8 @@ _RESUMES = 0.002  # seconds in which a host's thread goes on after what it waite
 _RECORDED = 0.003  # seconds by which the end of an exchange may be recorded after the rank goes on
 _TICK = 5e-6  # seconds by which the times of kernels are exact
 _MOST_STEPS = 100_000
+_MOST_PAUSES = 1000  # before the end of an exchange, in which its wait is looked for
+_NESTED = 8  # annotations around a forward or backward, at most
 
 
 class StepPhase(NamedTuple):
@@ -197,13 +199,18 @@ class _Host:
         order = np.argsort(numbers, kind="stable")
         starts, ends, numbers = starts[order], ends[order], numbers[order]
         actions = [(mark, match) for mark in marks if (match := _ACTION.match(mark.name))]
+        begins = [mark.start for mark, _ in actions]
         for microbatch, (start, stop, least, most) in enumerate(clusters):
             low, high = np.searchsorted(numbers, least), np.searchsorted(numbers, most, side="right")
             before = starts[low:high] < start
             if before.any():
                 first, last = float(starts[low:high][before].min()), float(ends[low:high][before].max())
-                yield _named(StepPhase("forward", microbatch, -1, first, min(last, start)), actions)
-            yield _named(StepPhase("backward", microbatch, -1, start, stop), actions)
+                before_first = bisect_right(begins, first)
+                around = actions[max(before_first - _NESTED, 0) : before_first]
+                yield _named(StepPhase("forward", microbatch, -1, first, min(last, start)), around)
+            before_start = bisect_right(begins, start)
+            around = actions[max(before_start - _NESTED, 0) : before_start]
+            yield _named(StepPhase("backward", microbatch, -1, start, stop), around)
 
     def _backwards(self, marks: Sequence[Mark], begin: float, end: float) -> list[tuple[float, float, int, int]]:
         """(start, end, lowest number, highest number) of each backward of a step.
@@ -339,8 +346,8 @@ def _waits(
     done = float("-inf")
     for k in sorted(range(len(calls)), key=lambda k: calls[k][0].end):
         call, longest = calls[k][0], 0.0
-        index = int(np.searchsorted(begins, call.end, side="right"))  # the work that begins next
-        while index >= 0:
+        following = int(np.searchsorted(begins, call.end, side="right"))  # the work that begins next
+        for index in range(following, max(following - _MOST_PAUSES, 0) - 1, -1):
             before = float(ends[index - 1]) if index else float("-inf")
             after = float(begins[index]) if index < len(begins) else float("inf")
             if after < call.end - late:
@@ -353,7 +360,6 @@ def _waits(
                 is_wait = call.name in _DIRECT or soon or call.start >= before - _RESUMES
             if is_wait and until - since > longest:
                 longest, waits[k] = until - since, (since, until)
-            index -= 1
         done = max(done, waits[k][1]) if longest else done
     return waits
 

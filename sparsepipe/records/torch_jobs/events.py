@@ -39,7 +39,10 @@ _MOST_THREADS = 100_000
 _MOST_MARKS = 4_000_000
 _MOST_WORLD = 2**20  # ranks of a job
 _MOST_MICROSECONDS = 1e17  # 3,000 years: a float tells 16 µs apart there, and 0.25 µs in this century
+_MOST_FILES = 4096
 _CHUNK = 2**22
+_PATTERN = re.compile(r"[*?\[]")
+_ENDINGS = (".json", ".json.gz")
 _SKIPPED = re.compile(r"[\s,]*")
 _SPACE = re.compile(r"\s*")
 
@@ -51,6 +54,39 @@ _COMMUNICATION_KERNEL = re.compile(r"(?:nccl|rccl|mscclKernel)", re.IGNORECASE)
 # In these operators, as in those of the autograd engine around others, a rank may wait.
 _WAITS = re.compile(r"wait_tensor|::barrier|monitored_barrier|RegisterPostBackward")
 _BACKWARD = "autograd::engine::evaluate_function"
+
+
+def trace_files(path: Path) -> list[Path]:
+    """Return the files of a path: a file, a folder with one for each rank, or a pattern such as "rank*.json.gz".
+
+    Raises InputError if there are none.
+    """
+    if path.is_dir():
+        files = sorted(
+            file for file in path.iterdir() if file.name.endswith(_ENDINGS) and not file.name.startswith(".")
+        )
+        files = [file for file in files if ".pt.trace.json" in file.name] or files
+        if not files:
+            raise InputError(
+                "trace.no_files", f"{path}: no .json and no .json.gz; expected a torch.profiler trace of each rank"
+            )
+    elif _PATTERN.search(str(path)) and not path.exists():
+        parts = path.parts
+        first = next(k for k, part in enumerate(parts) if _PATTERN.search(part))
+        files = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))))
+        if not files:
+            raise InputError("trace.no_files", f"{path}: no file matches; expected torch.profiler traces")
+    else:
+        files = [path]
+    if len(files) > _MOST_FILES:
+        raise InputError("trace.too_many_files", f"{path}: {len(files):,} files, expected at most {_MOST_FILES:,}")
+    return files
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is gzipped."""
+    with path.open("rb") as handle:
+        return handle.read(2) == b"\x1f\x8b"
 
 
 class Mark(NamedTuple):
@@ -235,7 +271,7 @@ class _TextWindow:
 
 def _values(window: _TextWindow, what: str) -> Json:
     """Decode the value on which the window stands, and pass it."""
-    scan = json.JSONDecoder().raw_decode
+    scan = json.JSONDecoder(strict=False).raw_decode
     while True:
         try:
             value, end = scan(window.text, window.at)
@@ -251,7 +287,7 @@ def _values(window: _TextWindow, what: str) -> Json:
 def _listed(window: _TextWindow) -> Iterator[Json]:
     """The members of the list on which the window stands."""
     window.at += 1
-    scan, skipped, count = json.JSONDecoder().raw_decode, _SKIPPED.match, 0
+    scan, skipped, count = json.JSONDecoder(strict=False).raw_decode, _SKIPPED.match, 0
     while True:
         text, at, before = window.text, window.at, count
         try:

@@ -14,61 +14,32 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
 from ...util.text.counting import number_of
+from ...util.text.numbers import duration
 from ...values.trace import Span, Trace
 from .activity import Activity, Piece, RankExchange
 
-_MOST_FILES = 4096
-_PATTERN = re.compile(r"[*?\[]")
-_ENDINGS = (".json", ".json.gz")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _LETTERS = {"forward": "F", "backward": "B", "update": "U"}
 _TOLERANCE = 0.001  # seconds by which a collective may end on one rank before it begins on another
 _MEETS = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
 
 
-def trace_files(path: Path) -> list[Path]:
-    """Return the files of a path: a file, a folder with one for each rank, or a pattern such as "rank*.json.gz".
-
-    Raises InputError if there are none.
-    """
-    if path.is_dir():
-        files = sorted(
-            file for file in path.iterdir() if file.name.endswith(_ENDINGS) and not file.name.startswith(".")
-        )
-        files = [file for file in files if ".pt.trace.json" in file.name] or files
-        if not files:
-            raise InputError(
-                "trace.no_files", f"{path}: no .json and no .json.gz; expected a torch.profiler trace of each rank"
-            )
-    elif _PATTERN.search(str(path)) and not path.exists():
-        parts = path.parts
-        first = next(k for k, part in enumerate(parts) if _PATTERN.search(part))
-        files = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))))
-        if not files:
-            raise InputError("trace.no_files", f"{path}: no file matches; expected torch.profiler traces")
-    else:
-        files = [path]
-    if len(files) > _MOST_FILES:
-        raise InputError("trace.too_many_files", f"{path}: {len(files):,} files, expected at most {_MOST_FILES:,}")
-    return files
-
-
-def is_packed(path: Path) -> bool:
-    """Return whether a file is gzipped."""
-    with path.open("rb") as handle:
-        return handle.read(2) == b"\x1f\x8b"
-
-
-def _of_ranks(activities: Sequence[Activity]) -> dict[int, Activity]:
-    """The activities by rank: as the file says it, else as its name does, else in the order of names."""
+def _of_ranks(activities: Sequence[Activity]) -> tuple[dict[int, Activity], list[str]]:
+    """(the activities by rank: as the file says it, else as its name does, else in the order of names; notes)."""
     ranks: dict[int, Activity] = {}
     without = []
+    worlds = {activity.facts.world_size: activity.facts.path for activity in activities if activity.facts.world_size}
+    if len(worlds) > 1:
+        (one, path), (other, other_path), *_ = worlds.items()
+        raise InputError(
+            "trace.other_job",
+            f"{path}: from a job of {number_of(one, 'rank')}, but {other_path} of {other}; keep the files of one job",
+        )
     for activity in activities:
         rank = activity.facts.rank
         if rank < 0 and (match := _RANK_IN_NAME.search(activity.facts.path.name)):
@@ -85,7 +56,8 @@ def _of_ranks(activities: Sequence[Activity]) -> dict[int, Activity]:
             ranks[rank] = activity
     for activity in without:
         ranks[next(k for k in range(len(activities) + len(ranks) + 1) if k not in ranks)] = activity
-    return {rank: ranks[rank] for rank in sorted(ranks)}
+    notes = ["ranks without a number are numbered in the order of their files' names"] if without else []
+    return {rank: ranks[rank] for rank in sorted(ranks)}, notes if len(activities) > 1 else []
 
 
 @dataclass(frozen=True)
@@ -98,14 +70,16 @@ class _Collective:
 
 def joined_trace(activities: Sequence[Activity]) -> Trace:
     """Return the trace of a job by what each of its ranks did. Raises InputError if they do not belong together."""
-    ranks, assumed = _common_steps(_of_ranks(activities))
+    ranks, numbered = _of_ranks(activities)
+    ranks, notes = _common_steps(ranks)
+    assumed = numbered + notes
     collectives, notes = _matched(ranks)
     assumed += notes
-    offsets, error, notes = _clocks(ranks, collectives)
+    stages, notes = _stages(ranks)
+    assumed += notes
+    offsets, error, notes = _clocks(ranks, collectives, stages)
     assumed += notes
     collectives, notes = _without_contradictions(collectives, offsets)
-    assumed += notes
-    stages, notes = _stages(ranks)
     assumed += notes
     assumed += _assumptions(ranks)
     builder = _Spans(ranks, offsets, stages)
@@ -173,27 +147,30 @@ def _matched(ranks: Mapping[int, Activity]) -> tuple[list[_Collective], list[str
     return collectives, notes
 
 
-def _clocks(
-    ranks: Mapping[int, Activity], collectives: Iterable[_Collective]
-) -> tuple[dict[int, float], float, list[str]]:
-    """(seconds to add to the times of each rank, by how much ends of collectives still differ, notes).
+# Of two ranks, of each exchange: what must at least and may at most be added to the second clock, and the likeliest.
+_Bounds = dict[tuple[int, int], list[tuple[float, float, float]]]
 
-    A rank's clock is changed only if it contradicts the others: if by it a collective ended before another rank began.
+
+def _clocks(
+    ranks: Mapping[int, Activity], collectives: Iterable[_Collective], stages: "Mapping[int, _RankPosition]"
+) -> tuple[dict[int, float], float, list[str]]:
+    """(seconds to add to the times of each rank, by how much clocks may still differ, notes).
+
+    A rank's clock is changed only if it contradicts the others: if by it a collective ended before another rank began,
+    or a stage computed before the stage before it had sent. Ranks end a collective at the same time; what neighbouring
+    stages send in both directions leaves an interval, whose middle is taken.
     """
     base = min(activity.facts.origin for activity in ranks.values())
     offsets = {rank: activity.facts.origin - base for rank, activity in ranks.items()}
-    # For each two ranks, of every collective: by how much the second clock must at least and may at most be set back,
-    # and by how much it ends later.
-    bounds: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
-    for collective in collectives:
-        members = sorted(collective.members.items())
-        if len(members) < 2 or not _MEETS.search(collective.name):
-            continue
-        (first, a), *others = members
-        for rank, b in others:
-            shift = offsets[rank] - offsets[first]
-            bounds[first, rank].append((a.start - b.end - shift, a.end - b.start - shift, a.end - b.end - shift))
-    moved: list[int] = []
+    bounds = _collective_bounds(collectives, offsets)
+    sent = _sending_bounds(ranks, offsets, stages)
+    sent = {(a, b): triples for (a, b), triples in sent.items() if not {(a, b), (b, a)} & bounds.keys()}
+    changes = {pair: _correction(triples) for pair, triples in (bounds | sent).items()}
+    neighbours: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+    for (first, second), change in changes.items():
+        neighbours[first].append((second, change))
+        neighbours[second].append((first, -change))
+    moved: set[int] = set()
     corrections: dict[int, float] = {}
     for start in ranks:
         if start in corrections:
@@ -202,25 +179,72 @@ def _clocks(
         todo = [start]
         while todo:
             rank = todo.pop()
-            for (first, second), triples in bounds.items():
-                for here, there, sign in ((first, second, 1.0), (second, first, -1.0)):
-                    if here == rank and there not in corrections:
-                        change = _correction(triples)
-                        if change:
-                            moved.append(there)
-                        corrections[there] = corrections[here] + sign * change
-                        todo.append(there)
+            for other, change in neighbours[rank]:
+                if other not in corrections:
+                    moved |= {other} if change else set()
+                    corrections[other] = corrections[rank] + change
+                    todo.append(other)
     residual = 0.0
     for (first, second), triples in bounds.items():
         left = np.abs(np.array([later for *_, later in triples]) - (corrections[second] - corrections[first]))
         residual = max(residual, float(np.median(left)))
+    for pair, triples in sent.items():
+        if changes[pair]:
+            least, most, _ = np.array(triples).T
+            residual = max(residual, float(most.min() - least.max()) / 2)
     notes = []
     if moved:
-        names = ", ".join(map(str, sorted(moved)[:8]))
+        names, most_moved = ", ".join(map(str, sorted(moved)[:8])), max(map(abs, corrections.values()))
         notes = [
-            f"clocks of ranks {names} are corrected by collectives, whose ends still differ by {residual * 1e3:.2f} ms"
+            f"clocks of ranks {names} are corrected by what ranks exchange, by {duration(most_moved)} at most; they "
+            f"may still differ by {residual * 1e3:.2f} ms"
         ]
     return {rank: offsets[rank] + corrections[rank] for rank in ranks}, residual, notes
+
+
+def _collective_bounds(collectives: Iterable[_Collective], offsets: Mapping[int, float]) -> _Bounds:
+    bounds: _Bounds = defaultdict(list)
+    for collective in collectives:
+        members = sorted(collective.members.items())
+        if len(members) < 2 or not _MEETS.search(collective.name):
+            continue
+        (first, a), *others = members
+        for rank, b in others:
+            shift = offsets[rank] - offsets[first]
+            bounds[first, rank].append((a.start - b.end - shift, a.end - b.start - shift, a.end - b.end - shift))
+    return bounds
+
+
+def _sending_bounds(
+    ranks: Mapping[int, Activity], offsets: Mapping[int, float], stages: "Mapping[int, _RankPosition]"
+) -> _Bounds:
+    """Bounds by microbatches: a forward begins behind that of the stage before, a backward behind that of the next.
+
+    Left out are two ranks of which they contradict each other, whatever the clocks: these do not send to each other.
+    """
+    # The last piece of each, because the ones before it may lie before what it waits for.
+    work = {
+        rank: {(piece.kind, piece.step, piece.microbatch): (piece.start, piece.end) for piece in activity.pieces}
+        for rank, activity in ranks.items()
+    }
+    rank_at = {position: rank for rank, position in stages.items()}
+    bounds: _Bounds = {}
+    for rank, position in stages.items():
+        after = rank_at.get(replace(position, stage=position.stage + 1))
+        if after is None:
+            continue
+        shift = offsets[after] - offsets[rank]
+        triples = []
+        for (kind, step, microbatch), (_, sent) in work[rank].items():
+            forward = work[after].get(("forward", step, microbatch))
+            backward = work[after].get(("backward", step, microbatch))
+            begun = work[rank].get(("backward", step, microbatch))
+            if kind == "forward" and forward and backward and begun:
+                least, most = sent - forward[0] - shift, begun[0] - backward[1] - shift
+                triples.append((least, most, (least + most) / 2))
+        if triples and max(least for least, *_ in triples) <= min(most for _, most, _ in triples) + _TOLERANCE:
+            bounds[rank, after] = triples
+    return bounds
 
 
 def _correction(triples: Sequence[tuple[float, float, float]]) -> float:
@@ -274,10 +298,11 @@ def _stages(ranks: Mapping[int, Activity]) -> tuple[dict[int, _RankPosition], li
     positions: dict[int, _RankPosition] = {}
     replica = 0
     for rank in ranks:
-        chain = [rank]
-        while (peer := before.get(chain[-1], -1)) >= 0 and peer not in chain:
-            chain.append(peer)
-        positions[rank] = _RankPosition(-1 - chain[-1], len(chain) - 1)
+        chain, first = {rank}, rank
+        while (peer := before.get(first, -1)) >= 0 and peer not in chain:
+            chain.add(peer)
+            first = peer
+        positions[rank] = _RankPosition(-1 - first, len(chain) - 1)
     firsts: dict[int, int] = {}
     for rank, position in positions.items():
         replica = firsts.setdefault(position.replica, len(firsts))
