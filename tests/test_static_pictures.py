@@ -65,7 +65,7 @@ def test_no_text_is_cut_at_any_width_and_every_device_is_named(explorer, inches)
     links = explorer.view.drawing.links
     drawn = plan_picture(scene(explorer), inches * 96, links=links)
     root = ElementTree.fromstring(drawn)
-    words = " ".join(words_of(drawn))
+    words = " ".join(filter(None, words_of(drawn))).replace("\xa0", " ")
     hosts = {text for host in links["hosts"] for text in (host["name"], host["link"])}
     assert all(text in words for text in (*hosts, links["network"])), "the map of devices"
     for mark in root.iter(f"{SVG}text"):

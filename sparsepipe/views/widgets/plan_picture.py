@@ -187,13 +187,13 @@ def _devices(sheet: Sheet, chips: Mapping[str, Mapping[str, Sequence[Sequence[in
         for kind, devices in types.items():
             for k, own in enumerate(devices):
                 label = ",".join(map(str, own)) or "·"
-                name = "" if k else kind
-                room = width_of(name) * SMALL + (4 if name else 0)
+                room = 0.0 if k else width_of(kind) * SMALL + 4
                 wide = max(_CHIP + 5, width_of(label) * SMALL + 6)
                 if x + room + wide > sheet.width and x > begin:
                     x = begin
                     sheet.low += _LANE
-                sheet.words(x, sheet.low + _CHIP - 2, name, SMALL)
+                if room:
+                    sheet.words(x, sheet.low + _CHIP - 2, kind, SMALL)
                 color = work_color(own[0], "backward") if own else LIGHT_GREY
                 sheet.rect(x + room, sheet.low, wide, _CHIP, color)
                 middle = x + room + wide / 2
