@@ -62,8 +62,12 @@ def test_an_output_has_a_picture_of_the_last_state(explorer):
 
 @pytest.mark.parametrize("inches", [3.5, 7.0])
 def test_no_text_is_cut_at_any_width_and_every_device_is_named(explorer, inches):
-    drawn = plan_picture(scene(explorer), inches * 96)
+    links = explorer.view.drawing.links
+    drawn = plan_picture(scene(explorer), inches * 96, links=links)
     root = ElementTree.fromstring(drawn)
+    words = " ".join(filter(None, words_of(drawn))).replace("\xa0", " ")
+    hosts = {text for host in links["hosts"] for text in (host["name"], host["link"])}
+    assert all(text in words for text in (*hosts, links["network"])), "the map of devices"
     for mark in root.iter(f"{SVG}text"):
         wide = width_of(mark.text or "") * float(mark.get("font-size"))
         begin = float(mark.get("x")) - {"start": 0, "middle": 0.5, "end": 1}[mark.get("text-anchor")] * wide

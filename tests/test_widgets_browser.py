@@ -47,7 +47,7 @@ def explorer(lab_page, lab):
     lab_driver.run_cells(lab_page)
     for name in ("Advanced", "⋯"):
         button(lab_page, name).click()
-    for name in ("gpu", "within a node", "memory", "stages per device"):
+    for name in ("gpu", "within a node", "memory"):
         slider(lab_page, name).wait_for()
     for name in ("set baseline A", "pin cuts", "export"):
         until(button(lab_page, name).is_enabled, f"the button {name}")
@@ -95,7 +95,7 @@ def test_devices_are_added_on_the_map_and_nothing_moves(explorer):
     explorer.locator("[data-part='hardware']").click()
     explorer.wait_for_selector("[data-part='hardware'] + svg", state="detached")
     explorer.locator(".sp-seek").press("ArrowUp")
-    explorer.wait_for_selector(".sp-followed >> text=Minibatch 0")
+    explorer.wait_for_selector(".sp-followed >> text=/Minibatch \\d+:/")
     assert explorer.locator(".sp-arrows").count() == 1
     assert not explorer.problems
 
@@ -151,7 +151,7 @@ def test_explorer_redraws_when_a_slider_moves_and_asks_nobody_else(explorer):
 def test_stages_per_device_are_dragged(explorer):
     handle = slider(explorer, "stages per device")
     explorer.wait_for_selector("text=planner 'optimal' plans one stage per device; model-parallel several")
-    drag(explorer, handle, 120)  # disabled: nothing happens
+    assert not handle.is_visible(), "what has no effect is hidden"
     explorer.locator(".widget-dropdown select", has_text="model-parallel").select_option("model-parallel")
     bars = "() => document.querySelectorAll('.sp-stages .sp-bar').length"
     explorer.wait_for_selector("text=plans one stage per device", state="detached")

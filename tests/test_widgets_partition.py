@@ -15,6 +15,7 @@ from sparsepipe.planning import Problem, estimate, partition
 from sparsepipe.planning.forecast import forecast
 from sparsepipe.planning.scale import Scale
 from sparsepipe.util.text.numbers import as_measured, scaled_bytes
+from sparsepipe.values.trace import SPAN_KINDS
 from sparsepipe.views.widgets import PartitionExplorer
 from sparsepipe.views.widgets.planning import compressed, unless
 from sparsepipe.views.widgets.stage_editor import StagesPerDevice
@@ -70,6 +71,25 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
     assert drawn["ranks"] == sorted(best.ranks)
     assert [stage for _, _, stage in drawn["layers"]] == sorted(stage for _, _, stage in drawn["layers"])
     assert sum(stage["slowest"] for stage in drawn["stages"]) == 1
+
+
+def test_the_timeline_opens_on_the_steady_state(explorer):
+    """Full pipelines do a minibatch a period; of a synchronous schedule one whole step is in sight."""
+
+    def of_first_stage(kind):
+        drawn = scene(explorer)
+        begin, end = (share * drawn["end"] for share in drawn["sight"])
+        assert 0 < begin < end
+        own = [span for span in drawn["spans"] if SPAN_KINDS[span[3]] == kind and span[4] == 0]
+        return (end - begin) / drawn["period"], sum(
+            begin - 1e-3 <= start and stop <= end + 1e-3 for _, start, stop, *_ in own
+        )
+
+    periods, done = of_first_stage("backward")
+    assert abs(done - periods) <= 1
+    explorer.controls.plan.schedule.value = "gpipe"
+    explorer.controls.plan.microbatches.value = 5
+    assert of_first_stage("forward")[1] == 5
 
 
 def test_the_fullest_device_is_that_of_the_stage_that_needs_most_where_nothing_is_limited(explorer):

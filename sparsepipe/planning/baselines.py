@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from math import comb
+from math import comb, isqrt
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from .cuts import Cuts, Index
 from .estimate import baseline_data_parallel, estimate
 
 Bounds = tuple[int, ...]  # 0, where each stage but the first begins, the number of layers
-_FEW = 50_000  # cuts of which all are tried
+_FEW = 50_000  # cuts of which all are tried; of pairs of moved cuts so many at once, about
 _ALIKE = 1.005  # most loaded devices that count as equally loaded
 
 
@@ -29,7 +29,7 @@ def lap_bounds(
     `seconds[k]` are those of every layer on the device of stage k, which is that of stage k + `size` too. Bytes move
     across cuts, `crossing` at each place, and in the update of every stage but the last: `kept` of each layer, whose
     older versions stay. All cuts are tried if there are few; else those of `start` are moved, two at a time, until
-    no pair helps.
+    no pair helps: anywhere between their neighbours, of many layers only so far that few pairs are tried at once.
     """
     before = [np.concatenate([[0.0], np.cumsum(row)]) for row in seconds]
     crosses, weights = np.asarray(crossing), np.concatenate([[0.0], np.cumsum(kept)])
@@ -48,8 +48,9 @@ def lap_bounds(
         tried = np.array([start], dtype=np.intp)
         most = loads(tried)
         best, least = tried[0], most[0]
+        reach = max(1, isqrt(_FEW // comb(num_cuts, 2)) // 2)
         while True:
-            around = _moved(best)
+            around = _moved(best, reach)
             path_loads = loads(around)
             tried, most = np.concatenate([tried, around]), np.concatenate([most, path_loads])
             if path_loads.min() >= least:
@@ -60,13 +61,17 @@ def lap_bounds(
     return tuple(alike[moved.argmin()].tolist())
 
 
-def _moved(bounds: Index) -> Index:
-    """The bounds with two cuts anywhere between their neighbours, a row each."""
+def _moved(bounds: Index, reach: int) -> Index:
+    """The bounds with two cuts between their neighbours, each moved by at most `reach` layers, a row each."""
     moved_cuts = []
     for i, j in combinations(range(1, len(bounds) - 1), 2):
         neighbours = i + 1 == j
-        first = np.arange(bounds[i - 1] + 1, bounds[j + 1 if neighbours else i + 1])
-        second = np.arange(bounds[i - 1 if neighbours else j - 1] + 1, bounds[j + 1])
+        ends = bounds[j + 1 if neighbours else i + 1], bounds[j + 1]
+        begins = bounds[i - 1] + 1, bounds[i - 1 if neighbours else j - 1] + 1
+        first, second = (
+            np.arange(max(begin, bounds[cut] - reach), min(end, bounds[cut] + reach + 1))
+            for cut, begin, end in zip((i, j), begins, ends, strict=True)
+        )
         rows, columns = np.nonzero(first[:, None] < second)
         moved = np.repeat(bounds[None], len(rows), axis=0)
         moved[:, i], moved[:, j] = first[rows], second[columns]
@@ -149,20 +154,20 @@ def _balanced(seconds: list[list[float]]) -> Bounds:
             f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer per "
             "stage",
         )
-    best, came_from = [0.0] + [float("inf")] * num_layers, []
-    for row in seconds:
-        reached, start = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)
-        for stop in range(1, num_layers + 1):
-            run = 0.0
-            for first in range(stop - 1, -1, -1):
-                run += row[first]
-                if run >= reached[stop]:
-                    break  # longer runs are slower still
-                if max(best[first], run) < reached[stop]:
-                    reached[stop], start[stop] = max(best[first], run), first
+    best, came_from = np.array([0.0] + [np.inf] * num_layers), []
+    for row in map(np.asarray, seconds):
+        reached, start = np.full(num_layers + 1, np.inf), np.zeros(num_layers + 1, dtype=np.intp)
+        run = np.zeros(num_layers + 1)  # seconds of the layers before each place, as many as `length`
+        for length in range(1, num_layers + 1):
+            run[length:] += row[: num_layers + 1 - length]
+            slowest = np.maximum(best[: num_layers + 1 - length], run[length:])
+            faster = np.flatnonzero(slowest < reached[length:])  # where a run begins that ends `length` layers later
+            reached[faster + length], start[faster + length] = slowest[faster], faster
+            if (run[length:] >= reached[length:]).all():
+                break  # longer runs are slower still
         best = reached
         came_from.append(start)
     bounds = [num_layers]
     for start in reversed(came_from):
-        bounds.append(start[bounds[-1]])
+        bounds.append(int(start[bounds[-1]]))
     return tuple(bounds[::-1])

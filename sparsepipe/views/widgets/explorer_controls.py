@@ -398,6 +398,7 @@ class PipelinesChoice:
         if change is not None and change["owner"] is self.rule:  # the options were those of another rule
             self.options.value = ""
         self._pinned = self.slider.disabled = pinned
+        looks.show(self.slider, on=not pinned)
         self.note.value = SMALL.format(_PINNED) if pinned else ""
         looks.show(self.more, on=self.picked is not None)
         if self.picked is None:  # a move costs nothing more then
@@ -405,7 +406,7 @@ class PipelinesChoice:
         if self._rule != self.rule.value:
             self._rule = self.rule.value
             self.options.disabled = not option_values(parse_rule(self.rule.value))
-            self.options.placeholder = "none" if self.options.disabled else _EXAMPLE
+            looks.show(self.options, on=not self.options.disabled)
             self.about.value = SMALL.format(_about(self.rule.value))
         self.straggler.follow()
 

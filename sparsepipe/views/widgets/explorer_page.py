@@ -28,6 +28,7 @@ from .settings import Settings, map_of
 from .view_model import PALETTE
 
 MOST_BYTES = 5_000_000
+PAGE_MINIBATCHES = 12  # of a timeline: its spans are most of a page's bytes
 _MOST_COUNTS = 40  # combinations of device counts, unless they are given
 _FACTORS = (1 / 8, 1.0, 8.0)  # of the link's bandwidth
 _UNLIMITED = (1e8, 1e9, float("inf"))  # for a link without a limit

@@ -291,6 +291,7 @@ class ExplorerView:
                 title=f"{network}, as planned",
                 note=in_lines(noted(self.note, self.profile.origin), answer.told()),
                 inches=inches,
+                links=self.drawing.links,
             )
             table = plots.stages_table(*answer.plan.pipelines)
             made = Export({**made.figures, "explorer_view": (view, table)}, made.origin)

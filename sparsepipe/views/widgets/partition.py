@@ -21,7 +21,7 @@ from . import looks
 from .candidates import Candidates, CandidatesPanel
 from .controls import Shown, folded, with_tips
 from .explorer_controls import ExplorerControls
-from .explorer_page import PageGrid, explorer_page, write_page
+from .explorer_page import PAGE_MINIBATCHES, PageGrid, explorer_page, write_page
 from .explorer_view import OF_ONE, ExplorerView
 from .exporter import Exporter, LaunchTarget, PlanSaver
 from .html_view import HtmlView, Messages
@@ -82,7 +82,7 @@ class PartitionExplorer(Shown):
         profile: Profile | None = None,
         cluster: Cluster | None = None,
         *,
-        minibatches: int = 12,
+        minibatches: int = 24,
         note: str = "",
         voxels_by_size: Mapping[float, float] | None = None,
         figures: Path | str = "figures",
@@ -332,7 +332,8 @@ class PartitionExplorer(Shown):
             raise InputError("explorer.of_one_pipeline", OF_ONE)
         planning, settings = self.planning, answer.settings
         grid = PageGrid.around(settings, planning.cluster, counts=counts, bandwidths=bandwidths, schedules=schedules)
-        another = Planning(planning.profile, planning.cluster, planning.scale, minibatches=planning.minibatches)
+        few = min(PAGE_MINIBATCHES, planning.minibatches)
+        another = Planning(planning.profile, planning.cluster, planning.scale, minibatches=few)
         return write_page(explorer_page(another, settings, grid, note=self.view.note), path)
 
     def _ask(self, asked: AskedSettings) -> None:

@@ -48,12 +48,15 @@ function strips(scene, palette, width) {  // one for each of several pipelines
   return scene.pipelines.map(({ name, layers }, k) =>
     `<div class="sp-name" title="${escape(name)}">${escape(name)}</div>` + strip({ layers }, palette, width, LOW_STRIP, ` of pipeline ${k}`)).join("");
 }
+function ofStage(scene, stage) {  // its devices, time and memory, in every tooltip; several pipelines have stages of one number
+  const row = scene.pipelines ? null : scene.stages.find(({ parts }) => parts.some(([own]) => own === stage));
+  return row ? ` on ${row.devices}: ${duration(row.compute + row.averaging)}, ${size(row.memory)}` : "";
+}
 function underStrip(scene, width, x, y) {  // what a place of it shows
   const own = scene.pipelines, layers = own ? own[Math.min(own.length - 1, Math.floor(y / (NAME + LOW_STRIP)))].layers : scene.layers;
   const k = Math.min(layers.length - 1, Math.max(0, Math.floor(x / width * layers.length))), [id, seconds, stage] = layers[k];
   if (scene.before && y > STRIP - NAMES - BEFORE) return [`${id}, A: stage ${scene.before.places[k]}`, scene.before.places[k]];
-  const on = !own && scene.stages.find((row) => row.parts.some(([part]) => part === stage));
-  return [`${id}: ${duration(seconds)}${on ? ` on ${on.devices}` : ""}, stage ${stage}`, stage];
+  return [`${id}: ${duration(seconds)}, stage ${stage}${ofStage(scene, stage)}`, stage];
 }
 
 function several(row) {  // the memory of each stage, where a device has several
@@ -84,7 +87,7 @@ function stages(scene, palette, width, came = []) {  // `came`: rows higher up, 
     let start = 0;
     for (const part of s.parts) {
       const [stage, , , , compute] = part, color = shade(palette, stage, "backward");
-      out += rect(x(start), y + 2, x(compute) - HEAD - apart, 15, color, `class="sp-bar" data-s="${stage}" ${edged(palette, color)}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}`);
+      out += rect(x(start), y + 2, x(compute) - HEAD - apart, 15, color, `class="sp-bar" data-s="${stage}" ${edged(palette, color)}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}, ${size(part[5])} on ${s.devices}`);
       start += compute;
     }
     if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, averaged, edged(palette, averaged), `Averaging ${duration(s.averaging)}`);
@@ -149,7 +152,7 @@ function coloured(box, graph, scene, palette, before) {  // give boxes their sta
 }
 function underNetwork(graph, scene, k) {
   const id = graph.ids[k], name = graph.names[k], found = scene.layers.find(([own]) => own === id);
-  return [(name === id ? id : `${name} (${id})`) + (found ? `: ${duration(found[1])}, stage ${found[2]}` : ""), found ? found[2] : -1];
+  return [(name === id ? id : `${name} (${id})`) + (found ? `: ${duration(found[1])}, stage ${found[2]}${ofStage(scene, found[2])}` : ""), found ? found[2] : -1];
 }
 
 function sizes(drawn, palette) {  // of samples; beside them the time that each order of their minibatches loses, and any does at least
@@ -236,7 +239,10 @@ function render({ model, el }) {
   const pointed = (event) => {
     const own = event.target.closest("[data-tip]"), name = Object.keys(under).find((part) => find(part).contains(event.target));
     if (name !== "lanes" || own) timeline.point(null);
-    if (own) return tell(own.dataset.tip, own.dataset.s === undefined ? -1 : Number(own.dataset.s), event.clientX, event.clientY);
+    if (own) {
+      const stage = own.dataset.s === undefined ? -1 : Number(own.dataset.s);
+      return tell(own.dataset.tip + (own.matches(".sp-chip") && stage >= 0 ? ofStage(scene, stage) : ""), stage, event.clientX, event.clientY);
+    }
     if (!name || !scene.tiles) return tell("", -1);
     const box = find(name).getBoundingClientRect();
     const [words, stage, minibatch = null] = under[name](event.clientX - box.left, event.clientY - box.top, event.target);

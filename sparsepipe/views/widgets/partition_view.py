@@ -96,10 +96,16 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
             self.reason = sentence(reason) or self.reason
             self.stale, self.pending = sentence(stale), pending
 
+    @property
+    def links(self) -> dict[str, Any]:
+        """The map that is shown: hosts, their devices, and links."""
+        drawn: dict[str, Any] = json.loads(self.map)
+        return drawn
+
     def static_picture(self) -> dict[str, str]:
         """The scene that is shown now, as SVG."""
         scene = scene_of(self.scene)
-        return {} if scene is None else {"image/svg+xml": plan_picture(scene, stale=self.stale)}
+        return {} if scene is None else {"image/svg+xml": plan_picture(scene, links=self.links, stale=self.stale)}
 
     def on_cut(self, act: Callable[[int, int], None]) -> None:
         """Call `act(cut, layers before it)` with each cut that is moved."""

@@ -1,4 +1,4 @@
-"""A plan as one picture without scripts: its numbers, layers, stages and timeline, as the explorer shows them.
+"""A plan as one picture without scripts: its numbers, devices, layers, stages and timeline, as the explorer shows them.
 
 The page draws the same scene itself (partition_view.js). This picture is for places without a page: outputs that are
 read without a kernel, and paper. It is laid out for its width: text is neither cut nor shrunk.
@@ -29,6 +29,7 @@ SMALL, TEXT, _NUMBER = 10, 11, 15  # pixels of letters: the type scale
 _NARROW = 480  # pixels below which a stage's name has a line of its own
 _MOST_TILES = 5
 _STRIP, _BAR, _LANE = 58, 15, 18  # pixels: height of the strip, of a stage's bar, distance of two rows of the timeline
+_CHIP = 13  # pixels: height of a device on the map
 SOFT, RED = "#555555", "#D55E00"
 GAP = 8
 _MARGIN = 2
@@ -47,21 +48,22 @@ _DASHED = Html(" stroke-dasharray='2 2'")
 _LINE = Html("<path d='M{:.1f} {:.1f}V{:.1f}' stroke='{}' stroke-width='1' stroke-dasharray='4 3'/>")
 
 
-def plan_picture(scene: Scene, width: float = WIDE, *, stale: str = "") -> str:
+def plan_picture(scene: Scene, width: float = WIDE, *, links: Scene | None = None, stale: str = "") -> str:
     """Return the explorer's view of a plan as SVG, `width` pixels wide.
 
     Args:
         scene: What `PartitionView.show` takes.
         width: Width in pixels.
+        links: What `PartitionView.show_map` takes: the links within each host and between hosts.
         stale: A sentence on what the picture is of, if its settings have changed since.
     """
-    return _picture(scene, width, stale)[0]
+    return _picture(scene, width, links or {}, stale)[0]
 
 
-def plan_figure(scene: Scene, *, title: str, note: str, inches: float) -> go.Figure:
+def plan_figure(scene: Scene, *, title: str, note: str, inches: float, links: Scene | None = None) -> go.Figure:
     """Return the same as a figure to export, laid out for its width on paper."""
     width = inches * _CSS_INCH
-    drawing, height = _picture(scene, width - 2 * GAP, "")
+    drawing, height = _picture(scene, width - 2 * GAP, links or {}, "")
     address = f"data:{_TYPE};base64,{base64.b64encode(drawing.encode()).decode()}"
     figure = go.Figure()
     figure.add_layout_image(
@@ -75,12 +77,13 @@ def plan_figure(scene: Scene, *, title: str, note: str, inches: float) -> go.Fig
     return whole.update_layout(xaxis_automargin=False, yaxis_automargin=False)
 
 
-def _picture(scene: Scene, width: float, stale: str) -> tuple[str, float]:
+def _picture(scene: Scene, width: float, links: Scene, stale: str) -> tuple[str, float]:
     """The picture and its height."""
     sheet = Sheet(width)
     if stale:
         sheet.paragraph(stale, color=RED)
     _numbers(sheet, scene["tiles"])
+    _devices(sheet, scene["chips"], links)
     for name, layers in _strips(scene):
         _strip(sheet, name, layers, _devices_of(scene))
     _stages(sheet, scene)
@@ -171,6 +174,35 @@ def _numbers(sheet: Sheet, tiles: Sequence[Sequence[str]]) -> None:
         x += wide
 
 
+def _devices(sheet: Sheet, chips: Mapping[str, Mapping[str, Sequence[Sequence[int]]]], links: Scene) -> None:
+    """A line for each host: its link, and its devices by type in the colour of their stage, or grey."""
+    between = f"; between hosts {links['network']}" if len(chips) > 1 and links.get("network") else ""
+    sheet.heading("Devices", f"by host; colour and number: stage{between}")
+    within = {host["name"]: host["link"] for host in links.get("hosts", ())}
+    for host, types in chips.items():
+        sheet.words(0, sheet.low + _CHIP - 2, host, bold=True)
+        x = begin = width_of(host) * TEXT * 1.1 + GAP
+        sheet.words(x, sheet.low + _CHIP - 2, within.get(host, ""), SMALL, color=SOFT)
+        x += width_of(within.get(host, "")) * SMALL + 2 * GAP
+        for kind, devices in types.items():
+            for k, own in enumerate(devices):
+                label = ",".join(map(str, own)) or "·"
+                room = 0.0 if k else width_of(kind) * SMALL + 4
+                wide = max(_CHIP + 5, width_of(label) * SMALL + 6)
+                if x + room + wide > sheet.width and x > begin:
+                    x = begin
+                    sheet.low += _LANE
+                if room:
+                    sheet.words(x, sheet.low + _CHIP - 2, kind, SMALL)
+                color = work_color(own[0], "backward") if own else LIGHT_GREY
+                sheet.rect(x + room, sheet.low, wide, _CHIP, color)
+                middle = x + room + wide / 2
+                sheet.words(middle, sheet.low + _CHIP - 3, label, SMALL, color=ink_on(color), anchor="middle")
+                x += room + wide + 2
+            x += GAP
+        sheet.low += _LANE
+
+
 def _strips(scene: Scene) -> list[tuple[str, Sequence[tuple[str, float, int]]]]:
     """The name and the layers of each pipeline; one of them has no name."""
     if "pipelines" in scene:
@@ -259,10 +291,14 @@ def _timeline(sheet: Sheet, scene: Scene) -> None:
     if left > 0.4 * sheet.width:  # a type's name is in the rows of stages
         lanes = [rank if isinstance(rank, str) else f"rank {rank}" for rank in scene["ranks"]]
         left = max(width_of(lane) for lane in lanes) * TEXT + GAP
-    scale = (sheet.width - left) / max([end for _, _, end, *_ in scene["spans"]] + [1e-12])
+    first, last = (share * scene["end"] for share in scene.get("sight", (0.0, 1.0)))  # as on the page
+    scale = (sheet.width - left) / max(last - first, 1e-12)
     for k, lane in enumerate(lanes):
         sheet.words(0, sheet.low + k * _LANE + 11, lane, bold=isinstance(scene["ranks"][k], str))
-    for row, start, end, code, stage, minibatch, *_ in scene["spans"]:
+    for row, begin, finish, code, stage, minibatch, *_ in scene["spans"]:
+        start, end = max(begin, first) - first, min(finish, last) - first
+        if end <= start:
+            continue
         kind, wide = SPAN_KINDS[code], (end - start) * scale
         color, y = _color(kind, stage), sheet.low + row * _LANE
         if kind == "send":
@@ -273,8 +309,8 @@ def _timeline(sheet: Sheet, scene: Scene) -> None:
         if kind in ("forward", "backward") and width_of(number) * SMALL + 2 < wide:
             sheet.words(left + (start + end) / 2 * scale, y + 10.5, number, SMALL, color=ink_on(color), anchor="middle")
     sheet.low += len(lanes) * _LANE + SMALL
-    sheet.words(left, sheet.low, "0", SMALL, color=SOFT)
-    sheet.words(sheet.width, sheet.low, duration((sheet.width - left) / scale), SMALL, color=SOFT, anchor="end")
+    sheet.words(left, sheet.low, duration(first) if first else "0", SMALL, color=SOFT)
+    sheet.words(sheet.width, sheet.low, duration(last), SMALL, color=SOFT, anchor="end")
     sheet.low += 4
 
 

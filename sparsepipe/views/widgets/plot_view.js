@@ -155,7 +155,7 @@ class Lanes {  // a timeline below a figure's heading, in place of plotly's
   }
   show(scene, width) {
     this.pane.style.display = scene ? "" : "none";
-    if (scene) this.timeline.update(scene, scene.palette, width - 14);
+    if (scene) this.timeline.update(scene, scene.palette, width - 14, true);
   }
 }
 

@@ -226,11 +226,12 @@ class StagesPerDevice:
         self.offer(planner.value, schedule.value, pinned=pinned)
 
     def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
-        """Let the slider be moved where planner and schedule know what to do with several stages per device."""
+        """Show the slider where planner and schedule know what to do with several stages per device."""
         able = planners_with("stages_per_device")
         self._allowed = (1, 1) if pinned or planner not in able else SCHEDULE_RULES[schedule].stages_per_rank
         fewest, most = self._allowed
         self.slider.disabled = fewest == most
+        looks.show(self.slider, on=not self.slider.disabled)
         if pinned:
             told = "pinned plans have one stage per device"
         elif planner not in able:

@@ -108,6 +108,7 @@ function tellAt(tip, words, x, y) {  // beside the pointer, within the page
 class Window {  // the part of a timeline that is in sight: by wheel, keys and a bar below it
   constructor(box, bar, draw) {
     this.box = box; this.bar = bar; this.draw = draw; this.end = 1; this.share = [0, 1];
+    this.moved = false;  // whether a hand has chosen another part
     box.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey) return;  // the page scrolls
       event.preventDefault();
@@ -135,6 +136,7 @@ class Window {  // the part of a timeline that is in sight: by wheel, keys and a
     this.set(middle - at * wide, middle + (1 - at) * wide);
   }
   set(a, b) {
+    this.moved = true;
     const wide = Math.min(1, b - a), start = Math.min(1 - wide, Math.max(0, a));
     this.share = [start, start + wide];
     this.draw();
@@ -158,14 +160,15 @@ class Timeline {  // the lanes of a scene and the bar below them; `tell` is call
       const step = { ArrowUp: 1, ArrowDown: -1, Escape: 0 }[event.key], numbers = (this.scene.spans || []).map((span) => span[5]);
       if (step === undefined || !numbers.length) return;
       event.preventDefault(); event.stopPropagation();
-      const low = numbers.reduce((least, number) => (number >= 0 && number < least ? number : least), Infinity);
+      const low = numbers.reduce((least, number) => (number >= 0 && number < least ? number : least), Infinity), [from] = this.sight.seconds;
+      const seen = this.scene.spans.reduce((least, [, start, , , , number]) => (start >= from && number >= 0 && number < least ? number : least), Infinity);
       const high = numbers.reduce((most, number) => Math.max(most, number), 0);
-      this.choose(step ? Math.min(high, Math.max(low, this.chosen === null ? low : this.chosen + step)) : null);
+      this.choose(step ? Math.min(high, Math.max(low, this.chosen === null ? seen : this.chosen + step)) : null);
     });
   }
-  update(scene, palette, width) {
+  update(scene, palette, width, anew = false) {  // `anew`: whatever part was chosen before, of another scene
     if (scene !== this.scene) scene.idles = scene.spans ? idles(scene, palette) : [];
-    if (scene !== this.scene && scene.sight) this.sight.share = scene.sight;
+    if (scene !== this.scene && (anew || !this.sight.moved)) this.sight.share = scene.sight || [0, 1];
     this.scene = scene; this.palette = palette; this.width = width;
     this.draw();
   }

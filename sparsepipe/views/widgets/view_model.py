@@ -22,6 +22,8 @@ from ..plots.theme import GREY, LIGHT_GREY
 from ..plots.timeline import window
 
 _AROUND = 8  # times the length in sight that a measured timeline goes on before and after it
+_PERIODS = 8  # of a steady state that are in sight: minibatches, about
+_STEADY = 0.1  # of a simulated timeline: a shorter steady state is not shown by itself
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
 _EDGES = {color: edge_of(color) for color in [*sum(COLORS, []), LIGHT_GREY, GREY]}  # by which it is seen on any page
@@ -52,6 +54,7 @@ def scene(
         "period": _period(plan),
         "bound": bound,
         "before": None if before is None else _before(before, plan, problem),
+        "sight": steady_part(plan, trace),
         **timeline(trace),
     }
 
@@ -255,6 +258,31 @@ def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
         if s.end > s.start
     ]
     return {"ranks": list(rows), "spans": spans, "end": trace.makespan}
+
+
+def steady_part(plan: Plan, trace: Trace) -> list[float]:
+    """Return the begin and end of the steady state as shares of a simulated timeline; the whole of it if it has none.
+
+    A synchronous schedule repeats its step: its last whole one. Other pipelines are full from when every rank has begun
+    its first backward until one has done its last forward.
+    """
+    begun, done = dict[int, float](), dict[int, float]()
+    for span in trace.spans:
+        if span.kind == "backward":
+            begun[span.rank] = min(span.start, begun.get(span.rank, span.start))
+        elif span.kind == "forward":
+            done[span.rank] = max(span.end, done.get(span.rank, span.end))
+    if plan.flushes:
+        step = plan.num_microbatches
+        first = step * ((1 + max((span.minibatch for span in trace.spans), default=0)) // step - 1)
+        own = [span for span in trace.spans if first <= span.minibatch < first + step]
+        begin, end = min((s.start for s in own), default=0.0), max((s.end for s in own), default=0.0)
+    else:
+        begin, end = max(begun.values(), default=0.0), min(done.values(), default=0.0)
+        begin = max(begin, end - _PERIODS * _period(plan))  # the last of it
+    if end - begin <= _STEADY * trace.makespan:
+        return [0.0, 1.0]
+    return [round(begin / trace.makespan, 4), round(end / trace.makespan, 4)]
 
 
 def timelines(traces: Iterable[Trace], minibatches: tuple[int, int]) -> dict[str, Any]:
