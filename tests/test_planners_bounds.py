@@ -162,8 +162,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     every = Cuts.of(problem.table, problem.layers, limit=10**6)
     place = {mask: k for k, mask in enumerate(every.masks)}
     payloads = every.payloads(problem.table)[1][:, 0]
-    steps = zip(frontier._steps, frontier._bits, strict=True)
-    of_layer = {bit.bit_length() - 1: step.units for step, bit in steps}
+    of_layer = {row: step.units for step, row in zip(frontier._steps, frontier._rows, strict=True)}
     amounts = [sum(units for k, units in of_layer.items() if mask >> k & 1) for mask in every.masks]
     told = {int(work): k for k, work in enumerate(frontier.work)}
     assert set(told) == set(amounts)
@@ -172,7 +171,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     seconds, weights = every.total(problem.table.seconds["d"][:, 0]), every.total(problem.table.parameter_bytes)
     for amount, k in told.items():
         own = [cut for cut, one in enumerate(amounts) if one == amount]
-        chosen = place[frontier.mask(k)]
+        chosen = place[frontier.masks([k])[0]]
         assert chosen in own
         assert payloads[chosen] == pytest.approx(min(payloads[own]), abs=0.01)  # bytes are 0, 1/4, 1, …
         assert bounds.crossing[k] - bounds.ties <= min(payloads[own]) * (1 + 1e-12) <= bounds.crossing[k] * (1 + 2e-12)
