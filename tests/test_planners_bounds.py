@@ -32,7 +32,7 @@ from sparsepipe.planning.exact.graph_search import StageEnds, over_sets
 from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
 from sparsepipe.planning.exact.optimal import Optimal
-from sparsepipe.planning.exact.relaxed_bound import _knapsack, packing_bound, relaxed_bound, work_bound
+from sparsepipe.planning.exact.relaxed_bound import relaxed_bound, work_bound
 from sparsepipe.planning.exact.search_space import Rules, merged, spaces
 
 
@@ -68,7 +68,6 @@ def test_no_bound_is_above_the_best_plan(problem):
     listed = ListedCuts.of(problem)
     for above in (best, 1.5 * best, 10 * best):
         assert relaxed_bound(problem, space, listed, low=0.0, period=above) <= best * (1 + 1e-9)
-        assert packing_bound(space.model, space.moves, low=0.0, high=above) <= best * (1 + 1e-9)
         for units in (5, 4000):
             sums = seconds_and_weights(problem)
             frontier = FrontierCuts.of(problem, units=units, most_bytes=_most_bytes(problem, above), sums=sums)
@@ -205,22 +204,7 @@ def test_layers_without_work_are_joined_to_their_only_neighbour():
     assert len(ListedCuts.of(problem).cuts) == 3
 
 
-@settings(max_examples=24, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 3)), min_size=1, max_size=8), st.floats(0.5, 6))
-def test_a_knapsack_holds_at_least_the_best_choice(items, room):
-    values, sizes = np.array(items).T
-    value, chosen = _knapsack(values, sizes, room)
-    best = max(
-        sum(values[list(own)])
-        for count in range(len(items) + 1)
-        for own in itertools.combinations(range(len(items)), count)
-        if sum(sizes[list(own)]) <= room
-    )
-    assert value >= best - 1e-9
-    assert value == pytest.approx(sum(values[chosen])) and len(set(chosen)) == len(chosen)
-
-
-def test_a_profile_of_cuts_bounds_what_packing_cannot():
+def test_a_profile_of_cuts_counts_what_crosses_them():
     """Two layers of 1 s with a wide tensor between them: apart they wait for it, together they take 2 s."""
     graph = LayerGraph.chain([Layer("a", "", 8.0), Layer("b", "", 8.0)])
     costs = tuple(LayerCost((CostSample(1, 1.0, 0.0, 3.0),)) for _ in range(2))
