@@ -27,6 +27,7 @@ UNITS = 4000  # of all work
 MOST_STATES = 4096  # of one frontier
 _MANY = 256  # states, of which it is asked how far their sums are spread
 _AFTER, _BEFORE, _PAID = 0, 1, 2
+_WIDEST = 500  # layers at a frontier, beyond which frontiers are not told apart
 _DIGITS = 20  # of base 3, in one number beside that of a state: below 2⁶³
 _TIES = 1e-3  # of the smallest tensor: among equals the cut nearest to the order's own, so that cuts hold one another
 
@@ -193,7 +194,7 @@ def _num_states(problem: Problem, order: Sequence[int]) -> float:
     for layer, k in index_of.items():
         widths[k] += 1
         widths[max((index_of[consumer] for consumer in problem.table.graph.consumers[layer]), default=k)] -= 1
-    return float((2.0 ** np.cumsum(widths)).sum())
+    return float((2.0 ** np.minimum(np.cumsum(widths), _WIDEST)).sum())
 
 
 def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> list[_Step]:
