@@ -3,8 +3,8 @@
 All plans must do the whole work (`work_bound`). On like devices more is proven by the sums of all cuts
 (cut_profile_bound.py), which are listed or, if they are too many, worked out by frontiers (frontier_cuts.py), and,
 where even frontiers are too many, by how wide stages must be to send what crosses cuts (narrow_cut_bound.py). On unlike
-ones and on several nodes all cuts are taken for a chain (`row_bound`). Walks over their sums with the groups that there
-are (walk_bound.py) bound steps that flush, and what a chain leaves open.
+ones and on several nodes all cuts are taken for a chain (`row_bound`), or, if steps flush or there are too many moves,
+walks over their sums are looked for with the groups that there are (walk_bound.py).
 """
 
 from collections import Counter
@@ -13,19 +13,15 @@ from math import inf
 import numpy as np
 
 from ..base import Problem
-from ..device_groups import device_classes
 from .cut_profile_bound import CutProfile
 from .frontier_cuts import FrontierCuts, layer_seconds, seconds_and_weights
 from .like_node_search import row_bound
-from .like_nodes import num_moves
 from .listed_cuts import ListedCuts
 from .narrow_cut_bound import narrow_cut_bound
 from .search_space import Space, merged
 from .walk_bound import walk_bound
 
 CLOSE = 0.002  # a gap that is not worth a second
-_WIDE = 0.01  # a gap that is worth some seconds, if there are no more moves than
-_FEW_MOVES = 10_000
 # Of the period: if sums that are taken together are further apart, they prove little. Like devices have few sums.
 _SPREAD, _SPREAD_ALIKE = 0.002, 0.01
 
@@ -85,10 +81,7 @@ def relaxed_bound(
     profile, known = CutProfile.of(listed) if listed else frontier and CutProfile.of_frontier(frontier), low
     if profile and several(problem):
         of_row = row_bound(problem, profile.by_work() if listed else profile, low=low, high=period)
-        low = max(low, of_row or low)
-        few = listed and num_moves(device_classes(problem.cluster)) <= _FEW_MOVES
-        if of_row is None or few and period - low > _WIDE * period:
-            low = walk_bound(problem, profile, low=low, high=period)
+        low = walk_bound(problem, profile, low=low, high=period) if of_row is None else of_row
     if low == known and _is_simple(problem, space):
         link = merged(problem).cluster.network
         free = problem.synchronous  # their boundaries are part of a step's length
