@@ -32,7 +32,7 @@ from sparsepipe.planning.exact.graph_search import StageEnds, over_sets
 from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
 from sparsepipe.planning.exact.optimal import Optimal
-from sparsepipe.planning.exact.relaxed_bound import _knapsack, packing_bound, relaxed_bound, work_bound
+from sparsepipe.planning.exact.relaxed_bound import relaxed_bound, work_bound
 from sparsepipe.planning.exact.search_space import Rules, merged, spaces
 
 
@@ -68,7 +68,6 @@ def test_no_bound_is_above_the_best_plan(problem):
     listed = ListedCuts.of(problem)
     for above in (best, 1.5 * best, 10 * best):
         assert relaxed_bound(problem, space, listed, low=0.0, period=above) <= best * (1 + 1e-9)
-        assert packing_bound(space.model, space.moves, low=0.0, high=above) <= best * (1 + 1e-9)
         for units in (5, 4000):
             sums = seconds_and_weights(problem)
             frontier = FrontierCuts.of(problem, units=units, most_bytes=_most_bytes(problem, above), sums=sums)
@@ -162,8 +161,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     every = Cuts.of(problem.table, problem.layers, limit=10**6)
     place = {mask: k for k, mask in enumerate(every.masks)}
     payloads = every.payloads(problem.table)[1][:, 0]
-    steps = zip(frontier._steps, frontier._bits, strict=True)
-    of_layer = {bit.bit_length() - 1: step.units for step, bit in steps}
+    of_layer = {row: step.units for step, row in zip(frontier._steps, frontier._rows, strict=True)}
     amounts = [sum(units for k, units in of_layer.items() if mask >> k & 1) for mask in every.masks]
     told = {int(work): k for k, work in enumerate(frontier.work)}
     assert set(told) == set(amounts)
@@ -172,7 +170,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     seconds, weights = every.total(problem.table.seconds["d"][:, 0]), every.total(problem.table.parameter_bytes)
     for amount, k in told.items():
         own = [cut for cut, one in enumerate(amounts) if one == amount]
-        chosen = place[frontier.mask(k)]
+        chosen = place[frontier.masks([k])[0]]
         assert chosen in own
         assert payloads[chosen] == pytest.approx(min(payloads[own]), abs=0.01)  # bytes are 0, 1/4, 1, …
         assert bounds.crossing[k] - bounds.ties <= min(payloads[own]) * (1 + 1e-12) <= bounds.crossing[k] * (1 + 2e-12)
@@ -206,22 +204,7 @@ def test_layers_without_work_are_joined_to_their_only_neighbour():
     assert len(ListedCuts.of(problem).cuts) == 3
 
 
-@settings(max_examples=24, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 3)), min_size=1, max_size=8), st.floats(0.5, 6))
-def test_a_knapsack_holds_at_least_the_best_choice(items, room):
-    values, sizes = np.array(items).T
-    value, chosen = _knapsack(values, sizes, room)
-    best = max(
-        sum(values[list(own)])
-        for count in range(len(items) + 1)
-        for own in itertools.combinations(range(len(items)), count)
-        if sum(sizes[list(own)]) <= room
-    )
-    assert value >= best - 1e-9
-    assert value == pytest.approx(sum(values[chosen])) and len(set(chosen)) == len(chosen)
-
-
-def test_a_profile_of_cuts_bounds_what_packing_cannot():
+def test_a_profile_of_cuts_counts_what_crosses_them():
     """Two layers of 1 s with a wide tensor between them: apart they wait for it, together they take 2 s."""
     graph = LayerGraph.chain([Layer("a", "", 8.0), Layer("b", "", 8.0)])
     costs = tuple(LayerCost((CostSample(1, 1.0, 0.0, 3.0),)) for _ in range(2))

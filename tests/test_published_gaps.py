@@ -8,6 +8,7 @@ from scripts.bench.planner.published_gaps import gap_within, published_gaps, sum
 
 def row(case, gap, seconds, quick_gap, quick_seconds):
     told = {"case": case, "group": "mixes", "network": case, "devices": "4", "period": 1.0, "quick_period": 1.0}
+    told["fixed_work_seconds"] = 0.05
     return told | {"gap": gap, "seconds": seconds, "quick_gap": quick_gap, "quick_seconds": quick_seconds}
 
 
@@ -16,6 +17,7 @@ def test_a_gap_counts_once_it_is_known():
     assert (gap_within(slow, 1.0), gap_within(slow, 10.0)) == (0.04, 0.002)
     assert (gap_within(none, 1.0), gap_within(none, 10.0)) == (1.0, 0.2)
     assert summary([slow, none]).splitlines() == [
+        "fixed work: 0.050 s",
         "mixes: 1 of 2 within 1% in 10 s",
         "    none on 4: gap 0.2000 then, in the end 0.0000 in 11.0 s, period 1 s",
         "mixes: 1 of 2 within 5% in 1 s",

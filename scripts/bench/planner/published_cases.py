@@ -48,9 +48,12 @@ def cases(folder: Path) -> Iterator[Case]:
             for name, path in images.items():
                 yield Case("mixes on 2 nodes", name, told, partial(unlike, path), cluster)
             yield Case("mixes on 2 nodes", "minkvgg b64", told, minkvgg, cluster)
-    for count in (64, 256):
+    for count in (16, 64, 256, 1024):
         large = partial(nasnet_large, paths["nasnetamobile"])
         yield Case("nasnetalarge", "nasnetalarge's layers", f"{count}, 1e+09 B/s", large, _like(count, 1e9))
+        for name, path in images.items() if count > 16 else ():
+            load = partial(Profile.load, path, device_type="a")
+            yield Case("many like devices", name, f"{count}, 1e+09 B/s", load, _like(count, 1e9))
     for count in (16, 8, 4, 2):
         for bandwidth in (1e9, 1e10):
             for name, path in paths.items():

@@ -1,16 +1,19 @@
 """How far plans of published profiles can be from the best, and in how much time that is known: a row a case.
 
 Seconds are those of the processor, of this process, whose planner has one thread: what else the machine does leaves
-them as they are. The planner's own limits count the same seconds, so that gaps hardly depend on it either.
+them as they are. The planner's own limits count the same seconds, so that gaps hardly depend on it either. Each row has
+the seconds of fixed work (`study.machines.reference_seconds`), which say how fast the processor is.
 """
 
 import json
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparsepipe import partition
+from sparsepipe.study.machines import reference_seconds
 
 from ..document import say
 from .published_cases import Case, cases
@@ -45,7 +48,9 @@ def measured(case: Case) -> dict[str, Any]:
         spent = time.process_time() - start
         assert estimate is not None and estimate.gap is not None
         row |= {f"{name}period": estimate.period_seconds, f"{name}gap": estimate.gap, f"{name}seconds": spent}
-    return row
+    start = time.process_time()
+    reference_seconds()
+    return row | {"fixed_work_seconds": time.process_time() - start}
 
 
 def gap_within(row: dict[str, Any], seconds: float) -> float:
@@ -56,7 +61,7 @@ def gap_within(row: dict[str, Any], seconds: float) -> float:
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """Return for each group how many cases reach what is asked, and those that do not."""
-    lines = []
+    lines = [f"fixed work: {statistics.median(row['fixed_work_seconds'] for row in rows):.3f} s"]
     for group in dict.fromkeys(row["group"] for row in rows):
         own = [row for row in rows if row["group"] == group]
         for seconds, asked in LIMITS:

@@ -1,6 +1,6 @@
 """The cheapest cut for each amount of work before it, of a graph that has too many cuts to list.
 
-Layers are decided one after the other, in a topological order that keeps few bytes alive: before the cut or after it.
+Layers are decided one after the other, in a topological order with narrow frontiers: before the cut or after it.
 All that later layers must know of a decision is kept for the layers at the frontier, those with a consumer that is not
 decided yet: whether such a layer is after the cut, before it, or before it and paid for since a consumer is after it.
 Of all decisions that leave the same frontier and come to the same work, those that the fewest bytes cross are kept:
@@ -27,12 +27,9 @@ UNITS = 4000  # of all work
 MOST_STATES = 4096  # of one frontier
 _MANY = 256  # states, of which it is asked how far their sums are spread
 _AFTER, _BEFORE, _PAID = 0, 1, 2
+_WIDEST = 500  # layers at a frontier, beyond which frontiers are not told apart
+_DIGITS = 20  # of base 3, in one number beside that of a state: below 2⁶³
 _TIES = 1e-3  # of the smallest tensor: among equals the cut nearest to the order's own, so that cuts hold one another
-
-State = tuple[int, ...]  # of the layers at the frontier
-Least = tuple[int, Array]  # the work of the first entry, in units, and for it and those after it rows of which each
-# is the least of all cuts: bytes that cross; with Q `sums` also each of these, and the negative of each,
-# [1 or 1 + 2Q, entries]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +40,39 @@ class _Step:
     paying: tuple[tuple[int, float], ...]  # those of its inputs with bytes, and how many
     kept: tuple[int, ...]  # places of the frontier after it
     units: int
-    adds: Array  # [1 or 1 + 2Q, 1]: to the rows, where it is before the cut
+    adds: Array  # [1 or 1 + 2Q]: to each entry, where it is before the cut
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    """The states of a frontier, and for each an entry for each amount of work, all entries in one table.
+
+    An entry has the least of all cuts: bytes that cross; with Q `sums` also each of these, and the negative of each.
+    """
+
+    values: NDArray[np.uint8]  # [N, F]: of the layers at the frontier
+    first: Index  # [N]: units of the first entry
+    start: Index  # [N + 1]: where the entries begin
+    entries: Array  # [entries, 1 or 1 + 2Q]
+
+    def spread(self, num_sums: int) -> float:
+        """Between the least and the most of the first sum of cuts that are taken together, in half of the states."""
+        reached = np.isfinite(self.entries[:, 0])
+        apart = np.where(reached, -self.entries[:, 1 + num_sums] - self.entries[:, 1], 0.0)
+        starts = self.start[:-1]
+        return float(np.median(np.add.reduceat(apart, starts) / np.add.reduceat(reached.astype(float), starts)))
 
 
 @dataclass(frozen=True, eq=False)
 class _Origin:
-    """Origin of a state's entries: for each way the previous state, and whether the layer is before the cut."""
+    """Origin of the entries of all states: for each way the previous state, and whether the layer is before the cut."""
 
-    first: int  # units of the first entry
-    way: NDArray[np.uint16] | None  # of each entry; None: there is one way only
-    ways: list[tuple[State, bool]]
+    first: Index  # as those of `_States`
+    start: Index
+    way: NDArray[np.uint16]  # [entries]: among those of the state
+    ways: Index  # [N]: the first of each state's
+    source: Index  # [ways]
+    before: NDArray[np.bool_]  # [ways]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +86,8 @@ class FrontierCuts:
     ties: float
     sums: Array  # [2Q, K] or [0, K]: of each quantity the least before any such cut; then negatives of the most
     _steps: list[_Step]
-    _bits: list[int]  # the mask of each step's layer
-    _origins: list[dict[State, _Origin]]
+    _rows: list[int]  # of `layers`, the one of each step
+    _origins: list[_Origin]
 
     @classmethod
     def of(
@@ -85,7 +105,8 @@ class FrontierCuts:
         bound; None if sums of the first of them, before cuts that are taken together, are usually more than
         `most_spread` apart.
         """
-        order = least_payload_order(problem.table, problem.layers)
+        orders = least_payload_order(problem.table, problem.layers), tuple(problem.layers)
+        order = min(orders, key=lambda one: _num_states(problem, one))
         unit = max(float(layer_seconds(problem, order).sum()), 1e-300) / units
         sent = problem.crossing_bytes
         adds = _ties(sent, len(order))
@@ -95,29 +116,28 @@ class FrontierCuts:
             own = sums[:, list(order)]
             adds = np.concatenate([adds, own, -own])
         steps = _steps(problem, order, unit, adds)
-        states: dict[State, Least] = {(): (0, np.zeros((len(adds), 1)))}
+        states = _States(np.zeros((1, 0), np.uint8), np.array([0]), np.array([0, 1]), np.zeros((1, len(adds))))
         origins = []
         for step in steps:
             states, origin = _decided(states, step, most_bytes)
-            if len(states) > MOST_STATES:
+            if len(states.first) > MOST_STATES:
                 return None
-            if sums is not None and len(states) > _MANY and _spread(states, len(sums)) > most_spread:
+            if sums is not None and len(states.first) > _MANY and states.spread(len(sums)) > most_spread:
                 return None
             origins.append(origin)
-        first, rows = states[()]
+        rows = states.entries.T
         allowed_rows = np.flatnonzero(np.isfinite(rows[0]) & (rows[0] <= most_bytes))
         index_of = {layer: k for k, layer in enumerate(problem.layers)}
-        bits = [1 << index_of[layer] for layer in order]
         inputs = problem.table.graph.input_layers
         return cls(
             tuple(problem.layers),
             inputs,
-            allowed_rows + first,
+            allowed_rows + int(states.first[0]),
             rows[0, allowed_rows],
             ties,
             rows[1:, allowed_rows],
             steps,
-            bits,
+            [index_of[layer] for layer in order],
             origins,
         )
 
@@ -132,22 +152,17 @@ class FrontierCuts:
         for place in around:
             chosen.update(np.flatnonzero(np.abs(share - place) <= reach).tolist())
         whole = (1 << len(self.layers)) - 1
-        masks = {self.mask(k) for k in chosen}.union({0, whole}, others)
-        return Cuts.chosen(self.layers, self.inputs, masks)
+        return Cuts.chosen(self.layers, self.inputs, {0, whole, *self.masks(sorted(chosen)), *others})
 
-    def mask(self, which: int) -> int:
-        """The layers before a cut as bits."""
-        state, units, mask = State(), int(self.work[which]), 0
-        for step, bit, origins in zip(
-            reversed(self._steps), reversed(self._bits), reversed(self._origins), strict=True
-        ):
-            origin = origins[state]
-            way = 0 if origin.way is None else int(origin.way[units - origin.first])
-            state, before = origin.ways[way]
-            if before:
-                mask |= bit
-                units -= step.units
-        return mask
+    def masks(self, which: Sequence[int]) -> list[int]:
+        """The layers before each of some cuts as bits."""
+        units = self.work[list(which)]
+        states, members = np.zeros(len(units), dtype=np.intp), np.zeros((len(units), len(self.layers)), dtype=bool)
+        for step, row, origin in zip(reversed(self._steps), reversed(self._rows), reversed(self._origins), strict=True):
+            ways = origin.ways[states] + origin.way[origin.start[states] + units - origin.first[states]]
+            members[:, row] = before = origin.before[ways]
+            states, units = origin.source[ways], units - step.units * before
+        return [int.from_bytes(row.tobytes(), "little") for row in np.packbits(members, axis=1, bitorder="little")]
 
 
 def seconds_and_weights(problem: Problem) -> Array:
@@ -165,17 +180,21 @@ def row_of_type(problem: Problem) -> dict[str, int]:
     return {name: k + (k > 0) for k, name in enumerate(names)}
 
 
-def _spread(states: dict[State, Least], num_sums: int) -> float:
-    """Between the least and the most of the first sum of cuts that are taken together, in half of the states."""
-    reached = [rows[:, np.isfinite(rows[0])] for _, rows in states.values()]
-    return float(np.median([np.mean(-rows[1 + num_sums] - rows[1]) for rows in reached]))
-
-
 def layer_seconds(problem: Problem, layers: Sequence[int], kind: str = "") -> Array:
     """Of each of these layers, forward and backward, on a device type: the first unless named."""
     table, kind = problem.table, kind or problem.cluster.device_types[0].name
     seconds: Array = table.seconds[kind][:, 0] + (table.forward[kind][:, 0] if problem.recompute else 0.0)
     return seconds[list(layers)]
+
+
+def _num_states(problem: Problem, order: Sequence[int]) -> float:
+    """States of all frontiers along an order, about: each layer there is before the cut or after it."""
+    index_of = {layer: k for k, layer in enumerate(order)}
+    widths = np.zeros(len(order) + 1)
+    for layer, k in index_of.items():
+        widths[k] += 1
+        widths[max((index_of[consumer] for consumer in problem.table.graph.consumers[layer]), default=k)] -= 1
+    return float((2.0 ** np.minimum(np.cumsum(widths), _WIDEST)).sum())
 
 
 def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> list[_Step]:
@@ -190,10 +209,10 @@ def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> 
         needs = [frontier.index(p) for p in graph.inputs[layer] if p in inside]
         for place in needs:
             undecided[frontier[place]] -= 1
-        paying = tuple((place, float(sent[frontier[place]])) for place in needs)
+        paying = tuple((place, float(sent[frontier[place]])) for place in needs if sent[frontier[place]])
         grown = [*frontier, layer]
         staying = tuple(place for place, layer_of_place in enumerate(grown) if undecided[layer_of_place])
-        steps.append(_Step(tuple(needs), paying, staying, units[k], adds[:, k, None]))
+        steps.append(_Step(tuple(needs), paying, staying, units[k], adds[:, k]))
         frontier = [grown[place] for place in staying]
     return steps
 
@@ -205,45 +224,53 @@ def _ties(sent: Array, count: int) -> Array:
     return np.linspace(0.0, each * (count - 1), count)[None, :]
 
 
-def _decided(
-    states: dict[State, Least], step: _Step, most_bytes: float
-) -> tuple[dict[State, Least], dict[State, _Origin]]:
+def _decided(states: _States, step: _Step, most_bytes: float) -> tuple[_States, _Origin]:
     """The states after a layer is decided either way, and where they come from."""
-    ways: dict[State, list[tuple[int, Array, State, bool]]] = {}
-    for state, (first, rows) in states.items():
-        if all(state[place] for place in step.inputs):
-            grown = (*state, _BEFORE)
-            key = tuple([grown[place] for place in step.kept])
-            ways.setdefault(key, []).append((first + step.units, rows + step.adds, state, True))
-        after, paid = [*state, _AFTER], 0.0
-        for place, sent in step.paying:
-            if state[place] == _BEFORE:
-                after[place] = _PAID
-                paid += sent
-        sending = rows
-        if paid:
-            sending = rows.copy()
-            sending[0] += paid
-        if not paid or sending[0].min() <= most_bytes:
-            key = tuple([after[place] for place in step.kept])
-            ways.setdefault(key, []).append((first, sending, state, False))
-    new_states, origins = {}, {}
-    for key, way in ways.items():
-        new_states[key], origins[key] = _least(way)
-    return new_states, origins
+    paid = np.zeros(len(states.first))
+    for place, sent in step.paying:
+        paid += np.where(states.values[:, place] == _BEFORE, sent, 0.0)
+    least = np.minimum.reduceat(states.entries[:, 0], states.start[:-1])
+    before = np.flatnonzero((states.values[:, list(step.inputs)] != _AFTER).all(axis=1))
+    after = np.flatnonzero((paid == 0) | (least + paid <= most_bytes))
+    source = np.concatenate([before, after])
+    values = np.append(states.values[source], np.full((len(source), 1), _BEFORE, dtype=np.uint8), axis=1)
+    values[len(before) :, -1] = _AFTER
+    for place, _ in step.paying:
+        payers = values[len(before) :, place]
+        payers[payers == _BEFORE] = _PAID
+    taken = np.arange(len(source)) < len(before)
+    values, target = _distinct(values[:, list(step.kept)])
+    order = np.lexsort((~taken, source, target))
+    source, taken, target = source[order], taken[order], target[order]
+    ways, first = np.searchsorted(target, np.arange(len(values))), states.first[source] + step.units * taken
+    sizes = np.diff(states.start)[source]
+    firsts = np.minimum.reduceat(first, ways)
+    start = np.concatenate([[0], np.cumsum(np.maximum.reduceat(first + sizes, ways) - firsts)])
+    best, way = np.full((int(start[-1]), states.entries.shape[1]), np.inf), np.zeros(int(start[-1]), dtype=np.uint16)
+    turn, shift = np.arange(len(source)) - ways[target], start[target] + first - firsts[target]
+    adds = taken[:, None] * step.adds
+    adds[:, 0] += np.where(taken, 0.0, paid[source])
+    row = np.dtype((np.void, best.itemsize * best.shape[1]))  # copied in one piece
+    for k in range(int(turn.max()) + 1):
+        own = np.flatnonzero(turn == k)
+        size = sizes[own]
+        entry = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+        grown = states.entries.take(entry + np.repeat(states.start[source[own]], size), axis=0)
+        grown += np.repeat(adds[own], size, axis=0)
+        entry += np.repeat(shift[own], size)
+        if k:
+            known = best.take(entry, axis=0)
+            way[entry[grown[:, 0] < known[:, 0]]] = k
+            np.minimum(grown, known, out=grown)
+        best.view(row)[entry] = grown.view(row)
+    return _States(values, firsts, start, best), _Origin(firsts, start, way, ways, source, taken)
 
 
-def _least(ways: list[tuple[int, Array, State, bool]]) -> tuple[Least, _Origin]:
-    """The least of several ways to a state, entry by entry."""
-    before = [(state, taken) for _, _, state, taken in ways]
-    if len(ways) == 1:
-        first, rows, _, _ = ways[0]
-        return (first, rows), _Origin(first, None, before)
-    first = min(start for start, *_ in ways)
-    size = max(start + rows.shape[1] for start, rows, *_ in ways) - first
-    best, way = np.full((len(ways[0][1]), size), np.inf), np.zeros(size, dtype=np.uint16)
-    for k, (start, rows, _, _) in enumerate(ways):
-        here = slice(start - first, start - first + rows.shape[1])
-        np.copyto(way[here], k, where=rows[0] < best[0, here])
-        np.minimum(best[:, here], rows, out=best[:, here])
-    return (first, best), _Origin(first, way, before)
+def _distinct(values: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Index]:
+    """The rows that differ, and which of them each row is."""
+    key = np.zeros(len(values), dtype=np.int64)
+    for column in range(0, values.shape[1], _DIGITS):
+        digits = values[:, column : column + _DIGITS].astype(np.int64)
+        key = np.unique(key, return_inverse=True)[1].ravel() * 3**_DIGITS + digits @ 3 ** np.arange(digits.shape[1])
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return values[first], which.ravel()

@@ -27,19 +27,21 @@ TOO_FEW_IN_FLIGHT = (
 
 def masks_nearby(problem: Problem, space: Space, path: Path, *, seconds: float = SECONDS) -> list[int]:
     """Return the cut behind each stage: those of the path, or better ones on the same groups."""
-    stages, rng, until = _Stages.of(problem, space, path), random.Random(0), time.process_time() + seconds
+    stages, rng = _Stages.of(problem, space, path), random.Random(0)
     layers, best = list(problem.layers), list(stages.stage)
-    count = _TRIED * len(layers)
-    whole, least = sum(stages.parts), max(stages.parts)
+    count, until = _TRIED * len(layers), time.process_time() + seconds
+    whole, least, warmth = sum(stages.parts), max(stages.parts), 0.0
     for tried in range(count):
-        if tried % _ASKED == 0 and time.process_time() > until:
-            break
+        if tried % _ASKED == 0:  # colder by the moves, or by the clock if there is no time for all of them
+            left = min(1 - tried / count, (until - time.process_time()) / seconds)
+            if left <= 0:
+                break
+            warmth = _WARM * left**2
         layer, step = rng.choice(layers), rng.choice((-1, 1))
         if not stages.may_move(layer, step):
             continue
         change = stages.moved(layer, step)
-        warmth = _WARM * whole * (1 - tried / count) ** 2
-        if change > 0 and (not warmth or rng.random() >= math.exp(-change / warmth)):
+        if change > 0 and rng.random() >= math.exp(-change / (warmth * whole)):
             stages.undo()
             continue
         whole += change

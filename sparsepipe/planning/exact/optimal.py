@@ -551,7 +551,10 @@ class Optimal(Settings):
             space = frontier_space(problem, self._rules, best.space, frontier, masks, around)
             if not space or self._refusal(space):
                 break
-            same_groups += self._minimise(problem, space, known, best.path_on(space))[0][1:]
+            better = self._minimise(problem, space, known, best.path_on(space))[0][1:]
+            if around and not better:
+                break  # the next cuts would be the same
+            same_groups += better
             best = min(same_groups, key=lambda one: one.value)
             around = best.space.boundaries(best.path)
 
