@@ -25,6 +25,7 @@ import nbformat
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+import sparsepipe as sp  # noqa: E402
 from sparsepipe.cli.command import parser  # noqa: E402
 from sparsepipe.study import NOTEBOOKS, PAGE, catalogue  # noqa: E402
 from sparsepipe.util.host.imports import python_command, python_environment  # noqa: E402
@@ -63,7 +64,7 @@ def main() -> int:
         if code := sphinx(source, built):
             return code
         copy_markdown(pages, source, built)
-        wrong = list(broken(built, pages))
+        wrong = [*broken(built, pages), *without_example(documented_names())]
         if wrong:
             print("\n".join(f"site: {line}" for line in wrong), file=sys.stderr)
             return 1
@@ -206,6 +207,33 @@ def public_names() -> dict[str, dict[str, Any]]:
                 shown.add(id(value))
                 modules[module][name] = value
     return modules
+
+
+def resolve(name: str) -> Any:
+    """Return what a dotted name of the package is."""
+    value: Any = sp
+    for part in name.split("."):
+        value = getattr(value, part, None) or import_module(f"{value.__name__}.{part}")
+    return value
+
+
+def named_by_guides() -> set[str]:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "notebooks").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    return set(re.findall(r"\b(?:sp|sparsepipe)\.((?:[a-z_]+\.)*[A-Za-z]\w*(?:\.[a-z]\w+)?)(?=\W)", text))
+
+
+def documented_names() -> dict[str, Any]:
+    """Return each class, function and method of `sparsepipe.__all__` and of the guides, by its first name."""
+    names = [*sp.__all__, *sorted(named_by_guides() - set(sp.__all__))]
+    values = {name: resolve(name) for name in names}
+    once = {id(inspect.unwrap(value)): name for name, value in reversed(values.items()) if callable(value)}
+    return {name: values[name] for name in sorted(once.values())}
+
+
+def without_example(names: dict[str, Any]) -> Iterator[str]:
+    """Say which names have no example in their docstring."""
+    yield from (f"{name}: no example" for name, value in names.items() if ">>> " not in (inspect.getdoc(value) or ""))
 
 
 # What the examples of docstrings begin with; tests/test_public_names.py runs them so.

@@ -85,7 +85,7 @@ def campaign_of(
     config: RunConfig,
     rests_on: Iterable[Profile | Cluster],
     *,
-    anew: bool = False,
+    force: bool = False,
 ) -> tuple[str, dict[str, RunRecord | None]]:
     """Find the newest experiment (comparable runs) under these settings, and its finished run of each plan.
 
@@ -94,14 +94,14 @@ def campaign_of(
         plans: name: plan. Runs are called MODEL-NAME.
         config: the settings that all runs share.
         rests_on: the profiles and clusters that the plans were made from.
-        anew: begin a new experiment, in which all plans are trained again.
+        force: begin a new experiment, in which all plans are trained again.
 
     Returns:
         The experiment's name, for `launch(…, campaign=…)`, and the record of each plan; None for one without a run.
     """
     settings = [config.to_json(), *(value.digest for value in rests_on)]
     asked = {f"{config.model}-{name}": (plan, config) for name, plan in plans.items()}
-    campaign, campaign_found = (None, {}) if anew else kept_campaign(runs, asked, settings)
+    campaign, campaign_found = (None, {}) if force else kept_campaign(runs, asked, settings)
     began = campaign is not None
     campaign = campaign or new_campaign(config.model, settings)
     print(f"campaign {campaign}: {when(campaign_found.values()) if began else 'begins now'}", flush=True)

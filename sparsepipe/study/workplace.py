@@ -131,15 +131,15 @@ class Workplace:
         integer(num_devices, "num_devices", least=1, most=MOST_DEVICES)
         return max(1, min(num_devices, len(os.sched_getaffinity(0)) // threads)) - 1
 
-    def link(self, profile: Profile, *, anew: bool = False) -> Link:
+    def link(self, profile: Profile, *, force: bool = False) -> Link:
         """The link between two processes of this machine (`averaging.local_link`), as measured with a profile.
 
-        It is kept in work/clusters/ under the profile's digest, and measured if no such file exists, or `anew`:
-        all who plan with this profile plan with this link. Which of the two it was is said.
+        The link is kept in work/clusters/ under the profile's digest, so that all plans from this profile use the same
+        one. It is measured if no such file exists, or with `force`. A line reports which.
         Raises InputError for a file that is no cluster of one link.
         """
         path = self.root / "work" / "clusters" / f"loopback-{profile.digest}.toml"
-        if anew or not path.exists():
+        if force or not path.exists():
             measured = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
             write_atomic(path, measured.to_toml())
             text = f"measured now, saved as {self._shown(path)}"
