@@ -40,12 +40,17 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class PointBatch:
-    """Samples side by side.
+    """Store the voxels of several samples as one minibatch.
 
-    `coordinates` int32 [N, 1+D], the sample index first; `features` float32 [N, C]. Rows of one sample stand together,
-    samples in order, no voxel twice. `labels` int64 are classes from 0: one for each sample, [B], or with `per_voxel`
-    one for each voxel, [N], IGNORED (-100, as torch's cross_entropy has it) where a voxel has no class.
-    Raises InputError if any of this does not hold.
+    Attributes:
+        coordinates: int32 [N, 1+D], the index of the sample first. Rows of a sample are contiguous, samples are in
+            order, and no voxel occurs twice.
+        features: float32 [N, C].
+        labels: int64, classes from 0: one for each sample [B], or with `per_voxel` one for each voxel [N]. IGNORED
+            (-100, as in torch's cross_entropy): no class.
+
+    Raises:
+        InputError: Tensors that do not satisfy this.
     """
 
     coordinates: Tensor

@@ -113,7 +113,7 @@ class _View:
 
 
 class VoxelDataset:
-    """Samples of one split, ordered by class, then name. They are read on first use and cached."""
+    """Read the samples of one split, ordered by class, then by name. Samples are read on first use and cached."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Twins:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `check`. A run can use the data set where `faults` is empty."""
+    """Result of `check`. A run can use the data set if `faults` is empty."""
 
     name: str
     path: str

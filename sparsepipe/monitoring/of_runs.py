@@ -23,11 +23,11 @@ Told = TypeVar("Told", Alarm, Standing)
 
 
 class Watches:
-    """Watches the ranks and links of a run: a watch for each pipeline, which is compared with its own plan.
+    """Watch the ranks and links of a run of pipeline replicas. Each replica is compared with its own plan.
 
-    Pipelines have minibatches of their own, so that no one need be as far as the others; their ranks and links have
-    their numbers among those of all. Links between pipelines, over which they average, are not watched; what a transfer
-    waits for another pipeline's at a port that both use counts as its own link's time.
+    Replicas have their own minibatches, and need not progress at the same speed. Ranks and links have their global
+    numbers. Links between replicas, which are used for averages, are not watched. If a transfer waits at a port that
+    another replica uses, this counts as time of its own link.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, first_minibatch: int = 0) -> None:
@@ -155,10 +155,10 @@ def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | No
 
 
 class Follower:
-    """Follows the drift of a run that continues: call `look` every second or so, and once more when it has ended.
+    """Follow the drift of a running job: call `look` about every second, and once after its end.
 
-    What it finds goes to the run's drift.jsonl, by one process at a time: whoever follows it first. Lines of the run's
-    files that are damaged are passed over.
+    Results are written to drift.jsonl of the run, by one process at a time: the first that follows the run. Damaged
+    lines of the run's files are skipped.
     """
 
     def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:

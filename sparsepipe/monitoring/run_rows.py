@@ -17,9 +17,9 @@ _LOOKS = 20  # after which nobody says any more who took a minibatch: it was bef
 
 
 class RunRows:
-    """Reads what came since the last call. A run that is over, or continues in a resumed job, is read in the same way.
+    """Read the rows of a run since the last call. Ended and resumed runs are read in the same way.
 
-    Lines that are no rows are passed over and counted in `damaged`; a last line that is not whole yet waits.
+    Malformed lines are skipped and counted in `damaged`. An incomplete last line is read later.
     """
 
     def __init__(self, folder: Path, *, units: tuple[str, ...] = SIZE_UNITS) -> None:

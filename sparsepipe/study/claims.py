@@ -104,12 +104,10 @@ class NumberPlace:
 
 @dataclass(frozen=True)
 class Claim:
-    """One number that somebody else can check, with the command that makes it.
+    """Number that others can check, with the command that produces it.
 
-    `tolerance` is the largest absolute difference of a reproduced number; `elsewhere` the largest one that another
-    machine's pace explains. `minutes` are those of the command on two cores.
-
-    See also: notebooks/guides/claims.md.
+    `tolerance` is the largest absolute difference of a reproduced number, `elsewhere` the largest one that another
+    machine explains. `minutes` is the duration of the command on two cores. See also: notebooks/guides/claims.md.
     """
 
     name: str

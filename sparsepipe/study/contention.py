@@ -33,17 +33,17 @@ _FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": e
 
 @dataclass(frozen=True)
 class Contention:
-    """A co-located workload that comes and goes on the last rank's processor while a job trains.
+    """Run a co-located workload on the processor of the last rank during parts of a training.
 
-    Each rank is pinned to a processor of its own: a processor is a device here.
+    Each rank is pinned to its own processor, which is a device here.
 
     Args:
-        kind: the workload, such as "matrix-products" (`sparsepipe interference run --help` lists them).
-        visits: (from, to), as shares of the run's minibatches, in order.
-        share: most of the processor's time that the workload takes; 1: as much as it gets, half of it.
+        kind: The workload, such as "matrix-products" (`sparsepipe interference run --help` lists them).
+        visits: (Start, end) of each visit, in order, as shares of the run's minibatches.
+        share: Maximum share of the processor's time that the workload takes. 1: no limit, which gives it about half.
 
     Raises:
-        InputError: unknown kind, a share that is none, visits that are not in order.
+        InputError: An unknown kind, a share outside its range, or visits that are not in order.
 
     Example:
         `Contention.of("matrix-products", [[0.1, 0.9]]).inject(job, minibatches=400)`

@@ -66,7 +66,7 @@ _BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:
 
 @dataclass(frozen=True)
 class Overview:
-    """Contents of `root` (`work/`, `runs/`) and of `figures`. Each of its tables shows itself in a notebook."""
+    """Show the contents of `root` (`work/`, `runs/`) and of `figures`. Each table shows itself in a notebook."""
 
     root: Path
     figures: Path

@@ -32,10 +32,10 @@ from .executed import report
 
 @dataclass(frozen=True)
 class Workplace:
-    """A folder with `work/` (data, profiles, links), `runs/` (records) and the figures next to them.
+    """Manage a folder with `work/` (data, profiles, links), `runs/` (records) and the figures next to them.
 
-    It says where things are kept, reads those that exist, and prints so. What makes them is called in the open:
-    `profile_model`, `partition`, `simulate` and `launch` are no business of a workplace.
+    It provides paths, reads existing files, and prints which ones it uses. It neither measures, plans nor trains: the
+    cells of a notebook call `profile_model`, `partition`, `simulate` and `launch` themselves.
     """
 
     root: Path

@@ -62,11 +62,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A data set's samples in a stable order; `marker` holds what its own dataset.json says.
+    """Store the samples of a data set in a stable order. `marker` is the content of its dataset.json.
 
-    `classes` are those of whole samples, `parts` those of points; either may be empty. `metric` clouds are scans in
-    metres, which keep their place and size; others fill the unit cube. `reader` gives one sample's content.
-    Raises InputError if dataset.json declares columns, labels or unmeasured points wrongly.
+    `classes` are those of whole samples, `parts` those of points; either may be empty. Clouds with `metric` are scans
+    in metres, which keep their position and size. Other clouds are scaled to the unit cube. `reader` reads one sample.
+    Raises InputError for a dataset.json with malformed columns, labels or treatment of unmeasured points.
     """
 
     name: str

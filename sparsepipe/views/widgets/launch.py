@@ -35,16 +35,15 @@ from .run_settings import LaunchDrawer, PlanChange, RunSettings
 
 
 class LaunchBoard(Shown):
-    """Launches plans under one configuration. `jobs` holds them by name; `widget` is what to display.
+    """Launch plans under one configuration, and watch their jobs. Display `widget`; `jobs` contains the jobs by name.
 
-    Epochs, learning rate, batch size and schedule can be changed before a launch; `add` brings in another plan. Of each
-    plan the newest run in `runs` is shown, also after the kernel was restarted: of that very plan, whatever it is
-    called, on the same data with the same batch size, voxel size and arguments, as another's speed says nothing of it.
-    A job of an earlier plan of its name is followed while it runs. With
-    `profile` and `cluster` a finished run is compared with its simulation. While another job of `runs` is at work, a
-    click asks before it launches one in parallel. One thread follows all jobs, and changes of widgets pass one lock.
-    A plan for devices that this machine does not have is emulated, unless its card says otherwise. `campaign` names the
-    experiment of the runs. `drawer` shows one plan with the settings of its next run, next to an explorer.
+    Epochs, learning rate, batch size and schedule can be changed before a launch; `add` adds a plan. The card of a plan
+    shows its newest run in `runs`, also after a restart of the kernel, if plan, data, batch size, voxel size and
+    arguments are the same. A job of an earlier plan of the same name is followed while it runs. With `profile` and
+    `cluster`, a finished run is compared with its simulation. While another job of `runs` is running, a click asks for
+    confirmation before it launches a second one. A plan for devices that this machine does not have is emulated, unless
+    its card says otherwise. `campaign` names the experiment of the runs. `drawer` shows one plan with the settings of
+    its next run, next to an explorer.
     """
 
     def __init__(

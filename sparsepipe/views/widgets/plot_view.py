@@ -41,7 +41,7 @@ def _page_code() -> str:
 
 
 class PlotView(looks.Control, anywidget.AnyWidget):
-    """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
+    """Show a figure; `show` replaces it. `clicked` contains the last clicked point: trace, position and custom data."""
 
     _esm = _page_code()
     _css = Path(__file__).with_name("explorer.css")

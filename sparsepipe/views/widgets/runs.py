@@ -42,7 +42,7 @@ _MOST_TIMELINES, _MINIBATCHES = 3, 7  # runs whose timelines are drawn, and mini
 
 
 class RunsTable(Shown):
-    """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
+    """Show the runs in `folder`. `table` contains the rows that pass the filter, `chosen` the marked records."""
 
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
         self.messages = Messages()

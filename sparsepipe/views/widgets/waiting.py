@@ -34,11 +34,11 @@ _KEPT = 256  # outcomes that are remembered: going back costs nothing
 
 
 class WaitingExplorer(Shown):
-    """Pickers over pipelines of devices that are identical. `widget` is what to display.
+    """Compare synchronization schemes of pipeline replicas on identical devices, under a straggler. Display `widget`.
 
-    Each pipeline has one device for each of its stages; `shown` is the simulation of the rule that is picked, next to
-    it the others stand under the same straggler. `rules` are given as the command line takes them, with their options.
-    `minibatches`: how many each pipeline trains on average. `figures`: where the export button writes to.
+    Each pipeline has one device per stage. `shown` is the simulation of the chosen scheme, next to the other schemes
+    under the same straggler. `rules` are schemes with their options, as on the command line. `minibatches` is the mean
+    number per pipeline. `figures` is the folder of exported figures.
     """
 
     def __init__(
