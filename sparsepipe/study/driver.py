@@ -205,11 +205,11 @@ def reproduce(
 ) -> list[Path]:
     """Execute notebooks and return the files of their figures.
 
-    `names` are notebooks, or figures whose notebooks are executed. `work/`, `runs/` and the executed copies
-    (`runs/notebooks/`) are next to `out`. After each notebook `out/index.html` is written again: a page of all figures,
-    which opens from disk. Notebooks that use MinkowskiEngine come last, and wait while scripts/setup.sh still builds
-    it. Meanwhile stderr shows the current notebook, its step, and the time so far and expected. The last lines are
-    warnings, and the result of each notebook in a sentence.
+    `figures` are names of notebooks, or of figures whose notebooks are executed. `work/`, `runs/` and the executed
+    copies (`runs/notebooks/`) are next to `out`. After each notebook `out/index.html` is written again: a page of all
+    figures, which opens from disk. Notebooks that use MinkowskiEngine come last, and wait while scripts/setup.sh still
+    builds it. Meanwhile stderr shows the current notebook, its step, and the time so far and expected. The last lines
+    are warnings, and the result of each notebook in a sentence.
 
     Args:
         jobs: Number of notebooks that run at the same time, except those that measure.
