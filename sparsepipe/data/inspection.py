@@ -77,7 +77,7 @@ class Report:
     left_out: tuple[LeftOut, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON document; a sample that is there twice in one split is counted alone."""
+        """Return the report as a JSON document. A sample that occurs twice in one split is only counted."""
         document = asdict(self)
         document["within_split"] = len(self.within_split)
         return {"ok": not self.faults, **document}

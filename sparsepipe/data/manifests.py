@@ -62,7 +62,7 @@ class Manifest:
 
     @property
     def verifiable(self) -> bool:
-        """Return whether `fetch` will take it: every file has a SHA-256, or the data set is made here."""
+        """Return whether `fetch` accepts it: every file has a SHA-256, or the data set is generated."""
         return bool(self.generator) or bool(self.files) and all(file.sha256 for file in self.files)
 
 

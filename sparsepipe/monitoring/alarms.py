@@ -37,7 +37,7 @@ class Alarm:
         return f"{subject} {verb} {self.factor:.2g} times {own} since minibatch {self.began}{before}"
 
     def to_json(self) -> dict[str, Any]:
-        """A row of a record's drift.jsonl."""
+        """Return the row of drift.jsonl."""
         whose = _whose(self)
         numbers = {name: getattr(self, name) for name in ("minibatch", "began", "recovered")}
         times = {name: round(getattr(self, name), 4) for name in ("factor", "before", "seconds")}

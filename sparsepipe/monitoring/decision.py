@@ -74,7 +74,7 @@ class Decision:
         return sum(move.num_bytes for move in self.moves)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a row of a record holds; the plan is kept beside it."""
+        """Return the decision as a row of a record. The plan is stored separately."""
         return {
             "changes": self.changes,
             "predicted_gain_seconds": self.gain_seconds,

@@ -49,9 +49,9 @@ class Watches:
         self._plan = plan
 
     def see(self, found: Sequence[Found]) -> list[Alarm]:
-        """Take what is new of each pipeline, by its number, with ranks as in its own folder of the record.
+        """Process new spans and sizes of each pipeline, by its number, with the rank numbers of its own folder.
 
-        Returns the alarms that all this raises, in the order of time.
+        Returns new alarms in time order.
         """
         alarms = []
         for k, (watch, (spans, sizes, left_out)) in enumerate(zip(self.watches, found, strict=True)):
@@ -62,9 +62,9 @@ class Watches:
 
     @property
     def factors(self) -> Factors:
-        """Every device and link as it is now, as `Watch.factors` has them.
+        """Present slowdowns of all devices and links, as in `Watch.factors`.
 
-        A rank that was slow from the beginning on is one that is slower than the quickest of all pipelines.
+        A rank is slow from the start if it is slower than the fastest rank of all pipelines.
         """
         ranks = {rank: series for watch in self.watches for rank, series in watch.ranks.items()}
         links = {pair: series for watch in self.watches for pair, series in watch.links.items()}
@@ -72,7 +72,7 @@ class Watches:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Of one pipeline after the other, every rank in order, then every link that anybody waited for."""
+        """States as in `Watch.standings`, one pipeline after the other."""
         return tuple(self._named(k, one) for k, watch in enumerate(self.watches) for one in watch.standings)
 
     def _named(self, k: int, one: Told) -> Told:
@@ -171,7 +171,7 @@ class Follower:
         self._file = DriftFile(record.folder)
 
     def look(self) -> list[Alarm]:
-        """Take what the run has written since the last look; return new alarms."""
+        """Read what the run has written since the last call, and return new alarms."""
         found = [rows.read() for rows in self._rows]
         self._follow_plans()  # after the spans: a plan is written down before anybody trains under it
         left_out = (rows.left_out() for rows in self._rows)

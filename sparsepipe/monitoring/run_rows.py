@@ -31,11 +31,11 @@ class RunRows:
 
     @property
     def damaged(self) -> int:
-        """Lines that were passed over."""
+        """Number of skipped lines."""
         return self._metrics.damaged + sum(tail.damaged for tail in self._ranks.values())
 
     def read(self) -> tuple[list[Span], dict[int, float]]:
-        """Return new spans, those of each rank in the order in which they ended, and sizes by minibatch."""
+        """Return new spans, those of each rank in the order of their ends, and sizes by minibatch."""
         sizes: dict[int, float] = {}
         while rows := self._metrics.read():
             sizes |= step_sizes(rows, self._units)
@@ -46,7 +46,7 @@ class RunRows:
         return spans, sizes
 
     def left_out(self) -> list[LeftOutWork]:
-        """Return the times of ranks that the plan leaves out which `read` has met since the last call."""
+        """Return the times of ranks without stages that `read` has found since the last call."""
         found, self._left_out = self._left_out, []
         return found
 

@@ -249,12 +249,12 @@ class DataConfig(Settings):
 
     @property
     def is_composed(self) -> bool:
-        """Return whether sizes of samples decide which minibatches there are, or their order."""
+        """Return whether the sizes of samples determine the minibatches or their order."""
         return self.order != SHUFFLE or any(getattr(self, name) is not None for name in BUDGETS)
 
     @property
     def composition_asked(self) -> dict[str, object]:
-        """The settings that `composition` is decided by."""
+        """Settings that determine `composition`."""
         return {name: getattr(self, name) for name in ("order", *BUDGETS)}
 
 
@@ -425,7 +425,7 @@ class OptimizerConfig(Settings):
         )
 
     def total_minibatches(self, epoch_minibatches: int) -> int:
-        """Return after how many minibatches the run ends."""
+        """Return the number of minibatches of the run."""
         return self.epochs * epoch_minibatches if self.minibatches is None else self.minibatches
 
 
@@ -510,7 +510,7 @@ class NumericsConfig(Settings):
 
     @property
     def workload(self) -> WorkloadFacts:
-        """Return what workers do with such an engine: they train, or sleep through a profile."""
+        """Return the workload of the workers with this engine: training, or emulation of a profile."""
         return workload_facts(self.engine)
 
 

@@ -125,12 +125,12 @@ class Claim:
 
     @property
     def job(self) -> str:
-        """Name of what it runs: claims about one notebook with the same parameters share a run."""
+        """Name of the job. Claims about one notebook with the same parameters share a job."""
         return digest([self.notebook, self.command, self.parameters])
 
     @property
     def command_line(self) -> str:
-        """The command that it runs, as it is typed."""
+        """Command that a user would type."""
         if self.command:
             return " ".join(["sparsepipe", *self.command, "--json"])
         given = [f"-p {name} {value}" for name, value in self.parameters.items()]

@@ -65,14 +65,14 @@ class Contention:
 
     @classmethod
     def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Contention":
-        """As a notebook's parameters give it: lists of two shares of a run each."""
+        """Read the parameters of a notebook: visits are lists of two shares of a run."""
         return cls(kind, tuple(tuple(map(float, visit)) for visit in visits), share)  # type: ignore[misc]
 
     def inject(self, job: Job, *, minibatches: int) -> None:
-        """Pin each rank of a job to a processor, and run the workload during its visits. Returns after the last one.
+        """Pin each rank of a job to a processor, and run the workload during its visits. Returns after the last visit.
 
-        It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
-        early where the job ends. If processors are fewer than ranks, ranks share them.
+        The workload is a child process and ends with this process. The run's intruder.json contains its times. If the
+        job ends early, the method returns. With fewer processors than ranks, ranks share processors.
         """
         folder, ranks = job.record.folder, len(job.record.plan.ranks)
         processor_numbers = sorted(processors_of()) or list(range(os.cpu_count() or 1))
@@ -94,7 +94,7 @@ class Contention:
                 write_json(folder / FILE, facts)
 
     def finished_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
-        """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
+        """Newest finished run of this name with the same plan and the same contention. None: there is none."""
         record = newest(runs, name, config)
         if record is None or not (record.folder / FILE).exists():
             return None

@@ -51,7 +51,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """The run ended, or is no longer followed: write what is left."""
+        """Write the remaining rows. Called at the end of the run, or when it is no longer followed."""
         ...
 
 
@@ -279,7 +279,7 @@ class MLflow:
             self._write()
 
     def close(self) -> None:
-        """Write the rest, and mark the run as failed if it has no summary."""
+        """Write the remaining rows, and mark the run as failed if it has no summary."""
         self._write()
         self._client.set_terminated(self._id, "FINISHED" if self._ended else "FAILED")
 
@@ -389,7 +389,7 @@ class OpenTelemetry:
         self._last = max(self._last, now)
 
     def close(self) -> None:
-        """Send what is left. The run's span reports an error if the run has no summary."""
+        """Send the remaining spans. The run's span reports an error if the run has no summary."""
         for span in self._epochs.values():
             span.end(self._last)
         if self._run is not None:

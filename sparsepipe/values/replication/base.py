@@ -51,8 +51,9 @@ class Groups(Protocol):
     """
 
     def contribute(self, pipeline: int, *, now: float, samples: int) -> list[Merge]:
-        """Take the next contribution of a pipeline, trained on `samples` since its last. Raises InputError if it
-        left.
+        """Process the next contribution of a pipeline, trained on `samples` since its last one.
+
+        Raises InputError if the pipeline has left.
         """
         ...
 
@@ -61,19 +62,22 @@ class Groups(Protocol):
         ...
 
     def leave(self, pipeline: int, *, now: float) -> list[Merge]:
-        """A pipeline died or ended: no one waits for it any more. What it contributed and was not merged is dropped."""
+        """Remove a pipeline that died or ended.
+
+        Others no longer wait for it, and its unused contributions are dropped.
+        """
         ...
 
     def join(self, pipeline: int, *, now: float) -> list[Merge]:
-        """A pipeline is back, with a live pipeline's weights."""
+        """Add a pipeline again, with the weights of a live pipeline."""
         ...
 
     def next_deadline(self) -> float | None:
-        """Return the time of the next decision of `expire` without further contributions; None: none is due."""
+        """Return the time at which `expire` decides without further contributions. None: there is none."""
         ...
 
     def expire(self, *, now: float) -> list[Merge]:
-        """Decide what a wait budget or a grace window has run out for."""
+        """Decide the averages whose wait budget or grace window has ended."""
         ...
 
 
@@ -87,17 +91,20 @@ class Rule(Protocol):
 
     @property
     def every(self) -> int:
-        """Updates of a pipeline from one contribution to the next."""
+        """Number of updates between two contributions of a pipeline."""
         ...
 
     @property
     def overlap(self) -> bool:
-        """Return whether a pipeline trains on while its merge is under way, and takes the result at a later update.
+        """Return whether a pipeline continues to train during an average, and applies the result at a later update.
 
-        The result is applied as a correction then: newest weights + (merged - contributed).
+        The result is then applied as a correction: newest weights + (average - contribution).
         """
         ...
 
     def groups(self, num_pipelines: int, *, seed: int = 0) -> Groups:
-        """Start its decisions for pipelines 0 to `num_pipelines` - 1. Raises InputError for options that do not fit."""
+        """Return the object that decides for pipelines 0 to `num_pipelines` - 1.
+
+        Raises InputError for unsuitable options.
+        """
         ...

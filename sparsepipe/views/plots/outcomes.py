@@ -80,7 +80,7 @@ class Outcome:
 
     @classmethod
     def of_run(cls, record: RunRecord) -> "Outcome":
-        """Read a finished run of several pipelines. Raises InputError for any other."""
+        """Read a finished run of several pipelines. Raises InputError for another run."""
         summaries = record.metrics("summary")
         rule = record.plan.replication
         if rule is None or not summaries or "replication" not in summaries[-1]:
@@ -100,12 +100,12 @@ class Outcome:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all pipelines together: the sum of their paces, `sum_of_paces` of a simulation and of a run."""
+        """Throughput of all pipelines: the sum of theirs, `sum_of_paces` of a simulation or a run."""
         return sum(self.paces)
 
     @property
     def own_pace(self) -> float:
-        """Of all pipelines together, if no one waited for another."""
+        """Standalone throughput of all pipelines: without waiting for each other."""
         return sum(self.own_paces)
 
 

@@ -203,7 +203,7 @@ class Gap:
     def of(
         cls, plan: Plan, network: str, devices: int, *, planner: str = "", reference_seconds: float | None = None
     ) -> Self:
-        """Read it from a plan, which must have an estimate. `planner`: what it is called, its name unless given."""
+        """Read the result from a plan with an estimate. `planner` is its name. Default: that of the plan."""
         assert plan.estimate is not None
         expected = plan.estimate
         label = planner_label(planner or plan.planner)

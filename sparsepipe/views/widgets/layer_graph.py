@@ -88,7 +88,7 @@ class LayerGraphExplorer(Shown):
         self._draw()
 
     def show(self, layer: str) -> None:
-        """Show the numbers of one layer. Raises KeyError for a layer that the graph does not have."""
+        """Show the numbers of one layer. Raises KeyError for an unknown layer."""
         self.details.value = layer_details(self.profile, self.profile.graph.index[layer])
 
     def _search(self) -> None:

@@ -84,13 +84,13 @@ class WaitingExplorer(Shown):
         return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def stragglers(self) -> Stragglers:
-        """The straggler of the pickers. Raises InputError for a text that cannot be read."""
+        """Chosen straggler. Raises InputError for a malformed text."""
         return self.controls.stragglers(minibatches=self.simulations.minibatches)
 
     def update(self, _: object = None) -> None:
-        """Simulate what the pickers say, under every rule, and draw it. Raises InputError for what cannot be.
+        """Simulate the present choice under every scheme, and draw the result. Raises InputError for an invalid choice.
 
-        Until something else can be simulated the picture is then marked as old, and nothing is exported.
+        The picture then stays, marked as outdated, and nothing is exported, until another choice can be simulated.
         """
         with self._lock:
             try:
