@@ -54,7 +54,7 @@ def compose(
     """Compose the minibatches of an epoch from the sizes of all samples, and order them. Each sample occurs once.
 
     A minibatch has `batch_size` samples, or as many as a `budget` of size holds. With a budget, the samples of a window
-    of a shuffled epoch are packed into as few minibatches as possible, of about equal size; every epoch has the same
+    of a shuffled epoch are packed into as few minibatches as possible, of about equal size. Every epoch has the same
     number of minibatches. The result depends only on the arguments, so every process can compute it by itself.
 
     - `shuffle`: random order; with `batch_size` that of `minibatches`.

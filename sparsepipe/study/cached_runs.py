@@ -206,9 +206,9 @@ def minibatches_in_flight(plan: Plan) -> int:
 def explain_waiting(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
     """Name the plans that are slower than estimated when simulated, because too few minibatches are in flight.
 
-    A plan is named if its simulated time per minibatch (`seconds`, by planner) exceeds its estimate by more than 10 %,
-    and another plan of the same stages and devices has more minibatches in flight and is faster by at least 5 %. Empty:
-    there is none.
+    A plan is named if its simulated time per minibatch (`seconds`, by planner) exceeds its estimate by more than 10 %.
+    In addition, another plan of the same stages and devices must have more minibatches in flight and be at least 5 %
+    faster. Empty: there is none.
     """
     texts = []
     for plan in plans:

@@ -46,7 +46,7 @@ class Groups(Protocol):
 
     Times are seconds on the caller's clock, never decreasing.
 
-    A pipeline contributes again only after it has received the result of its last average, or was told to continue
+    A pipeline contributes again only after it has received the result of its last average, or was ordered to continue
     without it. Every call returns the averages that it decides, usually none or one.
     """
 

@@ -70,7 +70,7 @@ def export(
         origin: Source of the numbers: a Provenance, a mapping, an `Origin`, a run's record, or several. The JSON has
             all of it; unreliable measurements are noted in the pictures' subtitle.
         inches: Width of the PDF in inches. If its text would be too small, the figure is laid out again.
-        paper: Width, height, font and title of the figure on paper, in place of `inches`.
+        paper: Width, height, font and title of the figure on paper, instead of `inches`.
 
     Returns:
         The paths of the files.
