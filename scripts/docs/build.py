@@ -76,10 +76,7 @@ def main() -> int:
 
 def assemble(source: Path, figures: Path) -> list[str]:
     """Write all pages below `source`; return their names, without suffix, in the order of the contents."""
-    guides, background = (
-        [f"notebooks/{folder}/{path.name}" for path in sorted((REPOSITORY / "notebooks" / folder).glob("*.md"))]
-        for folder in ("guides", "background")
-    )
+    guides, background = listed("guides"), listed("background")
     for name in ("README.md", *PAGES, *guides, *background):
         write_page(source, name)
     executed = figures.parent / "runs" / "notebooks"
@@ -108,6 +105,13 @@ def assemble(source: Path, figures: Path) -> list[str]:
         with (source / "figures" / "README.md").open("a", encoding="utf-8") as gallery:
             gallery.write(f'\n<a href="../../{PAGE}">The figures of the last batch on this machine</a>\n')
     return ["index", *(name for names in contents.values() for name in names)]
+
+
+def listed(folder: str) -> list[str]:
+    """Return the pages of a folder in the order of the links in its README, which is the first."""
+    text = (REPOSITORY / "notebooks" / folder / "README.md").read_text(encoding="utf-8")
+    names = [path.name for path in (REPOSITORY / "notebooks" / folder).glob("*.md")]
+    return [f"notebooks/{folder}/{name}" for name in sorted(names, key=lambda name: text.find(f"]({name})"))]
 
 
 def write_page(source: Path, name: str) -> None:
