@@ -12,6 +12,7 @@ root_doc = "index"
 html_theme, html_title = "furo", f"SparsePipe {version}"
 html_copy_source = html_show_sourcelink = False  # each page's .md lies next to it
 html_show_sphinx = False
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 
 # Pages are read as GitHub shows them.
 myst_enable_extensions = ["html_image", "dollarmath"]
