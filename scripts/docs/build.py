@@ -136,26 +136,35 @@ def _index(match: re.Match[str]) -> str:
 
 
 def write_notebook(source: Path, name: str, executed: Path) -> None:
-    """Copy a notebook: as it was executed, if it was; else followed by the gallery's pictures of it."""
+    """Copy a notebook as it was executed; without pictures of its own it is followed by those of the gallery."""
     path = REPOSITORY / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(executed if executed.exists() else path, as_version=4)
+    drawn = False
+    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in tags(cell)]  # paths of a machine
     for cell in notebook.cells:
+        if "parameters" in tags(cell):
+            cell.metadata["tags"] = [*tags(cell), "hide-input"]  # as collapsed as in JupyterLab
         for output in cell.get("outputs", ()):
             if "data" in output:
                 output.data = {kind: value for kind, value in output.data.items() if kind in SHOWN}
+                drawn |= any(kind.startswith("image/") for kind in output.data)
                 for kind in output.data.keys() & {"text/html", "text/markdown"}:
                     output.data[kind] = links_of_site(output.data[kind], "../" * (1 + name.count("/")))
     up = "../" * (1 + name.count("/"))
     exported = catalogue.exported(path)
     head = notebook.cells[0]  # in an executed copy its picture is the exported one
     head.source = re.sub(r"\]\((?:\.\./)+[^)]*?(\w+)\.(?:png|webp)\)", rf"]({up}figures/gallery/\1.webp)", head.source)
-    if exported and not executed.exists():
-        text = "## Figures\n\nThis notebook has not run on this machine. Its figures of a run on two cores:\n\n"
+    if exported and not drawn:
+        text = "## Figures\n\nThis notebook has drawn no figures on this machine. Its figures of a run on two cores:\n\n"
         pictures = "\n\n".join(f"![{figure}]({up}figures/gallery/{figure}.webp)" for figure in exported)
         notebook.cells.append(nbformat.v4.new_markdown_cell(text + pictures, id="gallery"))
     target = source / "notebooks" / f"{name}.ipynb"
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
+
+
+def tags(cell: nbformat.NotebookNode) -> list[str]:
+    return list(cell.metadata.get("tags", ()))
 
 
 def links_of_site(shown: str, up: str) -> str:

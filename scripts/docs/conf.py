@@ -23,6 +23,7 @@ suppress_warnings = ["myst.header"]  # the gallery's headings begin at level 3
 nb_execution_mode = "off"
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # of what cells show: with tables
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # they stand in the signature's place, and are long
