@@ -155,7 +155,7 @@ def write_notebook(source: Path, name: str, executed: Path) -> None:
     head = notebook.cells[0]  # in an executed copy its picture is the exported one
     head.source = re.sub(r"\]\((?:\.\./)+[^)]*?(\w+)\.(?:png|webp)\)", rf"]({up}figures/gallery/\1.webp)", head.source)
     if exported and not drawn:
-        text = "## Figures\n\nThis notebook has drawn no figures on this machine. Its figures of a run on two cores:\n\n"
+        text = "## Figures\n\nNo figure was drawn on this machine. The figures of a run on two cores:\n\n"
         pictures = "\n\n".join(f"![{figure}]({up}figures/gallery/{figure}.webp)" for figure in exported)
         notebook.cells.append(nbformat.v4.new_markdown_cell(text + pictures, id="gallery"))
     target = source / "notebooks" / f"{name}.ipynb"
