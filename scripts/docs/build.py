@@ -101,9 +101,11 @@ def assemble(source: Path, figures: Path) -> list[str]:
         for title, names in contents.items():
             rows = "\n".join(names)
             index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n:maxdepth: 1\n\n{rows}\n```\n")
-    if (figures / PAGE).exists():
-        with (source / "figures" / "README.md").open("a", encoding="utf-8") as gallery:
-            gallery.write(f'\n<a href="../../{PAGE}">The figures of the last batch on this machine</a>\n')
+    page = source / "figures" / "README.md"  # opens with the pictures
+    about, head, pictures = page.read_text(encoding="utf-8").partition("## Gallery\n")
+    title, _, about = about.partition("\n\n")
+    batch = f'<a href="../../{PAGE}">The figures of the last batch on this machine</a>\n\n'
+    write(page, f"{title}\n\n{batch * (figures / PAGE).exists()}{head}{pictures}\n## Files\n\n{about}")
     return ["index", *(name for names in contents.values() for name in names)]
 
 
