@@ -187,7 +187,8 @@ def command_line() -> str:
         for group in verb._action_groups:
             actions = [action for action in group._group_actions if action.dest not in _OF_ALL]
             if rows := "\n".join(filter(None, (option_row(verb, action) for action in actions))):
-                head = plain(": ".join(filter(None, [group.title, group.description])).rstrip("."))
+                title = (group.title or "").removeprefix("positional ")
+                head = plain(": ".join(filter(None, [title, group.description])).rstrip("."))
                 parts.append(f"\n**{head[:1].upper()}{head[1:]}**\n\n| option | meaning |\n|---|---|\n{rows}\n")
         if verb.epilog:
             parts.append(f"\n```text\n{verb.epilog}\n```\n")
