@@ -11,7 +11,7 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napole
 root_doc = "index"
 html_theme, html_title = "furo", f"SparsePipe {version}"
 html_copy_source = html_show_sourcelink = False  # each page's .md lies next to it
-html_show_sphinx = False
+html_show_sphinx = html_show_search_summary = False  # summaries are fetched, which no page from disk may
 html_static_path, html_css_files = ["site.css"], ["site.css"]
 
 # Pages are read as GitHub shows them.
