@@ -4,17 +4,20 @@ tests/test_prose.py keeps the counts. A text is what a user reads: a caption, an
 """
 
 import ast
+import inspect
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from types import FunctionType
 
 import nbformat
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.docs.build import public_names  # noqa: E402
 from scripts.house import REPOSITORY, House, template  # noqa: E402
 from sparsepipe.cli.command import parser  # noqa: E402
 
@@ -29,12 +32,17 @@ MARKERS = re.compile(
     rf"|(?:is|are|was) (?:not |no longer )?(?:here|there)(?= *[.,;:)]|$)|where {_CONDITION})\b"
     r"|(?:^|(?<=[.:;!] ))Where\b(?=[^.;!?]*,[^?]*$)"
 )
-_MARKUP = re.compile(r"\{[^{}]*\}|</?[a-z][^>]*>|`[^`]*`|\$[^$\n]*\$|https?://\S+|\]\([^)\s]*\)|&\w+;")
+_NAME = r"\"[\w.:/+-]+\""  # a list of such names counts as one word
+_MARKUP = re.compile(
+    rf"{_NAME}(?:, {_NAME})*|" r"\{[^{}]*\}|</?[a-z][^>]*>|`[^`]*`|\$[^$\n]*\$|https?://\S+|\]\([^)\s]*\)|&\w+;"
+)
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 # Ends of paragraphs, beginnings of list items, cells and headings.
 _PIECES = re.compile(r"(?:^|\n)\s*(?:[-*+]|\d+\.|#+|>|\|)\s|\n\s*\n|(?<!\\)\|| · ")
 _ENDS = re.compile(r"(?<=[.!?:])(?<!e\.g\.)(?<!i\.e\.)\s+")
 _FENCES = re.compile(r"^( *)(```|~~~).*?^\1\2[^\n]*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+_ARGUMENT = re.compile(r"^ +\w+(?:, \w+)*: ", re.MULTILINE)  # its name is no prose
+_MEMBERS = (FunctionType, classmethod, staticmethod, property, cached_property)
 _EXAMPLES = re.compile(r"^ *(?:>>>|\.\.\. ).*$", re.MULTILINE)
 
 
@@ -55,6 +63,7 @@ class Prose:
             ),
             "help": self._grouped(helps()),
             "docstrings": self._grouped(self._docstrings()),
+            "public names": self._grouped(public_docstrings()),
             "pages": self._grouped((self._name(path), path.read_text()) for path in self._pages()),
             "notebooks": self._grouped(
                 (self._name(path), cell.source)
@@ -143,7 +152,18 @@ def helps() -> Iterator[tuple[str, str]]:
     for name, verb in parser().verbs.items():
         for text in (verb.description, verb.epilog, *(action.help for action in verb._actions)):
             if text and text != "==SUPPRESS==":
-                yield name, text
+                yield name, text.partition("examples:\n")[0]
+
+
+def public_docstrings() -> Iterator[tuple[str, str]]:
+    """(module, docstring) of each name on the page of Python names, and of its public members."""
+    for module, names in public_names().items():
+        for value in names.values():
+            members = (
+                [] if not isinstance(value, type) else [vars(value)[name] for name in vars(value) if name[0] != "_"]
+            )
+            for documented in (value, *(member for member in members if isinstance(member, _MEMBERS))):
+                yield module, _ARGUMENT.sub("", inspect.getdoc(documented) or "")
 
 
 def split(text: str, *, remedies: bool = False) -> list[str]:

@@ -102,7 +102,7 @@ join_build
 # One set-up at a time in a folder; the next one waits, then finds it done.
 if has flock; then
   exec 9>>.setup-lock
-  flock -n 9 || { say "another set-up is at work here; waiting for it"; flock 9; }
+  flock -n 9 || { say "another set-up is running in this folder; waiting for it"; flock 9; }
   join_build
 fi
 is_installed || rm -f .venv/.setup-*
@@ -118,7 +118,7 @@ done
 need_mib=4000 # the virtual environment with a CPU build of torch, and the build of MinkowskiEngine beside it
 free_mib=$(df -Pm . | awk 'NR == 2 { print $4 }')
 if [ ! -x .venv/bin/python ] && [ "$free_mib" -lt "$need_mib" ]; then
-  fail "$free_mib MiB free in $PWD, at least $need_mib MiB needed; make room, then call again"
+  fail "$free_mib MiB free in $PWD, at least $need_mib MiB needed; make room, then run this script again"
 fi
 
 # --- Debian packages ------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ view_install=
 if [ $((${#build[@]} + ${#view[@]})) -gt 0 ] && may_install; then
   say "Debian packages: ${build[*]} ${view[*]}"
   : >"$apt_log"
-  apt-get -q update >>"$apt_log" 2>&1 || say "apt-get update failed (log: $apt_log); going on with the lists there are"
+  apt-get -q update >>"$apt_log" 2>&1 || say "apt-get update failed (log: $apt_log); continuing with the package lists on disk"
   if [ ${#build[@]} -gt 0 ]; then
     apt_install "${build[@]}" >>"$apt_log" 2>&1 || say "apt-get could not install ${build[*]} (log: $apt_log)"
     mapfile -t build < <(build_packages)
@@ -175,7 +175,7 @@ elif [ ${#view[@]} -gt 0 ]; then
   say "missing: ${view[*]} ($not_installed); without chromium no figure is exported as PDF, SVG or PNG"
 fi
 case " ${build[*]} " in
-  *-venv\ *) fail "$python cannot make virtual environments; install $python_package-venv, then call again" ;;
+  *-venv\ *) fail "$python cannot make virtual environments; install $python_package-venv, then run this script again" ;;
 esac
 
 # --- The virtual environment ----------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ pip_install() { # pip_install WHAT ARGUMENT...
   local what=$1
   shift
   if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@" >>"$log" 2>&1; then
-    fail "pip could not install $what: $(grep -a 'ERROR\|[Ee]rror:' "$log" | tail -n 1) (log: $log); check network and disk, then call again: it goes on from here"
+    fail "pip could not install $what: $(grep -a 'ERROR\|[Ee]rror:' "$log" | tail -n 1) (log: $log); check network and disk, then run this script again: it continues from here"
   fi
 }
 
@@ -222,7 +222,7 @@ fi
 # By .gitattributes git sees notebooks as they are without outputs; JupyterLab lets it look again after each save (lab.sh).
 if command -v git >/dev/null && git rev-parse --git-dir >/dev/null 2>&1; then
   git config filter.notebooks.clean '.venv/bin/python -P -m nbstripout --keep-id --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info"' ||
-    say "git cannot be told to leave notebooks' outputs out (its configuration cannot be written)"
+    say "git is not configured to omit the outputs of notebooks: its configuration cannot be written"
 fi
 
 .venv/bin/python -c 'import sparsepipe, torch' 2>>"$log" || fail "sparsepipe does not import: $(tail -n 1 "$log") (log: $log)"
@@ -246,6 +246,6 @@ if engine_works; then
 elif [ -e "$engine_stamp" ]; then
   say "MinkowskiEngine could not be built (log: .venv/minkowski-build.log): the native engine computes all networks"
 else
-  fail "the build of MinkowskiEngine was ended by a signal (log: .venv/minkowski-build.log); call again to repeat it"
+  fail "the build of MinkowskiEngine was ended by a signal (log: .venv/minkowski-build.log); run this script again to repeat it"
 fi
 say "ready"

@@ -62,8 +62,8 @@ FIGURES = SMALL | {  # on the same shapes: by themselves they read 1,437 handwri
     "also": ["2bw"],
     "updates": {"images": 8},
     "straggler_seeds": 1,
-    "replay_devices": 2,
-    "emulated_rules": ["quorum"],
+    "emulated_devices": 2,
+    "emulated_schemes": ["quorum"],
     "emulated_stragglers": 1,
     "emulated_minibatches": 2,
     "waiting_voxel_size": 0.1,  # of which the others have left a profile

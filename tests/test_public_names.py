@@ -5,14 +5,13 @@ import inspect
 import re
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sparsepipe as sp
-from scripts.docs.build import EXAMPLES_START
+from scripts.docs.build import EXAMPLES_START, documented_names, named_by_guides, resolve
 from scripts.docs.conf import as_restructured_text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -20,29 +19,7 @@ RUN = REPOSITORY / "tests" / "records_0_1_0" / "one"  # of two epochs
 SLOW = {"launch", "profile_model"}  # they start processes, or measure
 
 
-def resolve(name: str) -> Any:
-    """Return what a dotted name of the package is."""
-    value: Any = sp
-    for part in name.split("."):
-        value = getattr(value, part, None) or import_module(f"{value.__name__}.{part}")
-    return value
-
-
-def named_by_guides() -> set[str]:
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "notebooks").rglob("*.md")]
-    text = "\n".join(page.read_text() for page in pages)
-    return set(re.findall(r"\b(?:sp|sparsepipe)\.((?:[a-z_]+\.)*[A-Za-z]\w*(?:\.[a-z]\w+)?)(?=\W)", text))
-
-
-def public() -> dict[str, Any]:
-    """Each public class, function and method, by the name that comes first."""
-    names = [*sp.__all__, *sorted(named_by_guides() - set(sp.__all__))]
-    values = {name: resolve(name) for name in names}
-    once = {id(inspect.unwrap(value)): name for name, value in reversed(values.items()) if callable(value)}
-    return {name: values[name] for name in sorted(once.values())}
-
-
-PUBLIC = public()
+PUBLIC = documented_names()
 
 
 def fields_of(value: Any) -> list[str]:

@@ -109,7 +109,7 @@ FEWER = {"data make": ["--train", "4", "--test", "2"], "profile": ["--repeats", 
 
 def with_fewer(words: list[str]) -> list[str]:
     fewer = next((fewer for start, fewer in FEWER.items() if words[: len(start.split())] == start.split()), [])
-    return [*words, *(fewer if not {"--train", "--repeats"} & set(words) else [])]
+    return [*words, *fewer]  # the last value counts
 
 
 def run_command(words: list[str], folder: Path) -> str:

@@ -438,7 +438,7 @@ def test_the_link_is_measured_once_for_a_profile_and_kept(tmp_path, monkeypatch,
     plans = [partition(profile(), cluster, planner="optimal") for cluster in (first, second)]
     assert plans[0].to_json() | {"plan_seconds": 0} == plans[1].to_json() | {"plan_seconds": 0}
     assert plans[0].provenance["clusters"][0]["digest"] == first.digest
-    assert place.link(profile(), anew=True) == Link(2.5e8, 1e-4)
+    assert place.link(profile(), force=True) == Link(2.5e8, 1e-4)
     assert place.link(profile(0.5)) == Link(5e8, 1e-4)  # another profile, another hour
 
 
@@ -531,7 +531,7 @@ def test_a_campaign_says_which_of_its_runs_are_still_to_be_trained(tmp_path, cap
     assert again == campaign and list(records) == ["x", "y"]
     assert records["x"] is None and records["y"].name == "m-y-001"
     assert "from runs/m-y-001" in capsys.readouterr().out
-    assert campaign_of(tmp_path, plans, config, [profile()], anew=True)[1] == {"x": None, "y": None}
+    assert campaign_of(tmp_path, plans, config, [profile()], force=True)[1] == {"x": None, "y": None}
     assert campaign_of(tmp_path, plans, config, [profile(0.5)])[1] == {"x": None, "y": None}  # another profile
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs.build import broken, links_of_site, plain, public_names
+from scripts.docs.build import broken, links_of_site, plain, public_names, without_example
+from sparsepipe import Link
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -29,6 +30,10 @@ def test_links_that_lead_nowhere_and_pages_that_nobody_links_to_are_found(tmp_pa
 def test_each_public_name_is_on_the_page_once():
     names = [value for module in public_names().values() for value in module.values()]
     assert len({id(value) for value in names}) == len(names) > 100
+
+
+def test_a_name_without_an_example_is_found():
+    assert list(without_example({"dir": dir, "Link": Link})) == ["dir: no example"]
 
 
 def test_marks_of_help_are_no_markdown():

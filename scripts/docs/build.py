@@ -25,6 +25,7 @@ import nbformat
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+import sparsepipe as sp  # noqa: E402
 from sparsepipe.cli.command import parser  # noqa: E402
 from sparsepipe.study import NOTEBOOKS, PAGE, catalogue  # noqa: E402
 from sparsepipe.util.host.imports import python_command, python_environment  # noqa: E402
@@ -63,7 +64,7 @@ def main() -> int:
         if code := sphinx(source, built):
             return code
         copy_markdown(pages, source, built)
-        wrong = list(broken(built, pages))
+        wrong = [*broken(built, pages), *without_example(documented_names())]
         if wrong:
             print("\n".join(f"site: {line}" for line in wrong), file=sys.stderr)
             return 1
@@ -75,10 +76,7 @@ def main() -> int:
 
 def assemble(source: Path, figures: Path) -> list[str]:
     """Write all pages below `source`; return their names, without suffix, in the order of the contents."""
-    guides, background = (
-        [f"notebooks/{folder}/{path.name}" for path in sorted((REPOSITORY / "notebooks" / folder).glob("*.md"))]
-        for folder in ("guides", "background")
-    )
+    guides, background = listed("guides"), listed("background")
     for name in ("README.md", *PAGES, *guides, *background):
         write_page(source, name)
     executed = figures.parent / "runs" / "notebooks"
@@ -103,10 +101,19 @@ def assemble(source: Path, figures: Path) -> list[str]:
         for title, names in contents.items():
             rows = "\n".join(names)
             index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n:maxdepth: 1\n\n{rows}\n```\n")
-    if (figures / PAGE).exists():
-        with (source / "figures" / "README.md").open("a", encoding="utf-8") as gallery:
-            gallery.write(f'\n<a href="../../{PAGE}">The figures of the last batch on this machine</a>\n')
+    page = source / "figures" / "README.md"  # opens with the pictures
+    about, head, pictures = page.read_text(encoding="utf-8").partition("## Gallery\n")
+    title, _, about = about.partition("\n\n")
+    batch = f'<a href="../../{PAGE}">The figures of the last batch on this machine</a>\n\n'
+    write(page, f"{title}\n\n{batch * (figures / PAGE).exists()}{head}{pictures}\n## Files\n\n{about}")
     return ["index", *(name for names in contents.values() for name in names)]
+
+
+def listed(folder: str) -> list[str]:
+    """Return the pages of a folder in the order of the links in its README, which is the first."""
+    text = (REPOSITORY / "notebooks" / folder / "README.md").read_text(encoding="utf-8")
+    names = [path.name for path in (REPOSITORY / "notebooks" / folder).glob("*.md")]
+    return [f"notebooks/{folder}/{name}" for name in sorted(names, key=lambda name: text.find(f"]({name})"))]
 
 
 def write_page(source: Path, name: str) -> None:
@@ -131,26 +138,35 @@ def _index(match: re.Match[str]) -> str:
 
 
 def write_notebook(source: Path, name: str, executed: Path) -> None:
-    """Copy a notebook: as it was executed, if it was; else followed by the gallery's pictures of it."""
+    """Copy a notebook as it was executed; without pictures of its own it is followed by those of the gallery."""
     path = REPOSITORY / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(executed if executed.exists() else path, as_version=4)
+    drawn = False
+    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in tags(cell)]  # paths of a machine
     for cell in notebook.cells:
+        if "parameters" in tags(cell):
+            cell.metadata["tags"] = [*tags(cell), "hide-input"]  # as collapsed as in JupyterLab
         for output in cell.get("outputs", ()):
             if "data" in output:
                 output.data = {kind: value for kind, value in output.data.items() if kind in SHOWN}
+                drawn |= any(kind.startswith("image/") for kind in output.data)
                 for kind in output.data.keys() & {"text/html", "text/markdown"}:
                     output.data[kind] = links_of_site(output.data[kind], "../" * (1 + name.count("/")))
     up = "../" * (1 + name.count("/"))
     exported = catalogue.exported(path)
     head = notebook.cells[0]  # in an executed copy its picture is the exported one
     head.source = re.sub(r"\]\((?:\.\./)+[^)]*?(\w+)\.(?:png|webp)\)", rf"]({up}figures/gallery/\1.webp)", head.source)
-    if exported and not executed.exists():
-        text = "## Figures\n\nThis notebook has not run on this machine. Its figures of a run on two cores:\n\n"
+    if exported and not drawn:
+        text = "## Figures\n\nNo figure was drawn on this machine. The figures of a run on two cores:\n\n"
         pictures = "\n\n".join(f"![{figure}]({up}figures/gallery/{figure}.webp)" for figure in exported)
         notebook.cells.append(nbformat.v4.new_markdown_cell(text + pictures, id="gallery"))
     target = source / "notebooks" / f"{name}.ipynb"
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
+
+
+def tags(cell: nbformat.NotebookNode) -> list[str]:
+    return list(cell.metadata.get("tags", ()))
 
 
 def links_of_site(shown: str, up: str) -> str:
@@ -171,7 +187,8 @@ def command_line() -> str:
         for group in verb._action_groups:
             actions = [action for action in group._group_actions if action.dest not in _OF_ALL]
             if rows := "\n".join(filter(None, (option_row(verb, action) for action in actions))):
-                head = plain(": ".join(filter(None, [group.title, group.description])).rstrip("."))
+                title = (group.title or "").removeprefix("positional ")
+                head = plain(": ".join(filter(None, [title, group.description])).rstrip("."))
                 parts.append(f"\n**{head[:1].upper()}{head[1:]}**\n\n| option | meaning |\n|---|---|\n{rows}\n")
         if verb.epilog:
             parts.append(f"\n```text\n{verb.epilog}\n```\n")
@@ -206,6 +223,33 @@ def public_names() -> dict[str, dict[str, Any]]:
                 shown.add(id(value))
                 modules[module][name] = value
     return modules
+
+
+def resolve(name: str) -> Any:
+    """Return what a dotted name of the package is."""
+    value: Any = sp
+    for part in name.split("."):
+        value = getattr(value, part, None) or import_module(f"{value.__name__}.{part}")
+    return value
+
+
+def named_by_guides() -> set[str]:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "notebooks").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    return set(re.findall(r"\b(?:sp|sparsepipe)\.((?:[a-z_]+\.)*[A-Za-z]\w*(?:\.[a-z]\w+)?)(?=\W)", text))
+
+
+def documented_names() -> dict[str, Any]:
+    """Return each class, function and method of `sparsepipe.__all__` and of the guides, by its first name."""
+    names = [*sp.__all__, *sorted(named_by_guides() - set(sp.__all__))]
+    values = {name: resolve(name) for name in names}
+    once = {id(inspect.unwrap(value)): name for name, value in reversed(values.items()) if callable(value)}
+    return {name: values[name] for name in sorted(once.values())}
+
+
+def without_example(names: dict[str, Any]) -> Iterator[str]:
+    """Say which names have no example in their docstring."""
+    yield from (f"{name}: no example" for name, value in names.items() if ">>> " not in (inspect.getdoc(value) or ""))
 
 
 # What the examples of docstrings begin with; tests/test_public_names.py runs them so.

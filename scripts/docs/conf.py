@@ -11,7 +11,8 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napole
 root_doc = "index"
 html_theme, html_title = "furo", f"SparsePipe {version}"
 html_copy_source = html_show_sourcelink = False  # each page's .md lies next to it
-html_show_sphinx = False
+html_show_sphinx = html_show_search_summary = False  # summaries are fetched, which no page from disk may
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 
 # Pages are read as GitHub shows them.
 myst_enable_extensions = ["html_image", "dollarmath"]
@@ -22,6 +23,7 @@ suppress_warnings = ["myst.header"]  # the gallery's headings begin at level 3
 nb_execution_mode = "off"
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # of what cells show: with tables
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # they stand in the signature's place, and are long

@@ -147,7 +147,7 @@ def _simulate(verb: Parser) -> None:
     machine_options(verb)
     layout_option(verb)
     of_layout = [rows(PlanSettings)[name] for name in ("schedule", "num_microbatches")]
-    setting_options(verb, of_layout, defaults={"schedule": f"{LAYOUT_SCHEDULE}, of --layout alone"})
+    setting_options(verb, of_layout, defaults={"schedule": f"{LAYOUT_SCHEDULE}, for --layout"})
     replication_option(verb)
     inject_option(verb)
     replan_option(verb)

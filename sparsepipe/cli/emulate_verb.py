@@ -46,7 +46,7 @@ def emulate_options(verb: Parser) -> None:
         "--launcher",
         choices=tuple(LAUNCHERS),
         default=LOCAL,
-        help="where processes sleep: on this machine, or over ssh or Ray on the cluster's hosts (default: local)",
+        help="hosts of the sleeping processes: this machine, or those of the cluster over ssh or Ray (default: local)",
     )
     ray_address_option(verb)
     setting_options(verb, [rows(SimulationSettings)["minibatches"]])

@@ -182,7 +182,7 @@ def _training(settings: Mapping[str, Any], batch_size: int | None) -> ScriptTrai
     if is_table(str(settings["model"])):
         raise InputError(
             "export.table_model",
-            f"--model {settings['model']}: torch cuts torch modules alone; export without --to",
+            f"--model {settings['model']}: torch cuts only torch modules; export without --to",
         )
     from torch.utils.data import DataLoader  # here: it takes seconds
 

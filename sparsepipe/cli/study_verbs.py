@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def verify(options: argparse.Namespace) -> Answer:
-    """Give a verdict on each claim by its results; run nothing."""
+    """Give a verdict on each claim from its results; run nothing."""
     study = _opened(options)
     return _verdicts(study, study.verdicts(study.chosen(options.names)))
 
@@ -126,7 +126,7 @@ def _of_faults(study: "Study") -> str:
 OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "study kick": ("run the claims that take five minutes together", _starting),
     "study run": ("run the commands of claims, continue an interrupted run", _run),
-    "study verify": ("give a verdict on each claim by its results", _verify),
+    "study verify": ("give a verdict on each claim from its results", _verify),
     "study bundle": ("write a folder for an archive, with an appendix", _bundle),
 }
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

@@ -147,7 +147,7 @@ def _launch_options(verb: Parser) -> None:
 
 
 def _summary(group: type) -> str:
-    return (group.__doc__ or "").partition("\n")[0].rstrip(".")
+    return (group.__doc__ or "").partition("\n")[0].rstrip(".").removeprefix("Configure ")
 
 
 _PREDICTING = (

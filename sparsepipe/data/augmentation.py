@@ -87,12 +87,12 @@ class Augmentation:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings; those that earlier versions had not only if they change something: digests stay."""
+        """Return the settings as JSON. Settings of later versions are included only if they change something."""
         return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Augmentation":
-        """Read what `to_json` wrote. Raises InputError for an unknown setting."""
+        """Read the output of `to_json`. Raises InputError for an unknown setting."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(document) - known):
             raise InputError(
@@ -102,7 +102,7 @@ class Augmentation:
         return cls(**{name: _as_tuple(value) for name, value in document.items()})
 
     def apply(self, cloud: Cloud, *, seed: int) -> Cloud:
-        """Return the cloud changed: labels and attributes stay with their points, normals turn with them."""
+        """Return the changed cloud. Labels and attributes stay with their points; normals are rotated."""
         rng = np.random.default_rng(seed)
         cloud = self._thinned(cloud, rng)
         points = cloud.points

@@ -40,12 +40,17 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class PointBatch:
-    """Samples side by side.
+    """Store the voxels of several samples as one minibatch.
 
-    `coordinates` int32 [N, 1+D], the sample index first; `features` float32 [N, C]. Rows of one sample stand together,
-    samples in order, no voxel twice. `labels` int64 are classes from 0: one for each sample, [B], or with `per_voxel`
-    one for each voxel, [N], IGNORED (-100, as torch's cross_entropy has it) where a voxel has no class.
-    Raises InputError if any of this does not hold.
+    Attributes:
+        coordinates: int32 [N, 1+D], the index of the sample first. Rows of a sample are contiguous, samples are in
+            order, and no voxel occurs twice.
+        features: float32 [N, C].
+        labels: int64, classes from 0: one for each sample [B], or with `per_voxel` one for each voxel [N]. IGNORED
+            (-100, as in torch's cross_entropy): no class.
+
+    Raises:
+        InputError: Tensors that do not satisfy this.
     """
 
     coordinates: Tensor
@@ -122,12 +127,12 @@ class PointBatch:
 
     @property
     def target(self) -> Tensor:
-        """Return what the loss takes besides the output."""
+        """Return the target of the loss."""
         return self.labels
 
     @property
     def size(self) -> int:
-        """Return what a minibatch's costs grow with: its active voxels."""
+        """Return the size that costs depend on: the number of active voxels."""
         return self.num_voxels
 
     @property
@@ -141,14 +146,14 @@ class PointBatch:
         return torch.bincount(self.coordinates[:, 0].long(), minlength=len(self))
 
     def samples(self) -> tuple[Sample, ...]:
-        """Take the minibatch apart again: the inverse of `collate`."""
+        """Split the minibatch into its samples: the inverse of `collate`."""
         counts = self.voxel_counts.tolist()
         labels = self.labels.split(counts) if self.per_voxel else self.labels.tolist()
         rows = zip(self.coordinates[:, 1:].split(counts), self.features.split(counts), labels, strict=True)
         return tuple(Sample(coordinates, features, label) for coordinates, features, label in rows)
 
     def take(self, indices: Sequence[int]) -> "PointBatch":
-        """Return the chosen samples, whole, in the order given. A sample's voxels never part."""
+        """Return the chosen samples, complete and in the given order."""
         samples = self.samples()
         for index in indices:
             if not 0 <= index < len(samples):

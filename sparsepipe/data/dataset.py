@@ -113,7 +113,7 @@ class _View:
 
 
 class VoxelDataset:
-    """Samples of one split, ordered by class, then name. They are read on first use and cached."""
+    """Read the samples of one split, ordered by class, then by name. Samples are read on first use and cached."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class VoxelDataset:
 
     @property
     def files(self) -> tuple[SampleFile, ...]:
-        """Return the file of each sample; in an evaluation with crops or views several samples have one."""
+        """Return the file of each sample. In an evaluation with crops or views, several samples share a file."""
         return self._sources if self._views is None else tuple(view.file for view in self._views)
 
     @property
@@ -185,7 +185,7 @@ class VoxelDataset:
 
     @property
     def size_changes(self) -> bool:
-        """Return whether samples are of other points in each epoch: of a random crop, or of scenes that are mixed."""
+        """Return whether the points of a sample change in each epoch, by random crops or mixed scenes."""
         recipe = self.recipe
         mixes = recipe.augmentation is not None and bool(recipe.augmentation.mix)
         return mixes or (recipe.crop is not None and self.split == _TRAIN)
@@ -240,7 +240,7 @@ class VoxelDataset:
         return [list(map(tuple, part.tolist())) for part in parts]
 
     def name(self, index: int) -> str:
-        """Return a sample's path inside the data set."""
+        """Return the path of a sample in the data set."""
         return self.files[index].name
 
     @property
@@ -250,7 +250,7 @@ class VoxelDataset:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """Each sample's class. Raises InputError if only voxels have classes."""
+        """Class of each sample. Raises InputError if only voxels have classes."""
         if not self.folder.classes:
             raise InputError(
                 "dataset.no_class_labels",
@@ -260,41 +260,41 @@ class VoxelDataset:
 
     @property
     def size_unit(self) -> str:
-        """Return what a minibatch's costs grow with."""
+        """Return the unit of the size that costs depend on."""
         return "voxels"
 
     @property
     def targets_are_labels(self) -> bool:
-        """Return whether samples have classes as a whole, which need no reading."""
+        """Return whether each sample has one class, which is known without reading it."""
         return self.task != SEGMENTATION
 
     @property
     def loss(self) -> str:
-        """The name of the loss that they are trained with."""
+        """Name of the default loss."""
         return "voxels" if self.task == SEGMENTATION else "classes"
 
     @property
     def facts(self) -> dict[str, object]:
-        """Return what a network's builder may ask of the data."""
+        """Return the properties of the data that a function which builds a network may take."""
         return {"num_classes": len(self.classes), "in_channels": self.in_channels}
 
     def sample_sizes(self) -> list[int]:
-        """Return the voxels of each sample: all are read for it."""
+        """Return the number of voxels of each sample. Reads all samples."""
         return list(self.voxel_counts().tolist())
 
     @property
     def in_channels(self) -> int:
-        """Count the features of a voxel: a network's `in_channels`."""
+        """Return the number of features of a voxel: `in_channels` of a network."""
         return self.recipe.in_channels
 
     @property
     def synthetic(self) -> bool:
-        """Return whether the shapes were generated: figures made from them must say so in their title."""
+        """Return whether the shapes were generated. Titles of their figures say so."""
         return self.folder.synthetic
 
     @property
     def origin(self) -> dict[str, object]:
-        """Return the source of the samples and how they were made, for records: JSON-ready, without absolute paths."""
+        """Return source and preparation of the samples, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
             paths = (path for file in self._sources for path in (file.path, *file.companions))
             self._digest = files_digest(paths, [(file.name, file.num_bytes) for file in self._sources])
@@ -313,18 +313,18 @@ class VoxelDataset:
     def look(self) -> None:
         """Check that all files exist, without reading them. Raises InputError if one is empty or unreadable.
 
-        What it costs is a question to the file system for each: a run does so before it begins.
+        This costs one file-system call per file. Runs do it before they start.
         """
         look_at((path for file in self._sources for path in (file.path, *file.companions)), self.split)
 
     def points(self, index: int) -> np.ndarray:
-        """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
+        """Return the points of one sample before augmentation and voxelization: float64 [P, 3]. Not cached."""
         return self._placed(self._cloud(index, self.read(self.files[index])), self.files[index]).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
         """Return one voxelized sample. Raises InputError that names the file if it cannot be read.
 
-        `epoch` matters with an augmentation alone: then a sample is decided by seed, name and epoch.
+        With an augmentation, the sample depends on seed, name and `epoch`.
         """
         if self._changes:
             return self._augmented(index, epoch)
@@ -340,7 +340,10 @@ class VoxelDataset:
         return sample
 
     def address(self, index: int) -> Address:
-        """Read a sample's file again to say where its voxels lie there, without augmentation. Not kept."""
+        """Read the file of a sample again, and return the position of its voxels there, without augmentation.
+
+        Not cached.
+        """
         file, voxel_size = self.files[index], self.recipe.voxel_size
         content = self.read(file)
         upright = self._cloud(index, content, turned=False)
@@ -362,11 +365,11 @@ class VoxelDataset:
         return Address(rows.astype(np.int32), origin, edge, voxel_of)
 
     def made(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
-        """Voxelize what was read of a file, without augmentation. Raises InputError that names the file."""
+        """Voxelize the content of a file, without augmentation. Raises InputError that names the file."""
         return self._voxelized(self._placed(self._drawn(file, content, self.recipe.most_points), file), file)
 
     def examined(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
-        """Look at all points that were read of a file, then voxelize it. Raises InputError that names the file."""
+        """Check all points of a file's content, then voxelize it. Raises InputError that names the file."""
         if self.task == SEGMENTATION:
             self.point_labels(content, file)
         sample = self.made(file, content)
@@ -377,10 +380,10 @@ class VoxelDataset:
     def near_origin(self, steps: tuple[int, ...] | None, *, reach: int | None = None) -> "VoxelDataset":
         """Return this split with metric clouds moved near the origin in each `batch`, by multiples of `steps` voxels.
 
-        A sample beyond an engine's `reach` (see `reach.reach`) is refused when it is read, with its file and point.
-        With a network's coarsest tensor stride as `steps` nothing else changes: where a cloud lies, on a map of a whole
-        country too, then makes no difference to what the network computes, bit for bit. None, of a network that places
-        voxels in a dense grid, moves nothing, nor are clouds moved that were scaled to the unit cube.
+        With the network's coarsest tensor stride as `steps`, results are bit-identical, even for clouds far away on a
+        map. A sample beyond an engine's `reach` (see `reach.reach`) raises InputError with its file and point when it
+        is read. None, for networks that place voxels in a dense grid, moves nothing. Clouds scaled to the unit cube are
+        not moved.
         """
         moved = copy(self)
         moved._bounds = steps if self.folder.metric else None, reach
@@ -411,7 +414,7 @@ class VoxelDataset:
         return turned
 
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
-        """Return the chosen samples of an epoch side by side, in the order given."""
+        """Return the chosen samples of an epoch as one minibatch, in the given order."""
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(
@@ -423,7 +426,7 @@ class VoxelDataset:
         return collate([self.placed(index, epoch=epoch) for index in indices])
 
     def placed(self, index: int, *, epoch: int = 0) -> Sample:
-        """Return a sample as `batch` has it. Raises InputError if it lies beyond the engine's reach."""
+        """Return a sample as it is in a `batch`. Raises InputError if it lies beyond the engine's reach."""
         sample, file = self.sample(index, epoch=epoch), self.files[index]
         placed = self._within_reach(sample)
         if placed is None:
@@ -480,7 +483,7 @@ class VoxelDataset:
     # --- one sample, step by step -------------------------------------------------------------------------------
 
     def read(self, file: SampleFile) -> Mesh | Cloud:
-        """Return what a file holds. The last one stays in memory if several samples are parts of it."""
+        """Return the content of a file. The last one stays in memory if several samples are parts of it."""
         if self._views is None:
             return self.folder.read(file)
         last = self._last_read  # another thread may replace it

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 
 def info(source: Path | str, **options: Any) -> dict[str, Any]:
-    """Describe a data set by its folder, its manifest's name or a function of one's own, ready for JSON.
+    """Describe a data set by its folder, the name of its manifest, or a function of your own.
 
-    Of clouds: see `folder.info`, nothing is read. Of examples: see `examples.inspection.info`, which has `options`.
+    The result can be written as JSON.
+
+    Clouds are not read: see `folder.info`. Other data sets take the `options` of `examples.inspection.info`.
     """
     if is_examples(source):
         from .examples import inspection  # here: it waits for torch
@@ -39,9 +41,9 @@ def info(source: Path | str, **options: Any) -> dict[str, Any]:
 def check(
     source: Path | str, *, progress: Callable[[str], None] | None = None, **options: Any
 ) -> "Report | ExampleReport":
-    """Read every sample of a data set once and report what would stop a run.
+    """Read every sample of a data set once, and report the problems that would stop a run.
 
-    Of clouds: see `inspection.check`, of examples `examples.inspection.check`, for their `options`.
+    `options` are those of `inspection.check` for clouds, and of `examples.inspection.check` for other data sets.
     """
     if is_examples(source):
         from .examples import inspection as of_examples  # here: it waits for torch

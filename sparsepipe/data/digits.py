@@ -15,10 +15,11 @@ _NUM_TEST = 360  # the last fifth
 
 
 def make_digits(out: Path | str) -> Path:
-    """Write 1437 clouds for training and 360 for testing below `out`, of 841 points each, and return it.
+    """Generate 1,437 clouds for training and 360 for testing in `out`, of 841 points each, from scikit-learn's digits.
 
-    A cloud is the surface x, y, ink over a grid four times as fine as the 8 x 8 pixels. The folder appears whole or not
-    at all, and is left as it is where another process was faster. Raises InputError if it cannot be written.
+    A cloud is the surface x, y, ink over a grid four times as fine as the 8 × 8 pixels. The folder is written
+    completely or not at all, and an existing one is reused. Returns the folder. Raises InputError if it cannot be
+    written.
     """
     import h5py  # here: a listing of data sets need not wait for them
     from sklearn.datasets import load_digits

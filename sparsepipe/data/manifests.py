@@ -41,7 +41,10 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Describe a data set. `folder` is the name of its folder once unpacked; `splits` are (name, samples)."""
+    """Describe a data set by its manifest.
+
+    `folder` is the name of its unpacked folder; `splits` are (name, samples).
+    """
 
     name: str
     title: str
@@ -59,7 +62,7 @@ class Manifest:
 
     @property
     def verifiable(self) -> bool:
-        """Return whether `fetch` will take it: every file has a SHA-256, or the data set is made here."""
+        """Return whether `fetch` accepts it: every file has a SHA-256, or the data set is generated."""
         return bool(self.generator) or bool(self.files) and all(file.sha256 for file in self.files)
 
 
@@ -76,7 +79,10 @@ def manifests_folder() -> Path:
 
 
 def list_datasets(manifests: Path | None = None, *, damaged: list[str] | None = None) -> tuple[Manifest, ...]:
-    """Read every manifest, by name. One that is malformed goes to `damaged`, without which it raises InputError."""
+    """Read all manifests, by name.
+
+    A malformed one is added to `damaged`, or raises InputError if `damaged` is not given.
+    """
     found = []
     for path in _manifest_paths(manifests):
         try:

@@ -6,11 +6,12 @@ KEEP, MERGE, DROP = LAST_MINIBATCH = ("keep", "merge", "drop")  # what becomes o
 
 
 def sizes(num_samples: int, batch_size: int, *, last: str = KEEP) -> tuple[int, ...]:
-    """Return how many samples each minibatch of an epoch has: known from these numbers alone.
+    """Return the number of samples of each minibatch of an epoch.
 
-    All have `batch_size` but the last, which has what is left. `last` says what becomes of it: it is kept; merged,
-    if it has a single sample, into the one before; or dropped, unless it is the only one. A minibatch of one sample
-    may have one voxel left in a coarse layer, over which batch norm cannot normalise; of two samples two are left.
+    All minibatches have `batch_size` samples except the last one, which has the rest. `last` determines what happens to
+    it: "keep"; "merge" it into the one before if it has a single sample; or "drop" it unless it is the only one. A
+    minibatch of one sample may have a single voxel in a coarse layer, which batch norm cannot normalize; one of two
+    samples has at least two.
     """
     if last not in LAST_MINIBATCH:
         raise InputError(

@@ -29,9 +29,9 @@ _PRICE = 0.004  # of a move by one position, in costs of a mean minibatch, times
 def minibatches(
     num_samples: int, *, batch_size: int, seed: int = 0, epoch: int = 0, shuffle: bool = True, last: str = KEEP
 ) -> Minibatches:
-    """Deal sample indices into minibatches: each sample once, the last minibatch as `sizes` says.
+    """Compose minibatches of sample indices: each sample once, the last minibatch as in `sizes`.
 
-    The order depends on `seed` and `epoch` alone, so every process can compute it for itself.
+    The order depends only on `seed` and `epoch`, so every process can compute it by itself.
     """
     rng = _checked(num_samples, batch_size, seed, epoch)
     order = rng.permutation(num_samples) if shuffle else np.arange(num_samples)
@@ -51,42 +51,46 @@ def compose(
     stages: int | StageSeconds = 1,
     step: int = 1,
 ) -> Minibatches:
-    """Compose the minibatches of an epoch from the sizes of all samples, and order them. Each sample comes once.
+    """Compose the minibatches of an epoch from the sizes of all samples, and order them. Each sample occurs once.
 
     A minibatch has `batch_size` samples, or as many as a `budget` of size holds. With a budget, the samples of a window
-    of a shuffled epoch are packed into as few minibatches as hold them, of about equal size; every epoch has the same
-    number of minibatches. The result depends on the arguments alone, so every process can compute it for itself.
+    of a shuffled epoch are packed into as few minibatches as possible, of about equal size. Every epoch has the same
+    number of minibatches. The result depends only on the arguments, so every process can compute it by itself.
 
     - `shuffle`: random order; with `batch_size` that of `minibatches`.
-    - `snake`: the contents of `shuffle`, sorted within windows by size, up and down in turn.
-    - `planned`: samples are dealt to minibatches of like size within windows. The order is a trade: a difference of
-      size between neighbours makes stages wait, and moving a minibatch away from its random position has a price.
-      With a single stage, or equal sizes, it is random. With `step` above 1 each step gets minibatches of like size,
-      and the order of steps is random.
+    - `snake`: the minibatches of `shuffle`, sorted within windows by size, alternately up and down.
+    - `planned`: samples are distributed over minibatches of similar size within windows. The order balances two costs:
+      a difference of size between neighbours makes stages wait, and a minibatch that moves away from its random
+      position makes the order less random. With a single stage, or with equal sizes, the order is random. With `step`
+      above 1, each step gets minibatches of similar size, and the order of the steps is random.
 
     Args:
-        sizes: of each sample, such as its voxels; above 0.
-        batch_size: samples of a minibatch; exactly one of `batch_size` and `budget` is given.
-        budget: most of the sizes' sum in a minibatch, in the same unit.
-        order: one of `ORDERS`.
-        seed: of all epochs.
-        epoch: number of the epoch, from 0.
-        last: what becomes of a last minibatch below `batch_size` samples, see `sizes`. It stays the last.
-        window: minibatches among which samples and minibatches are exchanged. Default: 32 for `snake`; for `planned`
-            more with more stages.
-        stages: of the pipeline: `planned` keeps minibatches nearer to random with fewer. Their number, if costs are in
-            proportion to size; else a function that returns the seconds of each stage, [minibatches, stages], from
-            the sizes of minibatches.
-        step: minibatches of one synchronous step, over all microbatches, replicas and pipelines.
+        sizes: Size of each sample, such as its number of voxels; above 0.
+        batch_size: Number of samples per minibatch. Give exactly one of `batch_size` and `budget`.
+        budget: Maximum sum of the sizes in a minibatch, in the same unit.
+        order: One of `ORDERS`.
+        seed: Random seed of all epochs.
+        epoch: Number of the epoch, from 0.
+        last: Treatment of a last minibatch with fewer than `batch_size` samples, see `sizes`. It stays the last one.
+        window: Number of minibatches among which samples and minibatches are exchanged. Default: 32 for `snake`; for
+            `planned` more with more stages.
+        stages: Stages of the pipeline, for `planned`: with fewer stages, minibatches stay nearer to a random order.
+            Their number if costs are proportional to size; else a function that returns the seconds of each stage,
+            [minibatches, stages], from the sizes of minibatches.
+        step: Minibatches per synchronous step, over all microbatches, replicas and pipelines.
 
     Returns:
         The sample indices of each minibatch.
 
     Raises:
-        InputError: for a size that is not above 0, and for a sample above the budget.
+        InputError: A size that is not above 0, or a sample above the budget.
 
-    >>> compose([5, 1, 1, 1, 4], budget=6, order="snake")
-    ((3, 4), (0, 1), (2,))
+    Example:
+        >>> sp.data.compose([5, 1, 1, 1, 4], budget=6, order="snake")
+        ((3, 4), (0, 1), (2,))
+
+    See also:
+        guides/scenes_of_varying_size
     """
     given = _checked_sizes(sizes, budget, batch_size)
     if order not in ORDERS:
@@ -132,13 +136,13 @@ def voxel_balanced_minibatches(
     window: int = 16,
     last: str = KEEP,
 ) -> Minibatches:
-    """Deal samples so that minibatches hold about equally many voxels, and replicas so get equal work.
+    """Compose minibatches with similar numbers of voxels, so that replicas get equal work.
 
-    Each sample comes once; all minibatches have `batch_size` samples but the last, see `sizes`. A shuffled
-    epoch is cut into windows of so many minibatches; within one, samples are dealt by size, rank by rank, the largest
-    of a rank to the minibatch with the fewest voxels yet, then exchanged between the richest and the poorest. Totals of
-    a window never differ by more than its samples do. A larger window evens out more, a smaller one mixes more from
-    epoch to epoch.
+    Each sample occurs once. All minibatches have `batch_size` samples except the last one (see `sizes`). A shuffled
+    epoch is cut into windows of `window` minibatches. Within a window, samples are distributed by size, the largest to
+    the minibatch with the fewest voxels, and then exchanged between the largest and the smallest minibatch. The totals
+    of a window differ by at most the difference of two of its samples. A larger window balances better, a smaller one
+    mixes more from epoch to epoch.
     """
     counts = np.asarray(voxel_counts)
     rng = _checked(len(counts), batch_size, seed, epoch)
@@ -156,12 +160,12 @@ def voxel_balanced_minibatches(
 def bucketed_minibatches(
     sample_sizes: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 100, last: str = KEEP
 ) -> Minibatches:
-    """Deal samples so that those of a minibatch are of like size, and little of it is padding.
+    """Compose minibatches of samples of similar size, so that little of a minibatch is padding.
 
-    Each sample comes once; all minibatches have `batch_size` samples but the last, see `sizes`. A shuffled epoch is cut
-    into windows of so many minibatches; within one, samples are sorted by size, equals by lot, and cut to minibatches,
-    whose order is then drawn over the whole epoch. A larger window pads less, a smaller one mixes more from epoch to
-    epoch. What is left for the last minibatch is drawn from all sizes.
+    Each sample occurs once. All minibatches have `batch_size` samples except the last one (see `sizes`). A shuffled
+    epoch is cut into windows of `window` minibatches. Within a window, samples are sorted by size (equal ones at
+    random) and cut into minibatches; the order of all minibatches is then drawn at random. A larger window pads less, a
+    smaller one mixes more from epoch to epoch. The samples of the last, smaller minibatch are drawn from all sizes.
     """
     counts = np.asarray(sample_sizes, dtype=np.int64)
     rng = _checked(len(counts), batch_size, seed, epoch)
@@ -180,10 +184,11 @@ def bucketed_minibatches(
 def class_balanced_minibatches(
     labels: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, last: str = KEEP
 ) -> Minibatches:
-    """Draw minibatches in which classes are equally frequent: within one, no class has two samples more than another.
+    """Compose minibatches with equal class frequencies: the counts of two classes differ by at most one.
 
-    An epoch has as many samples as the data, so those of small classes come several times and those of large ones not
-    always; no sample of a class comes twice more than another of it. Raises InputError without labels.
+    An epoch has as many samples as the data set. Samples of small classes therefore occur several times, and some
+    samples of large classes do not occur. Counts of two samples of one class differ by at most one. Raises InputError
+    without labels.
     """
     rng = _checked(len(labels), batch_size, seed, epoch)
     members = [np.flatnonzero(np.asarray(labels) == label) for label in np.unique(labels)]

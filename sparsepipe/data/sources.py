@@ -21,10 +21,12 @@ def user_cache() -> Path:
 
 
 def find(source: str | Path) -> Path:
-    """Return the folder of a data set given by path or by its manifest's name; one that is made here is made now.
+    """Return the folder of a data set, given by its path or by the name of its manifest.
 
-    Raises InputError if it is neither, if no network learns from what the manifest describes, and if no data
-    folder holds it yet.
+    Synthetic data sets are generated.
+
+    Raises InputError for another name, for a manifest whose data no network can learn from, and if no data folder
+    contains the data set.
     """
     path = expanded(source)
     if path.exists() or isinstance(source, Path) or os.sep in source:

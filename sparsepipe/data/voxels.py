@@ -30,9 +30,9 @@ class OutOfReach(InputError):
 
 
 def unit_cube(points: np.ndarray) -> np.ndarray:
-    """Move and scale a cloud so that it starts at 0 and its longest side is 1: float64 [P, D]. Proportions stay.
+    """Move and scale a cloud so that it starts at 0 and its longest side is 1: float64 [P, D]. Proportions are kept.
 
-    Raises InputError if there is no point, a coordinate is not finite, or all points coincide.
+    Raises InputError if there are no points, a coordinate is not finite, or all points coincide.
     """
     points = _checked(points)
     low, extent = cube_of(points)
@@ -54,8 +54,8 @@ def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
 def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
     """Return the voxels that `points` [P, D] occupy: floor(point / voxel_size), int32 [V, D], each once.
 
-    The order is lexicographic, so it does not depend on the order of the points.
-    Raises InputError for NaN or infinite points, none at all, a voxel size not above 0, or voxels beyond int32.
+    Voxels are in lexicographic order, which does not depend on the order of the points. Raises InputError for no
+    points, NaN or infinite points, a voxel size that is not above 0, or voxels beyond int32.
     """
     return voxel_index(points, voxel_size)[0]
 

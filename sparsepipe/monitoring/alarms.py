@@ -8,7 +8,7 @@ from .factors import Pair
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A lasting change of one rank's pace, or of one link's; `link` is a pair of ranks, the lower first."""
+    """Lasting change of the speed of one rank, or of one link. `link` is a pair of ranks, the lower one first."""
 
     minibatch: int  # at which it was found
     began: int  # the minibatch at which it began, as far as can be told
@@ -37,7 +37,7 @@ class Alarm:
         return f"{subject} {verb} {self.factor:.2g} times {own} since minibatch {self.began}{before}"
 
     def to_json(self) -> dict[str, Any]:
-        """A row of a record's drift.jsonl."""
+        """Return the row of drift.jsonl."""
         whose = _whose(self)
         numbers = {name: getattr(self, name) for name in ("minibatch", "began", "recovered")}
         times = {name: round(getattr(self, name), 4) for name in ("factor", "before", "seconds")}
@@ -46,7 +46,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """State of one rank or one link, a row of a table."""
+    """State of one rank or one link, as a row of a table."""
 
     rank: int | None
     link: Pair | None

@@ -54,7 +54,7 @@ class Caution:
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan to follow from now on, and why."""
+    """Plan to follow from now on, and the reason."""
 
     plan: Plan  # the present one where nothing is to change
     changes: bool
@@ -74,7 +74,7 @@ class Decision:
         return sum(move.num_bytes for move in self.moves)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a row of a record holds; the plan is kept beside it."""
+        """Return the decision as a row of a record. The plan is stored separately."""
         return {
             "changes": self.changes,
             "predicted_gain_seconds": self.gain_seconds,
@@ -107,16 +107,26 @@ def decide(
     caution: Caution = CAUTION,
     believed: Callable[[Plan, float], float] = lambda plan, share: share,
 ) -> Decision:
-    """Choose the plan that gains most over `minibatches_left` after its cost, if that is worth it.
+    """Choose the plan with the largest gain over `minibatches_left` after the cost of the change.
 
-    `minibatches_left`: those of the run, or as many as devices are expected to stay as they are for (`Replanner`).
-    `profile` and `cluster` are those that `plan` was made for, `factors` say how they are now. Looked at are the
-    optimal plan, the present stages and devices with other cuts, and the plans `known`, such as the one that the job
-    began with. `also`: other ways that devices may be, as far as measurements tell; a change counts for the least that
-    it gains in any of them. Any of the cluster's devices may be left out, or taken in. `seconds_per_minibatch` is what
-    one takes now as measured; gains are in proportion to it. `believed` says by which share minibatches will be shorter
-    under a plan where the simulator says one. Raises InputError for a plan that does not go with the profile and the
-    cluster.
+    The present plan is kept if no gain is large enough.
+
+    Candidates are the optimal plan, the present stages and devices with other split points, and the plans in `known`,
+    such as the first plan of the job. Any device of the cluster may be left out or added.
+
+    Args:
+        plan: Present plan of the job.
+        profile: Profile that the plan was made for.
+        cluster: Cluster that the plan was made for.
+        factors: Present slowdown of each device and link.
+        minibatches_left: Remaining minibatches of the run, or the number for which devices are expected to stay as they
+            are.
+        also: Other possible slowdowns, given the measurements. The gain of a change is the least gain in any of them.
+        seconds_per_minibatch: Measured time per minibatch; gains are in proportion to it.
+        believed: Function that corrects the simulated gain of a plan by earlier outcomes.
+
+    Raises:
+        InputError: A plan that does not fit the profile and the cluster.
     """
     plan.check(profile.graph, cluster)
     ways = [one.scaled(profile, cluster) for one in (factors, *also)]

@@ -258,9 +258,10 @@ class Watch:
         self.links: dict[Pair, Series] = {}  # those that anybody waited for
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """Switch to another plan of the same network, from a minibatch on; what is known of the devices stays.
+        """Switch to another plan of the same network, from a minibatch on. The known slowdowns of the devices stay.
 
-        Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learned again.
+        Ranks have other layers then, for which the profile may have other errors. The usual time of each rank is
+        therefore estimated again.
         """
         expected, before = Expected(self.profile, self.cluster, plan), self._era(first_minibatch).expected.plan
         others = {rank for rank in plan.ranks if _layers(plan, rank) != _layers(before, rank)}
@@ -270,10 +271,12 @@ class Watch:
     def see(
         self, spans: Iterable[Span], sizes: Mapping[int, float], left_out: Iterable[LeftOutWork] = ()
     ) -> list[Alarm]:
-        """Take new spans, those of each rank in the order of time, and the sizes of minibatches by their numbers.
+        """Process new spans, those of each rank in time order, and the sizes of minibatches by number.
 
-        Sizes may come before or after the spans of their minibatches, and ranks in any order. What is no training is
-        passed over. `left_out`: new times of ranks that the plan leaves out. Returns the alarms that all this raises.
+        Returns new alarms.
+
+        Sizes may come before or after the spans of their minibatches, and ranks in any order. Spans outside of training
+        are skipped. `left_out` contains new times of ranks without stages.
         """
         self._sizes.update(sizes)
         for era in self._eras:
@@ -292,20 +295,20 @@ class Watch:
 
     @property
     def factors(self) -> Factors:
-        """Every device and link as it is now: lasting changes alone, from their alarm on; 1 is as usual.
+        """Present slowdowns of all devices and links, after their alarms. 1: as usual.
 
-        What ranks took in their first minibatches is usual, whatever their profile says: no plan moves away from what
-        all of them have in common. A rank that is half as slow again as the quickest after forty minibatches, or by a
-        quarter after a hundred, is slow.
+        The times of a rank in its first minibatches count as usual, whatever the profile says. A slowdown that all
+        ranks share therefore changes no plan. A rank is slow from the start if it is 50 % slower than the fastest one
+        after forty minibatches, or 25 % after a hundred.
         """
         return factors_of(self.cluster, self.ranks, self.links)
 
     def also(self, made_for: Factors) -> tuple[Factors, ...]:
-        """Return what devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
+        """Return other slowdowns that the measurements allow, for a plan that was `made_for` others.
 
-        First: each rank nearer to what it was then, by twice the standard error of what was measured. Second: each as
-        its newest minibatches are, compared with its profile. Lasting changes leave aside by how much profiles are off,
-        which is right where that belongs to the rank's layers, and wrong where it belongs to the rank.
+        First: each rank nearer to its earlier slowdown, by twice the standard error of the measurements. Second: each
+        rank as in its newest minibatches, compared with its profile. Lasting changes ignore errors of the profile,
+        which is right if an error belongs to the layers of a rank, and wrong if it belongs to the rank.
         """
         now, series = self.factors, [self.ranks.get(device.rank) for device in self.cluster.devices]
         pairs = zip(series, now.ranks, made_for.ranks, strict=True)
@@ -314,7 +317,7 @@ class Watch:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Every rank in order, then every link that anybody waited for."""
+        """State of every rank in order, then of every link that a rank waited for."""
         series = [self.ranks[rank] for rank in sorted(self.ranks)]
         series += [self.links[pair] for pair in sorted(self.links)]
         return tuple(one.standing() for one in series)

@@ -61,25 +61,25 @@ class Factors:
 
     @classmethod
     def none(cls, num_ranks: int) -> "Factors":
-        """The factors of devices that are all as their profile says."""
+        """Return factors of 1 for all devices and links."""
         return cls((1.0,) * num_ranks)
 
     @property
     def changed(self) -> bool:
-        """Return whether any device or link is not as expected."""
+        """Return whether any factor differs from 1."""
         return any(factor != 1 for factor in (*self.ranks, *self.links.values()))
 
     def link(self, a: int, b: int) -> float:
-        """The factor of the link between two ranks, whichever is named first."""
+        """Return the factor of the link between two ranks, in any order."""
         return self.links.get((min(a, b), max(a, b)), 1.0)
 
     def scaled(self, profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
-        """Return a profile and a cluster of the devices as they are now, for planners and the simulator.
+        """Return profile and cluster with the present slowdowns, for planners and the simulator.
 
-        A rank whose factor is not 1 becomes a device of a type of its own, such as "cpu ×1.8": its costs are its type's
-        times the factor (to two decimals, so that identical ranks stay one type), its memory stays. A cluster knows one
-        link inside each node and one between nodes: each takes as many times as long as the slowest pair of ranks that
-        shares it. Raises InputError if there are not as many factors as devices, or a type was not profiled.
+        A rank with a factor other than 1 becomes a device of its own type, such as "cpu ×1.8". Its times are multiplied
+        by the factor, rounded to two decimals so that identical ranks keep one type; its memory stays. A cluster has
+        one link inside each node and one between nodes: each gets the largest factor of the pairs of ranks that share
+        it. Raises InputError if the number of factors differs from that of the devices, or a type was not profiled.
         """
         if len(self.ranks) != len(cluster.devices):
             raise InputError(
@@ -109,7 +109,7 @@ class Factors:
         return {where: max(found if len(found) == counts[where] else [1.0, *found]) for where, found in known.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a file or a row of a record holds."""
+        """Return the factors as stored in a file or a row of a record."""
         return {
             "format": FORMAT,
             "ranks": list(self.ranks),
@@ -118,7 +118,7 @@ class Factors:
 
     @classmethod
     def from_json(cls, document: object) -> "Factors":
-        """Read what `to_json` wrote. Raises InputError in one line for anything else."""
+        """Read the output of `to_json`. Raises InputError for anything else."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError(
                 "factors.malformed",

@@ -23,11 +23,11 @@ Told = TypeVar("Told", Alarm, Standing)
 
 
 class Watches:
-    """Watches the ranks and links of a run: a watch for each pipeline, which is compared with its own plan.
+    """Watch the ranks and links of a run of pipeline replicas. Each replica is compared with its own plan.
 
-    Pipelines have minibatches of their own, so that no one need be as far as the others; their ranks and links have
-    their numbers among those of all. Links between pipelines, over which they average, are not watched; what a transfer
-    waits for another pipeline's at a port that both use counts as its own link's time.
+    Replicas have their own minibatches, and need not progress at the same speed. Ranks and links have their global
+    numbers. Links between replicas, which are used for averages, are not watched. If a transfer waits at a port that
+    another replica uses, this counts as time of its own link.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, first_minibatch: int = 0) -> None:
@@ -49,9 +49,9 @@ class Watches:
         self._plan = plan
 
     def see(self, found: Sequence[Found]) -> list[Alarm]:
-        """Take what is new of each pipeline, by its number, with ranks as in its own folder of the record.
+        """Process new spans and sizes of each pipeline, by its number, with the rank numbers of its own folder.
 
-        Returns the alarms that all this raises, in the order of time.
+        Returns new alarms in time order.
         """
         alarms = []
         for k, (watch, (spans, sizes, left_out)) in enumerate(zip(self.watches, found, strict=True)):
@@ -62,9 +62,9 @@ class Watches:
 
     @property
     def factors(self) -> Factors:
-        """Every device and link as it is now, as `Watch.factors` has them.
+        """Present slowdowns of all devices and links, as in `Watch.factors`.
 
-        A rank that was slow from the beginning on is one that is slower than the quickest of all pipelines.
+        A rank is slow from the start if it is slower than the fastest rank of all pipelines.
         """
         ranks = {rank: series for watch in self.watches for rank, series in watch.ranks.items()}
         links = {pair: series for watch in self.watches for pair, series in watch.links.items()}
@@ -72,7 +72,7 @@ class Watches:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Of one pipeline after the other, every rank in order, then every link that anybody waited for."""
+        """States as in `Watch.standings`, one pipeline after the other."""
         return tuple(self._named(k, one) for k, watch in enumerate(self.watches) for one in watch.standings)
 
     def _named(self, k: int, one: Told) -> Told:
@@ -155,10 +155,10 @@ def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | No
 
 
 class Follower:
-    """Follows the drift of a run that continues: call `look` every second or so, and once more when it has ended.
+    """Follow the drift of a running job: call `look` about every second, and once after its end.
 
-    What it finds goes to the run's drift.jsonl, by one process at a time: whoever follows it first. Lines of the run's
-    files that are damaged are passed over.
+    Results are written to drift.jsonl of the run, by one process at a time: the first that follows the run. Damaged
+    lines of the run's files are skipped.
     """
 
     def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
@@ -171,7 +171,7 @@ class Follower:
         self._file = DriftFile(record.folder)
 
     def look(self) -> list[Alarm]:
-        """Take what the run has written since the last look; return new alarms."""
+        """Read what the run has written since the last call, and return new alarms."""
         found = [rows.read() for rows in self._rows]
         self._follow_plans()  # after the spans: a plan is written down before anybody trains under it
         left_out = (rows.left_out() for rows in self._rows)

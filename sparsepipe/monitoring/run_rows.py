@@ -17,9 +17,9 @@ _LOOKS = 20  # after which nobody says any more who took a minibatch: it was bef
 
 
 class RunRows:
-    """Reads what came since the last call. A run that is over, or continues in a resumed job, is read in the same way.
+    """Read the rows of a run since the last call. Ended and resumed runs are read in the same way.
 
-    Lines that are no rows are passed over and counted in `damaged`; a last line that is not whole yet waits.
+    Malformed lines are skipped and counted in `damaged`. An incomplete last line is read later.
     """
 
     def __init__(self, folder: Path, *, units: tuple[str, ...] = SIZE_UNITS) -> None:
@@ -31,11 +31,11 @@ class RunRows:
 
     @property
     def damaged(self) -> int:
-        """Lines that were passed over."""
+        """Number of skipped lines."""
         return self._metrics.damaged + sum(tail.damaged for tail in self._ranks.values())
 
     def read(self) -> tuple[list[Span], dict[int, float]]:
-        """Return new spans, those of each rank in the order in which they ended, and sizes by minibatch."""
+        """Return new spans, those of each rank in the order of their ends, and sizes by minibatch."""
         sizes: dict[int, float] = {}
         while rows := self._metrics.read():
             sizes |= step_sizes(rows, self._units)
@@ -46,7 +46,7 @@ class RunRows:
         return spans, sizes
 
     def left_out(self) -> list[LeftOutWork]:
-        """Return the times of ranks that the plan leaves out which `read` has met since the last call."""
+        """Return the times of ranks without stages that `read` has found since the last call."""
         found, self._left_out = self._left_out, []
         return found
 

@@ -122,8 +122,11 @@ def partition(
     Args:
         profile: Costs of the layers on every device type of the cluster.
         cluster: Devices, with memory limits in bytes, and links.
-        planner, schedule, num_microbatches, recompute, largest_size: Settings, listed below. `sparsepipe.SCHEDULES`
-            describes the schedules.
+        planner: Name of the planner.
+        schedule: Name of the schedule. `sparsepipe.SCHEDULES` describes them.
+        num_microbatches: Microbatches per step of a synchronous schedule. Default: twice the devices.
+        recompute: Whether stages repeat forwards before backwards, which saves memory.
+        largest_size: Size of the largest minibatch that must fit into memory. Default: 99th percentile of the sizes.
         progress: Function that the optimal planner calls whenever it has a better plan or bound, with `seconds`,
             `period_seconds`, `lower_bound_seconds` and `gap` so far. With it, KeyboardInterrupt (Ctrl-C, or raised by
             the function) ends the search, and the best plan so far is returned with its gap.

@@ -296,7 +296,7 @@ class RunRecord:
         """Return the rows of metrics.jsonl, or those of one `event` ("step", "epoch", "validation", …).
 
         If the samples per minibatch are unknown, rows contain `minibatches_per_second` as throughput. Raises
-        DamagedRecord that names file and row where one of them is damaged.
+        DamagedRecord that names file and row if one of them is damaged.
         """
         path = self.folder / "metrics.jsonl"
         return [self.rated(row) for row in read_metrics(path, event)] if path.exists() else []
@@ -321,8 +321,8 @@ class RunRecord:
     def frame(self, event: str = "step") -> "pd.DataFrame":
         """Return the rows of one `event` as a flat pandas table: "step", "epoch" or "stage" (of epochs and summary).
 
-        One column for each number: "train.loss", "validation.accuracy". Raises InputError for another event, and
-        DamagedRecord that names file and row where one of them is damaged.
+        Each number has a column: "train.loss", "validation.accuracy". Raises InputError for another event, and
+        DamagedRecord that names file and row if one of them is damaged.
         """
         if event not in EVENTS:
             raise InputError(
@@ -342,7 +342,7 @@ class RunRecord:
         """Return the rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link during the run.
 
         None if the run was not compared with its profile; `monitoring.drift_of` computes drift from the trace. Raises
-        DamagedRecord that names file and row where one of them is damaged.
+        DamagedRecord that names file and row if one of them is damaged.
         """
         path = self.folder / "drift.jsonl"
         return [*read_drifts(path, event)] if path.exists() else []
@@ -372,9 +372,8 @@ class RunRecord:
     def trace(self) -> Trace:
         """Return the measured (or emulated) trace: all ranks on one clock, in time order.
 
-        A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` shows what
-        is missing, its `held_up` what held ranks up on purpose. Raises DamagedRecord that names file and row if one
-        of them is damaged.
+        The trace of a long run contains only some of its minibatches; `left_out` describes the omitted ones. `held_up`
+        names injected stragglers. Raises DamagedRecord that names file and row if one of them is damaged.
         """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source = workload_facts(config.get("engine", "")).source

@@ -69,7 +69,7 @@ _WEEK = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, repr=False)
 class DataConfig(Settings):
-    """Configure the network, the data set, and the composition of minibatches."""
+    """Configure the network, the data set and the minibatches."""
 
     model: str = field(
         metadata=row(
@@ -249,12 +249,12 @@ class DataConfig(Settings):
 
     @property
     def is_composed(self) -> bool:
-        """Return whether sizes of samples decide which minibatches there are, or their order."""
+        """Return whether the sizes of samples determine the minibatches or their order."""
         return self.order != SHUFFLE or any(getattr(self, name) is not None for name in BUDGETS)
 
     @property
     def composition_asked(self) -> dict[str, object]:
-        """The settings that `composition` is decided by."""
+        """Settings that determine `composition`."""
         return {name: getattr(self, name) for name in ("order", *BUDGETS)}
 
 
@@ -275,7 +275,7 @@ class OptimizerConfig(Settings):
     minibatches: int | None = setting(None, WholeNumber(1), "number of training minibatches, instead of epochs")
     optimizer: str = setting(
         "sgd",
-        Choice((*OPTIMIZERS, *TORCH_OPTIMIZERS), "torch.optim:SGD or path/opt.py:Class", is_function),
+        Choice((*OPTIMIZERS, *TORCH_OPTIMIZERS), "path/opt.py:Class", is_function),
         "optimizer",
         unit="O",
     )
@@ -425,7 +425,7 @@ class OptimizerConfig(Settings):
         )
 
     def total_minibatches(self, epoch_minibatches: int) -> int:
-        """Return after how many minibatches the run ends."""
+        """Return the number of minibatches of the run."""
         return self.epochs * epoch_minibatches if self.minibatches is None else self.minibatches
 
 
@@ -436,7 +436,7 @@ _FACTOR = "learning_rate_factor"
 
 @dataclass(frozen=True, repr=False)
 class WeightsConfig(Settings):
-    """Configure the weights that the training starts from, and those that it leaves as they are."""
+    """Configure initial weights and frozen weights."""
 
     initial: str | None = setting(
         None,
@@ -510,7 +510,7 @@ class NumericsConfig(Settings):
 
     @property
     def workload(self) -> WorkloadFacts:
-        """Return what workers do with such an engine: they train, or sleep through a profile."""
+        """Return the workload of the workers with this engine: training, or emulation of a profile."""
         return workload_facts(self.engine)
 
 
@@ -527,7 +527,7 @@ class CheckpointConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class EvaluationConfig(Settings):
-    """Configure the metrics of the validation, and what follows from them after each epoch."""
+    """Configure the metrics of the validation, the best epoch, early stopping and callbacks."""
 
     metrics: tuple[str, ...] = setting(
         (),
@@ -580,7 +580,7 @@ class EvaluationConfig(Settings):
 
 @dataclass(frozen=True, repr=False)
 class ProcessConfig(Settings):
-    """Configure the device of a worker process, its communication and timeouts."""
+    """Configure the device, memory, communication and timeouts of worker processes."""
 
     device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "compute device")  # or cuda:1
     threads: int | None = setting(None, WholeNumber(1, 65536), "CPU threads of each process", words="shared evenly")

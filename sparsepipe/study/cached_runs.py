@@ -85,23 +85,23 @@ def campaign_of(
     config: RunConfig,
     rests_on: Iterable[Profile | Cluster],
     *,
-    anew: bool = False,
+    force: bool = False,
 ) -> tuple[str, dict[str, RunRecord | None]]:
     """Find the newest experiment (comparable runs) under these settings, and its finished run of each plan.
 
     Args:
-        runs: folder of the run directories, such as `Workplace.runs`.
-        plans: name: plan. Runs are called MODEL-NAME.
-        config: the settings that all runs share.
-        rests_on: the profiles and clusters that the plans were made from.
-        anew: begin a new experiment, in which all plans are trained again.
+        runs: Folder of the run directories, such as `Workplace.runs`.
+        plans: Name → plan. Runs are called MODEL-NAME.
+        config: Settings that all runs share.
+        rests_on: Profiles and clusters that the plans were made from.
+        force: Whether to begin a new experiment, in which all plans are trained again.
 
     Returns:
-        The experiment's name, for `launch(…, campaign=…)`, and the record of each plan; None for one without a run.
+        The experiment's name, for `launch(…, campaign=…)`, and the record of each plan. None: no finished run.
     """
     settings = [config.to_json(), *(value.digest for value in rests_on)]
     asked = {f"{config.model}-{name}": (plan, config) for name, plan in plans.items()}
-    campaign, campaign_found = (None, {}) if anew else kept_campaign(runs, asked, settings)
+    campaign, campaign_found = (None, {}) if force else kept_campaign(runs, asked, settings)
     began = campaign is not None
     campaign = campaign or new_campaign(config.model, settings)
     print(f"campaign {campaign}: {when(campaign_found.values()) if began else 'begins now'}", flush=True)
@@ -113,10 +113,10 @@ def campaign_of(
 def print_epoch(row: Mapping[str, Any]) -> None:
     """Print throughput and validation accuracy at the end of each epoch: `job.wait(on_row=print_epoch)`.
 
-    Args:
-        row: one row of the run's metrics, as `Job.wait` gives it; others than ends of epochs print nothing.
+    The batch that executes a notebook receives the rows as well, to show "epoch 3 of 4".
 
-    The batch that executes a notebook gets the rows as well, to show "epoch 3 of 4".
+    Args:
+        row: A row of the run's metrics, as `Job.wait` passes it. Only the ends of epochs are printed.
     """
     if row.get("event") in ("start", "epoch"):
         report(run={key: row[key] for key in _OF_PROGRESS if key in row})
@@ -155,20 +155,21 @@ def equal_stages(model: str, num_stages: int = 1) -> Plan:
 
 
 def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, RunRecord]:
-    """Train every plan under its configuration, all at the same time; reuse finished runs.
+    """Train every plan under its configuration, all at the same time. Finished runs are reused.
 
-    If one fails, or the cell is interrupted, the others are cancelled. Each is a `launch` in a folder of its own.
+    If a run fails, or the cell is interrupted, the others are cancelled. Each run has its own folder. Loss and accuracy
+    are printed after each epoch.
 
     Args:
-        runs: folder of the run directories, such as `Workplace.runs`.
-        asked: name of the run: its plan and its settings. A finished run of that name and those settings is reused.
+        runs: Folder of the run directories, such as `Workplace.runs`.
+        asked: Name of the run → its plan and its settings. A finished run of this name and these settings is reused.
 
     Returns:
-        The record of each run, by name. Loss and accuracy by epoch are printed.
+        The record of each run, by name.
 
     Raises:
-        InputError: a plan that does not fit its network, or settings that do not fit together.
-        RunFailed: a run that ended with an error.
+        InputError: A plan that does not fit its network, or contradictory settings.
+        RunFailed: A run that ended with an error.
 
     Example:
         `records = train(place.runs, {"small": (equal_stages(model), RunConfig(model, data, voxel_size=0.05))})`
@@ -203,11 +204,11 @@ def minibatches_in_flight(plan: Plan) -> int:
 
 
 def explain_waiting(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
-    """Say which plans do not keep their period when simulated as they have too few minibatches in flight.
+    """Name the plans that are slower than estimated when simulated, because too few minibatches are in flight.
 
-    `seconds`: of a minibatch of each planner's plan as simulated. A plan waits where it is slower than its period by
-    more than a tenth, and another plan, of the same stages on the same devices, is faster by a twentieth or more and
-    has more in flight. Empty if none does.
+    A plan is named if its simulated time per minibatch (`seconds`, by planner) exceeds its estimate by more than 10 %.
+    In addition, another plan of the same stages and devices must have more minibatches in flight and be at least 5 %
+    faster. Empty: there is none.
     """
     texts = []
     for plan in plans:
@@ -233,9 +234,9 @@ def _shape(plan: Plan) -> tuple[object, ...]:
 
 
 def throughput_markdown(speeds: pd.DataFrame) -> str:
-    """Return a `throughput_table` as a table in Markdown: paces by strategy, measured and predicted, in samples/s.
+    """Return a `throughput_table` as a Markdown table: measured and predicted throughput by strategy, in samples/s.
 
-    And how many times as fast as the first each is, and the `validation_accuracy` where the table has one.
+    It also contains the speed-up over the first strategy, and `validation_accuracy` if the table has it.
     """
     measured, predicted = speeds.samples_per_second, speeds.predicted_samples_per_second.astype(float)
     form = alike([*measured, *predicted], 3)
@@ -252,11 +253,10 @@ def throughput_markdown(speeds: pd.DataFrame) -> str:
 
 
 def explain_prediction(speeds: pd.DataFrame) -> str:
-    """Say which plan of a `throughput_table` is predicted more than as many times as fast as one process as it has.
+    """Name the plan whose predicted speed-up is above its number of processes, and the reason.
 
-    No plan is by itself: its profile was measured with other processes at work, that of one process alone, and they
-    differ. The plan that is farthest above is reported, with both paces, in a sentence that follows others; empty if
-    none is.
+    The profile of a plan was measured while other processes ran, that of one process alone, and the two differ. The
+    sentence contains both throughputs and follows other sentences. Empty: there is no such plan.
     """
     alone = speeds[speeds.processes == 1].predicted_samples_per_second.dropna()
     if alone.empty:
@@ -276,11 +276,11 @@ def explain_prediction(speeds: pd.DataFrame) -> str:
 
 
 def explain_throughput(record: RunRecord) -> str:
-    """Say how fast a run was compared with its plan's prediction and, if they differ, what its record knows of why.
+    """Compare the throughput of a run with the prediction of its plan, and list the recorded causes of a difference.
 
-    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is reported
-    for every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a
-    run without a summary.
+    The result is Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is
+    reported for every run: as a cause if the run is too slow, else as a doubt. Raises InputError for a run without a
+    summary.
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second

@@ -94,10 +94,10 @@ class Study:
         pictures: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> list[str]:
-        """Run the jobs of these claims, cheapest first; return a line for each that failed.
+        """Run the jobs of these claims, cheapest first. Returns a line for each failed job.
 
-        A job that has ended here is not repeated, unless `force`. With `pictures`, notebooks export their figures, too.
-        `say` receives progress: every command line before the first of them runs, then each that begins or ends.
+        A job that has ended is not repeated, unless `force`. With `pictures`, notebooks export their figures, too.
+        `say` receives progress: all command lines before the first one runs, then the start and end of each.
         """
         jobs: dict[str, list[Claim]] = {}
         for claim in sorted(claims, key=lambda claim: claim.minutes):
@@ -123,7 +123,7 @@ class Study:
         return failed
 
     def verdicts(self, claims: Sequence[Claim] | None = None) -> list[dict[str, Any]]:
-        """Return a row for each claim: its number here, verdict, load, versions and seed; a fault if it has no number.
+        """Return a row for each claim: number, verdict, load, versions and seed; an error if it has no number.
 
         Nothing is run.
         """

@@ -104,12 +104,10 @@ class NumberPlace:
 
 @dataclass(frozen=True)
 class Claim:
-    """One number that somebody else can check, with the command that makes it.
+    """Number that others can check, with the command that produces it.
 
-    `tolerance` is the largest absolute difference of a reproduced number; `elsewhere` the largest one that another
-    machine's pace explains. `minutes` are those of the command on two cores.
-
-    See also: notebooks/guides/claims.md.
+    `tolerance` is the largest absolute difference of a reproduced number, `elsewhere` the largest one that another
+    machine explains. `minutes` is the duration of the command on two cores. See also: notebooks/guides/claims.md.
     """
 
     name: str
@@ -127,12 +125,12 @@ class Claim:
 
     @property
     def job(self) -> str:
-        """Name of what it runs: claims about one notebook with the same parameters share a run."""
+        """Name of the job. Claims about one notebook with the same parameters share a job."""
         return digest([self.notebook, self.command, self.parameters])
 
     @property
     def command_line(self) -> str:
-        """The command that it runs, as it is typed."""
+        """Command that a user would type."""
         if self.command:
             return " ".join(["sparsepipe", *self.command, "--json"])
         given = [f"-p {name} {value}" for name, value in self.parameters.items()]

@@ -33,17 +33,17 @@ _FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": e
 
 @dataclass(frozen=True)
 class Contention:
-    """A co-located workload that comes and goes on the last rank's processor while a job trains.
+    """Run a co-located workload on the processor of the last rank during parts of a training.
 
-    Each rank is pinned to a processor of its own: a processor is a device here.
+    Each rank is pinned to its own processor, which is a device here.
 
     Args:
-        kind: the workload, such as "matrix-products" (`sparsepipe interference run --help` lists them).
-        visits: (from, to), as shares of the run's minibatches, in order.
-        share: most of the processor's time that the workload takes; 1: as much as it gets, half of it.
+        kind: The workload, such as "matrix-products" (`sparsepipe interference run --help` lists them).
+        visits: (Start, end) of each visit, in order, as shares of the run's minibatches.
+        share: Maximum share of the processor's time that the workload takes. 1: no limit, which gives it about half.
 
     Raises:
-        InputError: unknown kind, a share that is none, visits that are not in order.
+        InputError: An unknown kind, a share outside its range, or visits that are not in order.
 
     Example:
         `Contention.of("matrix-products", [[0.1, 0.9]]).inject(job, minibatches=400)`
@@ -65,14 +65,14 @@ class Contention:
 
     @classmethod
     def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Contention":
-        """As a notebook's parameters give it: lists of two shares of a run each."""
+        """Read the parameters of a notebook: visits are lists of two shares of a run."""
         return cls(kind, tuple(tuple(map(float, visit)) for visit in visits), share)  # type: ignore[misc]
 
     def inject(self, job: Job, *, minibatches: int) -> None:
-        """Pin each rank of a job to a processor, and run the workload during its visits. Returns after the last one.
+        """Pin each rank of a job to a processor, and run the workload during its visits. Returns after the last visit.
 
-        It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
-        early where the job ends. If processors are fewer than ranks, ranks share them.
+        The workload is a child process and ends with this process. The run's intruder.json contains its times. If the
+        job ends early, the method returns. With fewer processors than ranks, ranks share processors.
         """
         folder, ranks = job.record.folder, len(job.record.plan.ranks)
         processor_numbers = sorted(processors_of()) or list(range(os.cpu_count() or 1))
@@ -94,7 +94,7 @@ class Contention:
                 write_json(folder / FILE, facts)
 
     def finished_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
-        """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
+        """Newest finished run of this name with the same plan and the same contention. None: there is none."""
         record = newest(runs, name, config)
         if record is None or not (record.folder / FILE).exists():
             return None

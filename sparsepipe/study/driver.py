@@ -203,22 +203,27 @@ def reproduce(
     pictures: bool = True,
     paper: "Paper | None" = None,
 ) -> list[Path]:
-    """Execute the notebooks (those named, or that export the figures named) and return the figures' files.
+    """Execute notebooks and return the files of their figures.
 
-    `work/`, `runs/` and the executed copies (`runs/notebooks/`) stand alongside `out`. `jobs` notebooks run side by
-    side, save those that measure. `parameters` are given to every notebook that has them.
-    `only_changed` skips a notebook whose text, parameters and code are as they were when it last ran to its end, and
-    whose figures are drawn. `resume` skips each that ran to its end under these parameters, changed since or
-    not: a batch that failed continues with the notebook that did. A notebook that fails stops only those that start
-    from it. Without `pictures` tables and their provenance are written alone. `paper` says how all figures are
-    exported: their width, height and font, with a title or not.
-    Notebooks that use MinkowskiEngine come last, and wait, while scripts/setup.sh still builds it in this environment.
-    Meanwhile stderr says what runs, n of N, its step, the time so far and expected. After each notebook
-    `out/index.html` is written again: a page of all figures, which opens from disk. The last lines give warnings, and
-    each notebook's answer in a sentence.
-    Raises InputError for an unknown name, and for a parameter that none of these notebooks has; RunFailed at the end
-    with notebook, cell and error of every failure, and if pictures were asked for and none, or not all, could be
-    drawn.
+    `figures` are names of notebooks, or of figures whose notebooks are executed. `work/`, `runs/` and the executed
+    copies (`runs/notebooks/`) are next to `out`. After each notebook `out/index.html` is written again: a page of all
+    figures, which opens from disk. Notebooks that use MinkowskiEngine come last, and wait while scripts/setup.sh still
+    builds it. Meanwhile stderr shows the current notebook, its step, and the time so far and expected. The last lines
+    are warnings, and the result of each notebook in a sentence.
+
+    Args:
+        jobs: Number of notebooks that run at the same time, except those that measure.
+        parameters: Values of parameters, given to every notebook that has them.
+        only_changed: Whether to skip notebooks whose text, parameters and code are unchanged since they last ended, and
+            whose figures exist.
+        resume: Whether to skip notebooks that ended under these parameters, changed since or not. A failed batch
+            continues with the notebook that failed. A failed notebook stops only those that need it.
+        pictures: Whether to draw pictures. Without them, only tables and provenance are written.
+        paper: Width, height, font and title of exported figures.
+
+    Raises:
+        InputError: An unknown name, or a parameter that none of these notebooks has.
+        RunFailed: At the end: notebook, cell and error of every failure, or pictures that could not be drawn.
     """
     given = parameters or {}
     job = NotebookJob.prepare(out=out, notebooks=notebooks, data=data, parameters=given, pictures=pictures, paper=paper)

@@ -144,10 +144,9 @@ def _label(types: Sequence[str], counts: Sequence[int]) -> str:
 
 
 def published_profiles(folder: str = "", only: Sequence[str] = ()) -> dict[str, Profile]:
-    """Return the profiles below a folder (graph.txt, or JSON) by name; without one those of data_manifests, aloud.
+    """Return the profiles in a folder (graph.txt or JSON) by name. Default: those in data_manifests, which are printed.
 
-    A graph.txt is called as the folder that it lies in. `only`: these names alone.
-    Raises InputError if none of them exists.
+    A graph.txt is named after its folder. `only` selects names. Raises InputError if none of them exists.
     """
     if not folder:
         print("no folder of published profiles is named: those of data_manifests/profiles are planned")

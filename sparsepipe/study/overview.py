@@ -66,7 +66,7 @@ _BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:
 
 @dataclass(frozen=True)
 class Overview:
-    """Contents of `root` (`work/`, `runs/`) and of `figures`. Each of its tables shows itself in a notebook."""
+    """Show the contents of `root` (`work/`, `runs/`) and of `figures`. Each table shows itself in a notebook."""
 
     root: Path
     figures: Path
@@ -74,9 +74,10 @@ class Overview:
 
     @classmethod
     def open(cls, root: str | Path = "", *, figures: str | Path = "", rows: int = _NEWEST) -> "Overview":
-        """Look into a folder: the checkout's, or the current one, when not given. Nothing is made.
+        """Read a folder. Default: that of the checkout, or the current one. Nothing is written.
 
-        `rows`: how many a table has at most, the newest ones; 0: all. Raises InputError for less.
+        `rows` is the maximum length of each table, with the newest rows; 0: all. Raises InputError for a negative
+        number.
         """
         integer(rows, "rows", least=0)
         root_path = (expanded(root) if root else checkout() or Path.cwd()).resolve()
@@ -84,7 +85,7 @@ class Overview:
 
     @property
     def loop(self) -> "ShownHtml":
-        """The loop in one picture: each step leads to its notebook."""
+        """Workflow in one picture. Each step links to its notebook."""
         arrow = Html("<div style='align-self:center' aria-hidden='true'>➜</div>")
         boxes = [
             Html("<div style='{}'><a href='{}.ipynb'><b>{}</b></a><br><small>{}</small></div>").format(
@@ -99,21 +100,21 @@ class Overview:
 
     @property
     def data(self) -> "ShownHtml":
-        """The data sets that were made or prepared here, the newest first."""
+        """Generated and prepared data sets, the newest first."""
         folders = (path for path in self.root.glob("work/data/*") if path.is_dir())
         head = ("data", "classes", "training samples", "folder")
         return self._table(head, folders, _of_data, "no data yet: 02_data makes some")
 
     @property
     def profiles(self) -> "ShownHtml":
-        """The profiles that were measured here, the newest first."""
+        """Measured profiles, the newest first."""
         head = ("model", "device types", "measured with", "ms per minibatch", "measured", "doubtful")
         paths = self.root.glob("work/profiles/*.json")
         return self._table(head, paths, _of_profile, "no profile yet: 03_profile measures one", counted=" files")
 
     @property
     def runs(self) -> "ShownHtml":
-        """The runs that were launched here, the newest first."""
+        """Launched runs, the newest first."""
         folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
         head = ("run", "state", "model", "strategy", "samples/s", "validation accuracy", "started")
         also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>06</a>").format(
@@ -123,7 +124,7 @@ class Overview:
 
     @property
     def thumbnails(self) -> "ShownHtml":
-        """The figures that were exported, small; each leads to its notebook."""
+        """Thumbnails of exported figures, which link to their notebooks."""
         cells = []
         for name in catalogue.by_number():
             path = catalogue.notebooks_folder() / f"{name}.ipynb"
@@ -137,7 +138,7 @@ class Overview:
 
     @property
     def notebooks(self) -> "ShownHtml":
-        """Every notebook with its question."""
+        """All notebooks with their questions."""
         folder = catalogue.notebooks_folder()
         items = joined(
             Html("<li><a href='{0}.ipynb'>{1}</a></li>").format(name, catalogue.title(folder / f"{name}.ipynb"))

@@ -32,10 +32,10 @@ from .executed import report
 
 @dataclass(frozen=True)
 class Workplace:
-    """A folder with `work/` (data, profiles, links), `runs/` (records) and the figures next to them.
+    """Manage a folder with `work/` (data, profiles, links), `runs/` (records) and the figures next to them.
 
-    It says where things are kept, reads those that exist, and prints so. What makes them is called in the open:
-    `profile_model`, `partition`, `simulate` and `launch` are no business of a workplace.
+    It provides paths, reads existing files, and prints which ones it uses. It neither measures, plans nor trains: the
+    cells of a notebook call `profile_model`, `partition`, `simulate` and `launch` themselves.
     """
 
     root: Path
@@ -54,12 +54,11 @@ class Workplace:
         seed: int = 0,
         paper: Paper | None = None,
     ) -> "Workplace":
-        """Find the folder (the checkout's, or the current one, when not given) and the data.
+        """Open the folder and the data. Default: the folder of the checkout, or the current one.
 
-        Figures are exported as `paper` asks; without one, as the batch asks that runs the notebook (`Paper.asked`).
-
-        Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
-        Raises InputError for a folder that is none.
+        Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` for training, a third of it for
+        testing. `paper` is the paper of exported figures. Default: that of the batch that runs the notebook
+        (`Paper.asked`). Raises InputError for a path that is no folder.
         """
         root_path = expanded(root) if root else checkout() or Path.cwd()
         root_path = root_path.resolve()
@@ -84,7 +83,7 @@ class Workplace:
         return self.root / "runs"
 
     def new_run(self, name: str) -> Path:
-        """A folder of `runs` for a run that is launched now: NAME-004 after NAME-003."""
+        """Return a new folder in `runs` for a run: NAME-004 after NAME-003."""
         return new_folder(self.runs, name)
 
     def profile_path(
@@ -104,18 +103,15 @@ class Workplace:
         return self.root / "work" / "profiles" / f"{model}-{digest(settings)}.json"
 
     def plans(self, model: str) -> Path:
-        """The folder where plans for `model` are saved by hand, to be launched."""
+        """Folder of saved plans for `model`."""
         return self.root / "work" / "plans" / re.sub(r"[^A-Za-z0-9._-]+", "-", model)
 
     def saved_plans(self, model: str) -> dict[str, Plan]:
-        """The plans that were saved for `model`, by name. Raises InputError for a file that is none."""
+        """Return the saved plans for `model` by name. Raises InputError for a malformed file."""
         return {path.stem: Plan.load(path) for path in sorted(self.plans(model).glob("*.json"))}
 
     def profile(self, path: Path) -> Profile:
-        """Read a profile that is kept; if it is, and what is doubtful about it, is said.
-
-        Raises InputError if there is none.
-        """
+        """Read a saved profile, and print its name and warnings. Raises InputError if there is none."""
         found = Profile.load(path)
         _say(f"profile of {found.origin.get('model', path.stem)}: {self._shown(path)}")
         for text in found.warnings:
@@ -124,22 +120,22 @@ class Workplace:
         return found
 
     def beside(self, num_devices: int, *, threads: int = 1) -> int:
-        """Number of other processes that work at the same time on this machine, limited by its cores.
+        """Return the number of other processes that run at the same time on this machine, limited by its cores.
 
-        Raises InputError for a count that is none.
+        Raises InputError for a number below 1.
         """
         integer(num_devices, "num_devices", least=1, most=MOST_DEVICES)
         return max(1, min(num_devices, len(os.sched_getaffinity(0)) // threads)) - 1
 
-    def link(self, profile: Profile, *, anew: bool = False) -> Link:
-        """The link between two processes of this machine (`averaging.local_link`), as measured with a profile.
+    def link(self, profile: Profile, *, force: bool = False) -> Link:
+        """Return the link between two processes of this machine, as measured with a profile.
 
-        It is kept in work/clusters/ under the profile's digest, and measured if no such file exists, or `anew`:
-        all who plan with this profile plan with this link. Which of the two it was is said.
-        Raises InputError for a file that is no cluster of one link.
+        The link is kept in work/clusters/ under the profile's digest, so that all plans from this profile use the same
+        one. It is measured if no such file exists, or with `force`. A line reports which. Raises InputError for a file
+        that is not a cluster with one link.
         """
         path = self.root / "work" / "clusters" / f"loopback-{profile.digest}.toml"
-        if anew or not path.exists():
+        if force or not path.exists():
             measured = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
             write_atomic(path, measured.to_toml())
             text = f"measured now, saved as {self._shown(path)}"
@@ -150,7 +146,7 @@ class Workplace:
         return link
 
     def noted(self, text: str = "") -> str:
-        """A figure's note: which data it is about ("synthetic shapes" where they were generated), and `text`."""
+        """Return the note of a figure: the name of the data ("synthetic shapes" if generated), and `text`."""
         folder = open_folder(find(self.source))
         name = "synthetic shapes" if folder.synthetic else folder.name
         return f"{name} · {text}" if text else name
@@ -168,19 +164,19 @@ class Workplace:
         timed: bool = True,
         **settings: Any,
     ) -> Provenance:
-        """Provenance of a figure: values, the data as these settings make it, and further `settings`.
+        """Return the provenance of a figure: values, data under these settings, and further `settings`.
 
-        `timed=False`: of a figure without times and speeds, which are all that a busy machine makes doubtful.
+        `timed=False` is for figures without times, which load of the machine does not make unreliable.
         """
         made = {"voxel_size": voxel_size, "num_points": num_points, "seed": seed}
         shapes = data.load(self.source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
         return Provenance.of(profile, cluster, plans, made | settings, runs, data=shapes.origin, timed=timed)
 
     def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: object) -> go.Figure:
-        """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
+        """Write a figure with its table and provenance to `figures`, and return it for display.
 
-        If no picture can be drawn, one line says so, and the notebook continues with the figure it shows. Raises
-        InputError if the folder cannot be written to.
+        If no picture can be drawn, one line reports it, and the notebook continues. Raises InputError if the folder is
+        not writable.
         """
         rests_on = described(figure, origin)
         for text in rests_on.doubts:

@@ -161,7 +161,7 @@ class LayerGraph:
 
     @cached_property
     def kept(self) -> Kept:
-        """Return what others worked out of this graph alone: see util/derived.py."""
+        """Cache of values that depend only on this graph (see util/derived.py)."""
         return {}
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:

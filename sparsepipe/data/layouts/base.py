@@ -62,11 +62,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A data set's samples in a stable order; `marker` holds what its own dataset.json says.
+    """Store the samples of a data set in a stable order. `marker` is the content of its dataset.json.
 
-    `classes` are those of whole samples, `parts` those of points; either may be empty. `metric` clouds are scans in
-    metres, which keep their place and size; others fill the unit cube. `reader` gives one sample's content.
-    Raises InputError if dataset.json declares columns, labels or unmeasured points wrongly.
+    `classes` are those of whole samples, `parts` those of points; either may be empty. Clouds with `metric` are scans
+    in metres, which keep their position and size. Other clouds are scaled to the unit cube. `reader` reads one sample.
+    Raises InputError for a dataset.json with malformed columns, labels or treatment of unmeasured points.
     """
 
     name: str
@@ -97,32 +97,35 @@ class DataFolder:
 
     @cached_property
     def reading(self) -> Reading:
-        """Return what dataset.json declares of the files."""
+        """Return what dataset.json declares about the files."""
         return Reading.declared(self.marker, self.path / MARKER)
 
     def read(self, file: SampleFile) -> Mesh | Cloud:
-        """Return one sample's content. Raises InputError that names the file if it cannot be read."""
+        """Return the content of one sample. Raises InputError that names the file if it cannot be read."""
         return self.reader(file, self.reading)
 
     @property
     def synthetic(self) -> bool:
-        """Return whether the shapes were generated, not measured or designed: figures must say so."""
+        """Return whether the shapes were generated. Titles of their figures say so."""
         return bool(self.marker.get("synthetic", False))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Return what can be learned here, the usual task first."""
+        """Return the possible learning tasks, the usual one first."""
         there = [task for task, names in ((CLASSIFICATION, self.classes), (SEGMENTATION, self.parts)) if names]
         return tuple(sorted(there, key=lambda task: task != self.default_task))
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits found, in the usual order."""
+        """Splits of the data set, in the usual order."""
         found = {file.split for file in self.files}
         return tuple(split for split in SPLITS if split in found)
 
     def split(self, name: str) -> tuple[SampleFile, ...]:
-        """Return the samples of one split. Raises InputError if there is none, or a class is missing in it."""
+        """Return the samples of one split.
+
+        Raises InputError for an unknown split, or if a class has no sample in it.
+        """
         files = self.of_split(name)
         if not files:
             there = f"; left out: {self._left_out_folders()}" if self.left_out else ""
@@ -142,11 +145,11 @@ class DataFolder:
         return files
 
     def of_split(self, name: str) -> tuple[SampleFile, ...]:
-        """Return the samples of one split, none if there is no such split."""
+        """Return the samples of one split. Empty for an unknown split."""
         return tuple(file for file in self.files if file.split == name)
 
     def classes_without(self, split: str) -> list[str]:
-        """Name the classes that have no sample in a split."""
+        """Return the classes that have no sample in a split."""
         there = {file.label for file in self.files if file.split == split}
         return [name for label, name in enumerate(self.classes) if label not in there]
 

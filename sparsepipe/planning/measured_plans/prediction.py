@@ -44,7 +44,7 @@ CONTEXT_BYTES_OF = {"GH-96": 4.76e9 + 0.3e9}
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds of a step, and peak bytes of the GPU with the most."""
+    """Predicted seconds per step, and peak bytes of the GPU with the largest memory use."""
 
     seconds: float
     peak_bytes: float

@@ -14,7 +14,7 @@ _SHARDS = 4  # the most GPUs of a replica that are taken to share its gradients
 
 
 def published_prediction(measured: MeasuredPlan) -> Prediction:
-    """Return what Sailor's simulator says of a measured plan."""
+    """Return the prediction of Sailor's simulator for a measured plan."""
     stages = range(len(measured.plan.stages))
     work = [max(_work(measured, s, kind) for kind in measured.plan.stages[s].device_types) for s in stages]
     transfers = [_transfers(measured, s) for s in stages]

@@ -123,7 +123,7 @@ def cut_at_blocks(plan: Plan, groups: Sequence[Sequence[Block]]) -> tuple[list[i
     if min(counts) < 1:
         raise InputError(
             "export.block_split",
-            f"stage {counts.index(min(counts))} has no whole block: the target cuts between "
-            f"{number_of(len(groups), 'block')} alone; plan fewer stages, or export --to torch",
+            f"stage {counts.index(min(counts))} has no whole block: the target cuts only between "
+            f"{number_of(len(groups), 'block')}; plan fewer stages, or export --to torch",
         )
     return counts, notes

@@ -106,7 +106,7 @@ def _nodes(found: object) -> dict[int, dict[str, Any]]:
         if node.get("isBackwardNode"):
             raise InputError(
                 "dnn_graph.of_training",
-                f"{what}: the graph contains backward nodes; use a graph of inference alone",
+                f"{what}: the graph contains backward nodes; use an inference graph",
             )
         id = integer(node["id"], f"{what}: id", most=2**53)
         if id in nodes:

@@ -51,7 +51,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """The run ended, or is no longer followed: write what is left."""
+        """Write the remaining rows. Called at the end of the run, or when it is no longer followed."""
         ...
 
 
@@ -178,9 +178,7 @@ def _start_time(row: Row) -> float:
 
 
 class TensorBoard:
-    """Writes a run's rows as scalars below `folder`: `tensorboard --logdir FOLDER` draws them while the run
-    continues.
-    """
+    """Write the metrics of a run as scalars in `folder`. `tensorboard --logdir FOLDER` shows them during the run."""
 
     def __init__(self, folder: Path | str) -> None:
         """Raises InputError if tensorboard is not installed, or the folder cannot be written to."""
@@ -202,9 +200,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Logs a run's rows to Weights & Biases; its own files are below `folder`.
+    """Log the metrics of a run to Weights & Biases, with its files in `folder`.
 
-    wandb's environment variables hold: with WANDB_MODE=offline nothing is sent, and `wandb sync` sends it later.
+    The environment variables of wandb apply. WANDB_MODE=offline sends nothing; `wandb sync` sends the files later.
     WANDB_PROJECT names the project (default: sparsepipe).
     """
 
@@ -237,7 +235,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Logs a run's rows to MLflow: to the SQLite file mlflow.db in a folder, or to a tracking server.
+    """Log the metrics of a run to MLflow: to the SQLite file mlflow.db in a folder, or to a tracking server.
 
     `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows them. MLFLOW_EXPERIMENT_NAME names the experiment
     (default: sparsepipe).
@@ -281,7 +279,7 @@ class MLflow:
             self._write()
 
     def close(self) -> None:
-        """Write the rest, and mark the run as failed if it has no summary."""
+        """Write the remaining rows, and mark the run as failed if it has no summary."""
         self._write()
         self._client.set_terminated(self._id, "FINISHED" if self._ended else "FAILED")
 
@@ -293,7 +291,7 @@ class MLflow:
 
 
 class Trackio:
-    """Logs a run's rows to Trackio's files in `folder`: `TRACKIO_DIR=FOLDER trackio show` draws them."""
+    """Log the metrics of a run to Trackio's files in `folder`. `TRACKIO_DIR=FOLDER trackio show` shows them."""
 
     def __init__(self, folder: Path | str) -> None:
         """Raises InputError if trackio is not installed, or the folder cannot be written to."""
@@ -332,10 +330,10 @@ class Trackio:
 
 
 class OpenTelemetry:
-    """Sends a run's rows as spans to a collector of OpenTelemetry, by OTLP over HTTP.
+    """Send the metrics of a run as spans to an OpenTelemetry collector, by OTLP over HTTP.
 
-    The run's span contains epochs, and these contain minibatches; the numbers of a row are attributes of its span. The
-    span of a minibatch begins at the end of the pipeline's minibatch before. Environment variables such as
+    The span of the run contains epochs, and these contain minibatches; numbers are attributes of their span. The span
+    of a minibatch begins at the end of the pipeline's previous minibatch. Environment variables such as
     OTEL_EXPORTER_OTLP_HEADERS apply.
     """
 
@@ -391,7 +389,7 @@ class OpenTelemetry:
         self._last = max(self._last, now)
 
     def close(self) -> None:
-        """Send what is left. The run's span reports an error if the run has no summary."""
+        """Send the remaining spans. The run's span reports an error if the run has no summary."""
         for span in self._epochs.values():
             span.end(self._last)
         if self._run is not None:

@@ -242,7 +242,7 @@ class _TextWindow:
         except (EOFError, OSError, zlib.error) as error:
             reason = "ends too early" if isinstance(error, EOFError) else complaint(error)
             raise InputError(
-                "trace.damaged", f"{self.path}: damaged gzip ({reason}); copy it anew, or profile again"
+                "trace.damaged", f"{self.path}: damaged gzip ({reason}); copy it again, or profile again"
             ) from None
         self._count += len(content)
         if self._count > _MOST_FILE_BYTES:

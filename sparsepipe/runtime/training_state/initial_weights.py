@@ -229,7 +229,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         why = complaint(error)
         raise InputError(
             "initial.needs_code",
-            f"{path}: contains more than tensors and plain values ({why}); save the state_dict alone",
+            f"{path}: contains more than tensors and plain values ({why}); save only the state_dict",
             setting="initial",
         ) from None
     except MemoryError:

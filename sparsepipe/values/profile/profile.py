@@ -255,7 +255,7 @@ class Profile(Printed):
 
     @cached_property
     def kept(self) -> Kept:
-        """Return what others worked out of this profile alone: see util/derived.py."""
+        """Cache of values that depend only on this profile (see util/derived.py)."""
         return {}
 
     @cached_property

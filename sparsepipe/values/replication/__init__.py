@@ -25,7 +25,10 @@ RULES: Mapping[str, type[Rule]] = {
 
 
 def rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
-    """Return a rule by its name, with its options. Raises InputError in one line that says what there is."""
+    """Return a synchronization scheme by its name, with its options.
+
+    Raises InputError for an unknown name or option.
+    """
     if not isinstance(name, str) or name not in RULES:
         raise InputError(
             "replication.unknown", f"unknown replication {shown(name)}, expected one of {', '.join(RULES)}"
@@ -58,17 +61,20 @@ def parse_rule(given: str) -> Rule:
 
 
 def rule_text(given: Rule) -> str:
-    """Write a rule as `parse_rule` reads it, with the options that are not by default."""
+    """Write a scheme as `parse_rule` reads it, with the options that differ from their defaults."""
     return written_options(given.name, given)
 
 
 def rule_to_json(given: Rule) -> dict[str, Any]:
-    """Return a rule as plans and records keep it: {"rule": name, "options": all of them}."""
+    """Return a scheme as plans and records store it: {"rule": name, "options": all options}."""
     return {"rule": given.name, "options": option_values(given)}
 
 
 def rule_from_json(document: object, what: str = "replication") -> Rule:
-    """Return the rule of a plan or record; options that it lacks are by default. Raises InputError in one line."""
+    """Return the scheme of a plan or record.
+
+    Missing options have their defaults. Raises InputError for malformed JSON.
+    """
     if not isinstance(document, Mapping) or not isinstance(document.get("options", {}), Mapping):
         raise InputError(
             "replication.malformed", f'{what} is {shown(document)}, expected {{"rule": NAME, "options": {{…}}}}'
@@ -77,7 +83,7 @@ def rule_from_json(document: object, what: str = "replication") -> Rule:
 
 
 def sent_share(given: Rule) -> float:
-    """Return the bytes that are sent for each byte of weights: a rule may have an option for fewer bits."""
+    """Return the bytes sent per byte of weights. Below 1: the scheme has an option for fewer bits."""
     return float(option_values(given).get("bits", 32)) / 32
 
 

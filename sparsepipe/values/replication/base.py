@@ -14,7 +14,7 @@ SERVER = -1  # the parameter server's number among the pipelines, for rules that
 
 
 class Arithmetic(Enum):
-    """Arithmetic of a merge of its members' contributions, implemented in runtime/replication."""
+    """Arithmetic of an average, implemented in runtime/replication."""
 
     MEAN_GRADIENTS = "gradients"  # their mean, before the optimizer's step: each member waits for it
     MEAN_WEIGHTS = "weights"  # their mean, after the step
@@ -25,12 +25,12 @@ class Arithmetic(Enum):
 
 @dataclass(frozen=True)
 class Merge:
-    """One decision of a rule: these contributions are averaged with these weights.
+    """One decision of a scheme: these contributions are averaged with these weights.
 
-    `members` are pipelines in ascending order, `contributions` the number of each one's contribution (its own, from 0),
-    `weights` what each counts for; they sum to 1. A merge of one member averages nothing. Of PAIR and SERVER the only
-    member contributes, `partner` is the other one, and `weights` are the member's and the partner's: of SERVER the
-    share of the member's change that is added, and what is left to 1. A PAIR of one live pipeline has no partner.
+    `members` are pipelines in ascending order, `contributions` the number of each one's contribution (from 0),
+    `weights` their weights, which sum to 1. A merge of one member averages nothing. For PAIR and SERVER only the member
+    contributes, `partner` is the other pipeline, and `weights` are those of the member and the partner. For SERVER, the
+    member's weight is the share of its change that is added. A PAIR of one live pipeline has no partner.
     """
 
     number: int  # among the merges of the run, from 0
@@ -42,15 +42,18 @@ class Merge:
 
 
 class Groups(Protocol):
-    """The decisions of one rule in one run. Times are seconds on the caller's clock, never decreasing.
+    """Decide the groups of a synchronization scheme in one run.
 
-    A pipeline contributes again only when it has taken the result of its last merge, or was asked to continue without.
-    Every call returns the merges that are decided by it, most often none or one.
+    Times are seconds on the caller's clock, never decreasing.
+
+    A pipeline contributes again only after it has received the result of its last average, or was ordered to continue
+    without it. Every call returns the averages that it decides, usually none or one.
     """
 
     def contribute(self, pipeline: int, *, now: float, samples: int) -> list[Merge]:
-        """Take the next contribution of a pipeline, trained on `samples` since its last. Raises InputError if it
-        left.
+        """Process the next contribution of a pipeline, trained on `samples` since its last one.
+
+        Raises InputError if the pipeline has left.
         """
         ...
 
@@ -59,24 +62,27 @@ class Groups(Protocol):
         ...
 
     def leave(self, pipeline: int, *, now: float) -> list[Merge]:
-        """A pipeline died or ended: no one waits for it any more. What it contributed and was not merged is dropped."""
+        """Remove a pipeline that died or ended.
+
+        Others no longer wait for it, and its unused contributions are dropped.
+        """
         ...
 
     def join(self, pipeline: int, *, now: float) -> list[Merge]:
-        """A pipeline is back, with a live pipeline's weights."""
+        """Add a pipeline again, with the weights of a live pipeline."""
         ...
 
     def next_deadline(self) -> float | None:
-        """Return the time of the next decision of `expire` without further contributions; None: none is due."""
+        """Return the time at which `expire` decides without further contributions. None: there is none."""
         ...
 
     def expire(self, *, now: float) -> list[Merge]:
-        """Decide what a wait budget or a grace window has run out for."""
+        """Decide the averages whose wait budget or grace window has ended."""
         ...
 
 
 class Rule(Protocol):
-    """The options of one replication rule, a frozen dataclass: comparable, printable, JSON by its fields."""
+    """Options of a synchronization scheme, as a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     name: ClassVar[str]  # as --replication takes it
@@ -85,17 +91,20 @@ class Rule(Protocol):
 
     @property
     def every(self) -> int:
-        """Updates of a pipeline from one contribution to the next."""
+        """Number of updates between two contributions of a pipeline."""
         ...
 
     @property
     def overlap(self) -> bool:
-        """Return whether a pipeline trains on while its merge is under way, and takes the result at a later update.
+        """Return whether a pipeline continues to train during an average, and applies the result at a later update.
 
-        The result is applied as a correction then: newest weights + (merged - contributed).
+        The result is then applied as a correction: newest weights + (average - contribution).
         """
         ...
 
     def groups(self, num_pipelines: int, *, seed: int = 0) -> Groups:
-        """Start its decisions for pipelines 0 to `num_pipelines` - 1. Raises InputError for options that do not fit."""
+        """Return the object that decides for pipelines 0 to `num_pipelines` - 1.
+
+        Raises InputError for unsuitable options.
+        """
         ...

@@ -25,10 +25,10 @@ _SCORES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_lo
 
 
 def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row for each epoch of each run: accuracies, losses, seconds since the run began.
+    """Return one row for each epoch of each run: accuracies, losses, seconds since the start of the run.
 
-    Runs are distinguished by strategy, or by `names`; a damaged one is left out, with a warning.
-    Raises InputError for a run without a finished epoch.
+    Runs are distinguished by strategy, or by `names`. A damaged run is omitted, with a warning. Raises InputError for a
+    run without a finished epoch.
     """
     found = of_readable(records, _rows)
     kept = [records[place] for place, _ in found]
@@ -73,10 +73,14 @@ def accuracy(
 ) -> go.Figure:
     """Draw validation accuracy (training accuracy if there is no validation) by epoch and by time.
 
-    Runs of one name, as those of several seeds, are one line: their mean, in a band from the lowest to the highest.
-    Those that have no such accuracy are named in the note and not drawn.
-    `level`: what it is compared with, a name and an accuracy, as a line across. `among`: the runs of figures alongside
-    this one; a run has the same looks in all of them (see `run_places`).
+    Runs of the same name, such as several seeds, are one line: their mean, with a band from minimum to maximum. Runs
+    without such an accuracy are named in the note and omitted.
+
+    Args:
+        runs: Records of the runs.
+        names: Name of each run. Default: its strategy.
+        level: A name and an accuracy, drawn as a horizontal line for comparison.
+        among: Runs of related figures. A run looks the same in all of them.
     """
     if names and len(names) != len(records):
         raise InputError(

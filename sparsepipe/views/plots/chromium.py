@@ -32,7 +32,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 
 class NoPicture(InputError):
-    """No picture could be drawn; a figure's table and provenance can still be written."""
+    """No picture could be drawn. The table and the provenance of a figure can still be written."""
 
 
 class _Died(Exception):
@@ -128,7 +128,10 @@ _state = _State()
 
 
 def browser() -> str | None:
-    """The Chromium that draws: BROWSER_PATH, else the first on PATH; None if there is none."""
+    """Return the path of the Chromium that draws pictures: BROWSER_PATH, else the first on PATH.
+
+    None: there is none.
+    """
     named = os.environ.get("BROWSER_PATH")
     if named:
         return named if Path(named).is_file() else None
@@ -198,7 +201,7 @@ def _forget() -> None:
 
 
 def close_browser() -> None:
-    """End the browser, if this process started one. The next picture starts another."""
+    """End the browser if this process has started one. The next picture starts another."""
     with _state.lock:
         _end()
         _state.refused.clear()

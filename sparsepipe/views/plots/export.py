@@ -70,7 +70,7 @@ def export(
         origin: Source of the numbers: a Provenance, a mapping, an `Origin`, a run's record, or several. The JSON has
             all of it; unreliable measurements are noted in the pictures' subtitle.
         inches: Width of the PDF in inches. If its text would be too small, the figure is laid out again.
-        paper: Width, height, font and title of the figure on paper, in place of `inches`.
+        paper: Width, height, font and title of the figure on paper, instead of `inches`.
 
     Returns:
         The paths of the files.
@@ -140,11 +140,10 @@ def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_pictures() -> None:
-    """Let the notebook that calls this keep a PNG alongside each live figure, so that it shows where no plotly runs.
+    """Keep a PNG next to each live figure of the notebook that calls this, for viewers without plotly.
 
-    Of a figure that is shown and not exported also an SVG is kept, which is dark on a dark page.
-
-    Without a Chromium that can draw it, notebooks keep the live figure alone, and one line says so.
+    Figures that are shown but not exported also get an SVG, which follows the dark mode of the page. Without a Chromium
+    that can draw, notebooks keep only live figures, and one line reports it.
 
     Example:
         >>> sp.plots.keep_pictures()
@@ -361,7 +360,7 @@ with left_out(ADDRESSES):  # which renderers bring by way of nbformat
 
 
 def as_wide_as_the_page(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure's dict without its width, if it is one of ours; any other stays as it is."""
+    """Return the dict of a figure of this package without its width. Other figures are unchanged."""
     layout = document.get("layout") or {}
     if not isinstance(layout.get("meta"), Mapping) or "notes" not in layout["meta"]:
         return dict(document)

@@ -34,7 +34,7 @@ _NAMED = 80  # layers that can be named along the axis; of more, plotly names so
 
 
 def layer_costs_table(profile: Profile, *, size: float | None = None) -> pd.DataFrame:
-    """One row for each layer and device type, for a minibatch of this size (the mean one when not given)."""
+    """Return one row for each layer and device type, for a minibatch of this size. Default: the mean size."""
     at = profile.size() if size is None else size
     rows = []
     for kind in profile.device_types:
@@ -57,7 +57,7 @@ def layer_costs_table(profile: Profile, *, size: float | None = None) -> pd.Data
 
 
 def layer_costs(profile: Profile, *, size: float | None = None, note: str = "") -> go.Figure:
-    """Draw each layer's forward and backward time (a panel for each device type), its output and its parameters.
+    """Draw forward and backward time (a panel for each device type), output and parameters of each layer.
 
     The thin line on a bar is the interquartile range of its time.
     """
@@ -117,9 +117,10 @@ _LAYERS = 3  # the costliest, where none are named
 
 
 def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.DataFrame:
-    """One row for each layer, device type and size: measured, and by the law (then `spread_seconds` is its doubt).
+    """Return one row for each layer, device type and size, measured or by the law.
 
-    `layers`: ids, the three that take longest when not given. Raises InputError for a layer that does not exist.
+    By the law, `spread_seconds` is the uncertainty. `layers` are ids of layers. Default: the three slowest. Raises
+    InputError for an unknown layer.
     """
     index = profile.graph.index
     if unknown := [id for id in layers if id not in index]:
@@ -155,8 +156,8 @@ def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.Da
 def time_by_size(profile: Profile, *, layers: Sequence[str] = (), note: str = "") -> go.Figure:
     """Draw the time of three layers against size, on logarithmic axes: a panel for each device type.
 
-    Points are measured, with their interquartile range. Lines are the fitted laws; grey is the range that was measured,
-    and beyond it lines are dashed: times are in proportion to the size there.
+    Points are measurements with their interquartile range, lines are fitted laws. The grey range was measured. Beyond
+    it, lines are dashed, and times are proportional to the size.
     """
     table, unit = time_by_size_table(profile, layers=layers), profile.size_unit
     kinds = profile.device_types
@@ -212,13 +213,13 @@ def time_by_size(profile: Profile, *, layers: Sequence[str] = (), note: str = ""
 
 
 def cut_bytes_table(profile: Profile, *, device_type: str | None = None) -> pd.DataFrame:
-    """One row for each cut of the layers in their order: bytes that cross it, forward."""
+    """Return one row for each possible cut, in the order of the layers: bytes that cross it in the forward pass."""
     table = layer_graph_table(profile, device_type=device_type)
     return table[["layer", "crossing_feature_bytes", "crossing_coordinate_bytes"]].iloc[:-1]
 
 
 def cut_bytes(profile: Profile, *, device_type: str | None = None, note: str = "") -> go.Figure:
-    """Draw what crosses a cut after each layer. If bars are low, a boundary between stages is cheap."""
+    """Draw the bytes that cross a cut after each layer. Low bars are cheap stage boundaries."""
     table = cut_bytes_table(profile, device_type=device_type)
     figure = go.Figure()
     for column, name, color in (
@@ -240,7 +241,10 @@ Measured = Sequence[tuple[float, Profile]]  # (voxel size, profile measured at i
 
 
 def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
-    """One row for each network and voxel size, of one sample. Raises InputError for a profile without a batch size."""
+    """Return one row for each network and voxel size, per sample.
+
+    Raises InputError for a profile without a batch size.
+    """
     rows = []
     for network, measured in found.items():
         for voxel_size, profile in measured:
@@ -266,7 +270,7 @@ def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
 
 
 def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
-    """Draw seconds and bytes a sample over the voxel size, a line for each network, on logarithmic axes."""
+    """Draw seconds and bytes per sample by voxel size, a line for each network, on logarithmic axes."""
     table = sparse_dense_table(found)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     for k, (name, part) in enumerate(table.groupby("network", sort=False)):

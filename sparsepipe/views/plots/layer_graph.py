@@ -78,7 +78,7 @@ _BEHIND = "rgba(255,255,255,0.8)"  # a cut's words, where they lie over boxes an
 def layer_graph_table(
     source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None
 ) -> pd.DataFrame:
-    """One row for each layer: cost at the mean minibatch, stage, what feeds it, bytes alive after it."""
+    """Return one row for each layer: cost at the mean minibatch, stage, inputs, and bytes still needed after it."""
     profile, graph = (source, source.graph) if isinstance(source, Profile) else (None, source)
     kind = (device_type or profile.device_types[0]) if profile else ""
     size = profile.size() if profile else 0.0
@@ -108,7 +108,7 @@ def layer_graph_table(
 
 
 def cuts_table(profile: Profile, plan: Plan, *, device_type: str | None = None) -> pd.DataFrame:
-    """One row for each boundary between stages: the layers whose outputs cross it, and the bytes of one minibatch."""
+    """Return one row for each stage boundary: the layers whose outputs cross it, and the bytes per minibatch."""
     costs = LayerTable.of(profile, [profile.size()], [device_type or profile.device_types[0]])
     rows, before = [], set()
     for k, stage in enumerate(plan.stages[:-1]):
@@ -122,9 +122,9 @@ def cuts_table(profile: Profile, plan: Plan, *, device_type: str | None = None) 
 def layer_graph(
     source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None, note: str = ""
 ) -> go.Figure:
-    """Draw the graph: fill by forward and backward time (by parameters if there is no profile), outline by stage.
+    """Draw the layer graph. Fill: forward and backward time, or parameters without a profile. Outline: stage.
 
-    A long graph is folded like lines of text; every other line runs to the left. Hover shows a layer's numbers.
+    A long graph is folded like lines of text; every second line runs to the left. Hover shows the numbers of a layer.
     """
     profile, graph = (source, source.graph) if isinstance(source, Profile) else (None, source)
     table = layer_graph_table(source, plan, device_type=device_type)

@@ -44,7 +44,7 @@ _CLOCKS = {"hours": ("time (h)", "h"), "seconds": ("time (s)", "s"), "minibatche
 
 
 def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFrame:
-    """One row for each point of each system's curve on each task; `clock` is the column of when."""
+    """Return one row for each point of the curve of each system and task. `clock` is the column of the time."""
     rows = [
         {"task": task, "system": system, clock: when, "value": value}
         for task, curves in panels.items()
@@ -63,11 +63,15 @@ def learning_curves(
     note: str = "",
     among: Sequence[str] = (),
 ) -> go.Figure:
-    """Draw curves over hours, or "seconds" or "minibatches" where that is the `clock` of their points.
+    """Draw curves by hours, or by the `clock` of their points: "seconds" or "minibatches".
 
-    A task whose name has a unit in brackets at its end has that for its own axis: "BERT (loss)", "light (accuracy, %)".
-    `among`: the systems of the figures alongside this one, as `system_bars` takes them: a system has one colour in all.
-    Raises ValueError for another clock.
+    A unit in brackets at the end of a task's name is that of its axis: "BERT (loss)", "light (accuracy, %)".
+
+    Args:
+        among: Systems of related figures. A system has the same colour in all of them.
+
+    Raises:
+        ValueError: Another clock.
     """
     if clock not in _CLOCKS:
         raise ValueError(f"clock {clock!r}, expected one of {', '.join(_CLOCKS)}")
@@ -120,7 +124,7 @@ _COLUMNS_PROGRESS = ["run", "event", "seconds", "minibatch", "loss", "epoch", "v
 
 
 def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
-    """One row for each step and epoch of each run, from its metrics so far."""
+    """Return one row for each step and epoch of each run, from its metrics so far."""
     found = []
     for name, events in rows.items():
         for row in events:
@@ -138,7 +142,10 @@ def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFr
 def progress(
     rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "", colors: Mapping[str, int] | None = None
 ) -> go.Figure:
-    """Draw how runs go: their names → their rows of metrics. `colors`: their numbers, in order by default."""
+    """Draw the metrics of runs so far: name → rows of metrics.
+
+    `colors`: number of the colour of each run. Default: in order.
+    """
     table = progress_table(rows)
     pace = next((name for name in _PACES if table[name].notna().any()), _PACES[0])
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09)
@@ -196,10 +203,10 @@ class DrawnCandidate(Protocol):
 
 
 def trade_off_table(candidates: Sequence[DrawnCandidate], best: Sequence[DrawnCandidate] = ()) -> pd.DataFrame:
-    """One row for each candidate, the fastest first; `best`: none is faster with as little memory.
+    """Return one row for each candidate, the fastest first. `best`: no other candidate is faster with as little memory.
 
-    The column is `minibatches_per_second` if no one knows how many samples a minibatch has.
-    Raises InputError without any.
+    If the samples per minibatch are unknown, the column is `minibatches_per_second`. Raises InputError without
+    candidates.
     """
     if not candidates:
         raise InputError("plot.nothing", "no candidates to draw; give the candidates of a sweep")
@@ -295,10 +302,10 @@ _PAIR = 0.86  # of the distance between two strategies is taken by their bars
 
 
 def tasks_table(runs: Runs) -> pd.DataFrame:
-    """One row for each epoch of each run, under the name of its task, its strategy and its seed.
+    """Return one row for each epoch of each run, with its task, strategy and seed.
 
-    `samples_per_second`, measured and predicted, are those of the whole run. Raises InputError without runs, and for a
-    run that did not finish.
+    `samples_per_second`, measured and predicted, are those of the whole run. Raises InputError without runs, and for an
+    unfinished run.
     """
     if not any(runs.values()):
         raise InputError("plot.nothing", "no runs to draw; give runs of at least one task")
@@ -319,8 +326,8 @@ def tasks_table(runs: Runs) -> pd.DataFrame:
 def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = "") -> go.Figure:
     """Draw a column for each task: samples/s of each strategy above, validation accuracy by time below.
 
-    Bars are means over seeds, with the lowest and the highest; each seed has a line of its own. `levels`: by task, the
-    accuracy of who always gives the most frequent answer, as a line across: at or below it nothing is learned yet.
+    Bars are means over seeds, with minimum and maximum; each seed has a line of its own. `levels`: task → accuracy of
+    the most frequent answer, drawn as a horizontal line. At or below it, nothing is learned yet.
     """
     table = tasks_table(runs)
     names = list(dict.fromkeys(table.task))

@@ -30,7 +30,10 @@ _COLORS = dict(zip(RULES, chain([GREY], cycle(_HUES)), strict=False))
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a synchronization scheme under a straggler. Paces: samples per second, of each pipeline."""
+    """Result of a synchronization scheme under a straggler.
+
+    Throughputs are samples per second of each pipeline replica.
+    """
 
     rule: str  # as the command line takes it
     straggler: str  # in a few words; empty: nothing held anybody up
@@ -77,7 +80,7 @@ class Outcome:
 
     @classmethod
     def of_run(cls, record: RunRecord) -> "Outcome":
-        """Read a finished run of several pipelines. Raises InputError for any other."""
+        """Read a finished run of several pipelines. Raises InputError for another run."""
         summaries = record.metrics("summary")
         rule = record.plan.replication
         if rule is None or not summaries or "replication" not in summaries[-1]:
@@ -97,17 +100,17 @@ class Outcome:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all pipelines together: the sum of their paces, `sum_of_paces` of a simulation and of a run."""
+        """Throughput of all pipelines: the sum of theirs, `sum_of_paces` of a simulation or a run."""
         return sum(self.paces)
 
     @property
     def own_pace(self) -> float:
-        """Of all pipelines together, if no one waited for another."""
+        """Standalone throughput of all pipelines: without waiting for each other."""
         return sum(self.own_paces)
 
 
 def outcomes_table(outcomes: Iterable[Outcome]) -> pd.DataFrame:
-    """One row for each outcome. Raises InputError without any."""
+    """Return one row for each outcome. Raises InputError without outcomes."""
     rows = [
         {
             "rule": one.rule,
@@ -172,10 +175,10 @@ _WINDOWS = 15  # a line is a mean over so many-th a part of a run: minibatches d
 
 
 def losses_table(*records: RunRecord) -> pd.DataFrame:
-    """One row for each minibatch of each run in the order in which they were done, seconds since the first one.
+    """Return one row for each minibatch of each run, in order of completion, with seconds since the first one.
 
-    `smooth_loss` is the mean of the latest minibatches. A damaged run is left out, with a warning. Raises InputError
-    for a run without a loss: one that did not train.
+    `smooth_loss` is the mean of the latest minibatches. A damaged run is omitted, with a warning. Raises InputError for
+    a run without a loss.
     """
     found = of_readable(records, _rows)
     kept = [records[place] for place, _ in found]
@@ -190,7 +193,7 @@ def losses_table(*records: RunRecord) -> pd.DataFrame:
 
 
 def losses(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw each run's loss over the samples that it has seen, and over seconds."""
+    """Draw the loss of each run by samples and by seconds."""
     records, left_out = readable(records, _rows)
     table = losses_table(*records)
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.05)

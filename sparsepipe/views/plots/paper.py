@@ -60,7 +60,7 @@ class Paper:
 
     @classmethod
     def asked(cls) -> "Paper":
-        """Return what the batch asks for that runs this notebook; the usual paper outside of one. Raises InputError."""
+        """Return the paper of the batch that runs this notebook; outside of a batch the default. Raises InputError."""
         given = os.environ.get(PAPER)
         try:
             return cls(**json.loads(given)) if given else cls()
@@ -72,7 +72,10 @@ class Paper:
             ) from None
 
     def doubt(self) -> str:
-        """A sentence where the font is not installed, and the figures' own takes its place; empty if it is."""
+        """Sentence about a font that is not installed, which is replaced by the figures' own.
+
+        Empty if it is installed.
+        """
         family = (self.font or "").split(",")[0].strip()
         generic = ("", "serif", "sans-serif", "monospace")
         if family in generic or (fonts := shutil.which("fc-list")) is None:
@@ -83,11 +86,11 @@ class Paper:
         return "" if there else f"font {family!r} is not installed: the figures' default font is used"
 
     def to_json(self) -> Mapping[str, float | bool | str | None]:
-        """Return what `asked` reads."""
+        """Return the JSON that `asked` reads."""
         return asdict(self)
 
     def styled(self, figure: go.Figure) -> go.Figure:
-        """Return the figure with the font, and without a title where none is asked for; as it is otherwise."""
+        """Return the figure with this font, and without a title if `title` is false."""
         if self.font:
             figure = go.Figure(figure).update_layout(font={"family": f"{self.font}, {FONT}"})
         return figure if self.title else _untitled(figure)
@@ -95,7 +98,8 @@ class Paper:
     def printed(self, figure: go.Figure, doubts: Sequence[str] = ()) -> tuple[go.Figure, float]:
         """Return (the figure, the scale to draw it at) for this page, with a badge if it is doubtful.
 
-        Its text is never below 7 points or nearly so: one too wide for that is laid out narrower, its legend below.
+        Text has at least about 7 points. A figure that is too wide for this is laid out narrower, with its legend
+        below.
         """
         figure, scale = _fitted(figure, self.inches)
         title = title_of(figure).partition("<br>")[0].striptags()

@@ -36,7 +36,10 @@ _OVER_LINE = 6  # pixels: half a mark of a transfer, and the line
 
 
 def stages_table(*plans: Plan) -> pd.DataFrame:
-    """One row for each stage of each plan, as its planner expects it. Raises InputError if one has no estimate."""
+    """Return one row for each stage of each plan, by the plan's estimate.
+
+    Raises InputError for a plan without an estimate.
+    """
     rows = []
     for name, plan in zip(plan_names(plans), plans, strict=True):
         if plan.estimate is None:
@@ -66,7 +69,10 @@ def stages_table(*plans: Plan) -> pd.DataFrame:
 
 
 def stages(*plans: Plan, note: str = "") -> go.Figure:
-    """Draw predicted compute, transfer and averaging time and memory of each stage, and each plan's period."""
+    """Draw the predicted times and memory of each stage, and the time per minibatch of each plan.
+
+    Times are those of computation, transfer and averaging.
+    """
     table = stages_table(*plans)
     table["place"] = _places(table)
     periods = table.groupby("plan", sort=False).agg(
@@ -183,7 +189,7 @@ _SPREAD = 0.6  # of the distance between two rows is taken by the marks of one: 
 
 @dataclass(frozen=True)
 class Gap:
-    """Result of one planner for one network and a number of devices."""
+    """Result of one planner for one network and one number of devices."""
 
     network: str
     layers: int
@@ -197,7 +203,7 @@ class Gap:
     def of(
         cls, plan: Plan, network: str, devices: int, *, planner: str = "", reference_seconds: float | None = None
     ) -> Self:
-        """Read it from a plan, which must have an estimate. `planner`: what it is called, its name unless given."""
+        """Read the result from a plan with an estimate. `planner` is its name. Default: that of the plan."""
         assert plan.estimate is not None
         expected = plan.estimate
         label = planner_label(planner or plan.planner)
@@ -205,14 +211,17 @@ class Gap:
 
 
 def gaps_table(gaps: Sequence[Gap]) -> pd.DataFrame:
-    """One row for each."""
+    """Return one row for each result."""
     columns = ["network", "layers", "devices", "planner", "gap", "seconds", "reference_seconds"]
     table = pd.DataFrame([asdict(one) for one in gaps], columns=columns)
     return table.astype({"gap": float, "reference_seconds": float})
 
 
 def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
-    """Draw a row for each network and number of devices: on the left each planner's gap, on the right its seconds."""
+    """Draw optimality gap (left) and planning time (right) of each planner.
+
+    There is a row for each network and number of devices.
+    """
     title = "Optimality gap and planning time"
     table = gaps_table(gaps)
     if table.empty:
@@ -263,16 +272,16 @@ _GROUP = 0.86  # of the distance between two clusters is taken by the bars of on
 
 
 def mixes_table(points: Sequence[Point]) -> pd.DataFrame:
-    """One row for each point; `gap`: the share of the bound that is missing."""
+    """Return one row for each point. `gap` is the relative distance from the bound."""
     table = points_table(points)
     table["gap"] = (1 - table.samples_per_second / table.bound_samples_per_second).clip(lower=0)
     return table
 
 
 def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
-    """Draw a group of bars for each cluster, with its bound, and above it each bar's gap to it in per cent.
+    """Draw a group of bars for each cluster, with its bound, and above each bar its gap to the bound in per cent.
 
-    The bound is proven, the optimum is not known: what is missing to the bound may not be there to be had.
+    The bound is proven, the optimum is not known. A plan may therefore be better than its gap suggests.
     """
     table = mixes_table(points)
     clusters, strategies = (list(dict.fromkeys(table[column])) for column in ("cluster", "strategy"))
@@ -335,8 +344,9 @@ _MOST = 9  # of the values on an axis the last stands for all that are larger
 
 
 def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """One row for each value that an outcome counted: `what` is "group size" or "staleness". Raises InputError without
-    any.
+    """Return one row for each counted value of an outcome. `what` is "group size" or "staleness".
+
+    Raises InputError without outcomes.
     """
     rows = [
         {
@@ -359,8 +369,9 @@ def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
-    """Draw for each outcome which share of its averages had how many members, and how many updates later which share of
-    the contributions to them had its average: each pipeline takes an average for itself.
+    """Draw for each outcome the distribution of group sizes, and of the staleness of averages in updates.
+
+    Each pipeline replica that receives an average counts once.
     """
     groups_table(outcomes)  # refuses what has nothing to draw
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.13)

@@ -48,7 +48,7 @@ class _Label(NamedTuple):
 
 
 def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.DataFrame:
-    """One row for each iteration of each variant, with what happened at it."""
+    """Return one row for each iteration of each variant, with the marks at it."""
     happened = {name: dict(told) for name, told in (marks or {}).items()}
     rows = [
         {"variant": name, "iteration": at, "seconds": seconds, "mark": happened.get(name, {}).get(at, "")}
@@ -59,11 +59,10 @@ def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.Data
 
 
 def iteration_times(series: Series, marks: Marks | None = None, *, title: str = "", note: str = "") -> go.Figure:
-    """Draw every variant's times by iteration below each other, on the same axes; vertical lines are marks.
+    """Draw the time of each iteration, one panel for each variant, on the same axes. Vertical lines are marks.
 
-    Nothing is smoothed or left out. A time beyond 1.5 times what 99 of 100 iterations take is drawn as that: what
-    it is is said where the mouse rests, and by the table. What marks say stands above all lines, as far as there is
-    room: the table has all of it.
+    Nothing is smoothed or omitted. Times above 1.5 times the 99th percentile are drawn at that limit; hover and the
+    table show their values. Labels of marks are drawn above the lines if there is room; the table contains all of them.
     """
     title = title or "Time per minibatch, by variant"
     if not series:
@@ -218,7 +217,10 @@ CAUSES: Mapping[str, tuple[str, str]] = {
 
 
 def lost_seconds_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """One row for each outcome and cause: seconds of all its pipelines together. Raises InputError without any."""
+    """Return one row for each outcome and cause: seconds of all its pipeline replicas.
+
+    Raises InputError without outcomes.
+    """
     rows = [
         {
             "rule": one.rule,
@@ -238,7 +240,7 @@ def lost_seconds_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
-    """Draw a bar for each outcome: the seconds that its pipelines lost, one part for each cause."""
+    """Draw a bar for each outcome: the seconds that its pipeline replicas lost, by cause."""
     table = lost_seconds_table(outcomes)
     several = len({one.source for one in outcomes}) > 1
     names = [in_lines(f"{one.rule}, {one.source}" if several else one.rule, 30) for one in outcomes]
@@ -268,17 +270,17 @@ _MARKERS = {"emulated": "circle", "measured": "diamond"}
 
 
 def waiting_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """One row for each outcome. Raises InputError without any."""
+    """Return one row for each outcome. Raises InputError without outcomes."""
     return outcomes_table(outcomes)
 
 
 def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
-    """Draw a group of bars for each straggler, one a rule; markers are runs of real processes.
+    """Draw a group of bars for each straggler, one bar for each synchronization scheme. Markers are real processes.
 
-    Bars are simulated: if there is no simulation of a rule there is no bar. With several seeds both are means, and
-    lines reach from the least to the most. The dotted line at a bar is the pace of the same runs, with their
-    minibatches and delays, had no pipeline waited for another: a bar reaches it at most. If delays are drawn, or who
-    is slow does other minibatches, rules meet other delays, and their lines are of other heights.
+    Bars are simulated. With several seeds, bars and markers are means, and whiskers are minimum to maximum. The dotted
+    line at a bar is the standalone throughput: that of the same runs, with the same minibatches and delays, without
+    waiting for other replicas. A bar reaches it at most. Lines of one straggler may differ, because delays are drawn at
+    random and slow replicas train other minibatches.
     """
     outcomes = list(outcomes)
     table = waiting_table(outcomes)

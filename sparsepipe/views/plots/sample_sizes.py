@@ -27,7 +27,7 @@ _PANEL = 210  # pixels
 
 
 def clouds_table(panels: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One row for each point of each panel: x, y, z as given, and where it stands in the picture (right, up, depth)."""
+    """Return one row for each point of each panel: x, y, z, and its position in the picture (right, up, depth)."""
     if not panels:
         raise InputError("plot.nothing", "no clouds to draw; give at least one")
     return pd.concat(
@@ -64,8 +64,12 @@ def clouds(
     title: str = "Point clouds",
     note: str = "",
 ) -> go.Figure:
-    """Draw clouds [N, 3] by panel name. `sizes` gives the side of a panel's voxels in the units of its points, so that
-    a voxel is drawn as large as it is; without, points are dots.
+    """Draw point clouds [N, 3], one panel for each name.
+
+    Args:
+        panels: Name → points.
+        sizes: Name → edge of its voxels, in the unit of the points. These voxels are drawn to scale; without it, points
+            are dots.
     """
     table = clouds_table(panels)
     names = list(panels)
@@ -112,7 +116,7 @@ def clouds(
 
 
 def voxel_counts_table(counts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One row for each sample at each voxel size."""
+    """Return one row for each sample at each voxel size."""
     if not counts:
         raise InputError("plot.nothing", "no voxel counts to draw; give at least one voxel size")
     parts = [pd.DataFrame({"voxel_size": name, "voxels": np.asarray(values)}) for name, values in counts.items()]
@@ -120,7 +124,7 @@ def voxel_counts_table(counts: Mapping[str, np.ndarray]) -> pd.DataFrame:
 
 
 def voxel_counts(counts: Mapping[str, np.ndarray], *, note: str = "") -> go.Figure:
-    """Draw how many voxels a sample has at each voxel size: a box (quartiles) and its outliers."""
+    """Draw the number of voxels per sample at each voxel size: a box (quartiles) and its outliers."""
     table = voxel_counts_table(counts)
     box = go.Box(
         x=table.voxel_size,
@@ -145,7 +149,7 @@ _GROUP = 0.8  # of the distance between two machines is taken by the bars of one
 
 @dataclass(frozen=True)
 class OrderedEpoch:
-    """An epoch in one order on one machine."""
+    """Time of an epoch in one order of minibatches, under one plan."""
 
     order: str
     machine: str  # such as "4 stages"
@@ -155,13 +159,13 @@ class OrderedEpoch:
 
 
 def orders_table(epochs: Sequence[OrderedEpoch]) -> pd.DataFrame:
-    """One row for each epoch."""
+    """Return one row for each epoch."""
     columns = ["order", "machine", "over_balanced", "lower_bound", "source"]
     return pd.DataFrame([asdict(one) for one in epochs], columns=columns)
 
 
 def orders(epochs: Sequence[OrderedEpoch], *, note: str = "") -> go.Figure:
-    """Draw a group of bars for each machine, one an order; a dash at a bar is the least that any order takes.
+    """Draw a group of bars for each plan, one bar for each order. A dash is the lower bound for any order.
 
     Bars are simulated; markers are runs of real processes.
     """
@@ -237,10 +241,11 @@ _MOST_MARKERS = 60  # of a line: more would hide it
 
 
 def distances_table(*records: RunRecord) -> pd.DataFrame:
-    """One row for each average of each run: mean and most of its members' ||own - average|| / ||average||.
+    """Return one row for each average of each run, with distances of its members.
 
-    Under a rule that averages gradients weights are the same everywhere: its distances are 0. A damaged run is left
-    out, with a warning. Raises InputError for a run in which nothing was averaged.
+    A distance is ||own - average|| / ||average||; the columns are its mean and maximum. If a scheme averages gradients,
+    all replicas have the same weights, and the distances are 0. A damaged run is omitted, with a warning. Raises
+    InputError for a run without averages.
     """
     found = of_readable(records, _rows)
     rows = [{"run": records[place].name, **row} for place, own in found for row in own]
@@ -248,7 +253,7 @@ def distances_table(*records: RunRecord) -> pd.DataFrame:
 
 
 def distances(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw for each run how far its pipelines were from each of its averages, over time."""
+    """Draw the distance of the pipeline replicas from each of their averages, over time, for each run."""
     records, left_out = readable(records, _rows)
     table = distances_table(*records)
     figure = go.Figure()

@@ -23,7 +23,7 @@ _READ = 9  # pixels of the smallest letters
 
 
 def compare_table(*plans: Plan) -> pd.DataFrame:
-    """One row for each layer: its stage in each plan. Raises InputError for plans of different layers."""
+    """Return one row for each layer: its stage in each plan. Raises InputError for plans of different layers."""
     if not plans:
         raise InputError("plot.nothing", "no plans to compare; give at least one")
     layers = plans[0].layers
@@ -40,10 +40,9 @@ def compare_table(*plans: Plan) -> pd.DataFrame:
 
 
 def compare(*plans: Plan, note: str = "") -> go.Figure:
-    """Draw each plan as a strip of layers coloured by stage, its devices written in, its period next to it.
+    """Draw each plan as a strip of layers, coloured by stage, with devices and the time per minibatch.
 
-    Devices of a stage that is too narrow for their names are written above it, or below; if others are, by hover
-    alone.
+    If a stage is too narrow, its devices are written above or below the strip, else shown on hover.
     """
     table = compare_table(*plans)
     names = plan_names(plans)
@@ -155,9 +154,9 @@ _FASTER = 1.005  # times as fast: less would be written as the same
 
 
 def speedups_table(points: Sequence[Point]) -> pd.DataFrame:
-    """One row for each point; `cluster` names the network, `speedup` is over its point of one device.
+    """Return one row for each point. `cluster` names the network; `speedup` is relative to one device.
 
-    Raises InputError for a network without such a point.
+    Raises InputError for a network without a point of one device.
     """
     table = points_table(points)
     paces = pd.Series([_pace(point) for point in points])
@@ -177,7 +176,7 @@ def _pace(point: Point) -> float | None:
 
 
 def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
-    """Draw a group of bars for each network, simulated, and open circles where real processes emulated the plan."""
+    """Draw a group of simulated bars for each network. Open circles are emulations by real processes."""
     table = speedups_table(points)
     drawn = table[table.strategy != ONE]
     networks, strategies = (list(dict.fromkeys(drawn[column])) for column in ("cluster", "strategy"))
@@ -229,7 +228,7 @@ _PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
 def scaling_table(points: Sequence[Point], here: Sequence[Point] = ()) -> pd.DataFrame:
-    """One row for each point; `panel` is "devices" or "this machine"."""
+    """Return one row for each point. `panel` is "devices" or "this machine"."""
     parts = [points_table(points).assign(panel="devices")]
     if here:
         parts.append(points_table(here).assign(panel="this machine"))
@@ -237,8 +236,9 @@ def scaling_table(points: Sequence[Point], here: Sequence[Point] = ()) -> pd.Dat
 
 
 def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = "") -> go.Figure:
-    """Draw `points` as lines over devices, emulated ones as open marks in their strategy's colour, and `here`, bars
-    predicted and measured.
+    """Draw throughput by number of devices: `points` as lines, emulated ones as open marks of the same colour.
+
+    A second panel shows `here`: bars predicted and measured on this machine.
     """
     table = scaling_table(points, here)
     lines = table[table.panel == "devices"]

@@ -33,7 +33,7 @@ _ROOM_ABOVE, _PLOT = 1.06, 250  # of the highest bar: the axis; pixels of it, ab
 
 @dataclass(frozen=True)
 class SystemBar:
-    """A number: of which case and system, and whether it was published, read off a log, or measured here ("ours")."""
+    """Number of one case and system, with its source: published, read from a log, or measured here ("ours")."""
 
     case: str
     system: str
@@ -44,7 +44,7 @@ class SystemBar:
 
 
 def system_bars_table(bars: Sequence[SystemBar]) -> pd.DataFrame:
-    """One row for each bar."""
+    """Return one row for each bar."""
     return pd.DataFrame([asdict(bar) for bar in bars], columns=["case", "system", "value", "source", "least", "most"])
 
 
@@ -59,12 +59,14 @@ def system_bars(
     among: Sequence[str] = (),
     means_of: str = "",
 ) -> go.Figure:
-    """Draw a group of bars for each case, one a system and source; lines reach from the least to the most.
+    """Draw a group of bars for each case, one bar for each system and source. Whiskers are minimum to maximum.
 
-    The note says so if there are lines, and of what the bars are means: `means_of`, "runs".
-    `unit`: of the values; those in "s" that end below a second are drawn in "ms". `what`: what the axis tells, before
-    its unit. `systems_are`: what distinguishes the systems, in words before their names in the legend. `among`: the
-    systems of the figures alongside this one, in the same order for all of them, by which a system has its colour.
+    Args:
+        unit: Unit of the values. Values in "s" that are all below a second are drawn in "ms".
+        what: Quantity on the axis, before its unit.
+        means_of: What a bar is the mean of, for the note.
+        systems_are: Words before the names of the systems in the legend.
+        among: Systems of related figures. A system has the same colour in all of them.
     """
     table = system_bars_table(bars)
     if table.empty:
@@ -154,7 +156,7 @@ _DOUBTED = outlined("circle", RUN_COLORS[0], size=7)
 
 @dataclass(frozen=True)
 class HeldAgainst:
-    """A number that others measured or proved, what is predicted of it here, and what their own simulator says."""
+    """Number that others measured or proved, with the prediction made here and that of their own simulator."""
 
     kind: str  # such as "step of a measured plan"
     name: str
@@ -168,7 +170,7 @@ class HeldAgainst:
 
 
 def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
-    """One row for each number, with how far ours and theirs are off, as shares of what was measured."""
+    """Return one row for each number, with the relative errors of this prediction and of the published one."""
     columns = ["kind", "name", "measured", "predicted", "unit", "others", "doubt", "known_as", "found_as"]
     table = pd.DataFrame([asdict(one) for one in numbers], columns=columns)
     table["others"] = table.others.astype(float)
@@ -178,14 +180,17 @@ def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
 
 
 def contradictions(numbers: Sequence[HeldAgainst]) -> str:
-    """Say which numbers are of records that contradict themselves, and how: "step, N3: …; …". Empty if none is."""
+    """Name the numbers of records that contradict themselves, and the reason: "step, N3: …; …".
+
+    Empty: there are none.
+    """
     return "; ".join(f"{one.kind}, {one.name}: {one.doubt}" for one in numbers if one.doubt)
 
 
 def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure:
-    """Draw a panel for each kind, with logarithmic axes: on the line, prediction and measurement agree.
+    """Draw predictions against measurements by others, a panel for each kind, on logarithmic axes.
 
-    Numbers whose record contradicts itself are outlines, and the note says how many there are.
+    On the diagonal, both agree. Marks of records that contradict themselves are outlines; the note gives their number.
     """
     title = "Predictions compared with published measurements"
     table = held_against_table(numbers)

@@ -27,9 +27,9 @@ STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", SPAR
 
 @dataclass(frozen=True)
 class Point:
-    """Result of a strategy on `cluster`. Sizes: per minibatch; memory: peak of the worst device.
+    """Result of a strategy on `cluster`. Sizes are per minibatch; memory is the peak of the worst device.
 
-    If the samples of a minibatch are not known `samples_per_second` is None, and `minibatches_per_second` is given.
+    If the samples per minibatch are unknown, `samples_per_second` is None, and `minibatches_per_second` is set.
     """
 
     strategy: str
@@ -46,7 +46,10 @@ class Point:
 
 
 def points_table(points: Iterable[Point]) -> pd.DataFrame:
-    """One row for each point, with the units of throughput that any of them has. Raises InputError without any."""
+    """Return one row for each point, with the units of throughput that the points have.
+
+    Raises InputError without points.
+    """
     table = pd.DataFrame([asdict(point) for point in points])
     if table.empty:
         raise InputError("plot.nothing", "no points to draw; give at least one strategy on one cluster")

@@ -40,11 +40,12 @@ _PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
 def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame:
-    """One row for each run: measured steady-state samples/s, and what its plan predicts (one minibatch a period).
+    """Return one row for each run: measured steady-state throughput, and the prediction of its plan.
 
-    A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish;
-    `partial`: only if it did not do two minibatches. Its pace is then that of what it did, and `state` says so.
-    If the samples of a minibatch are not known of all runs, the columns have minibatches/s of all of them.
+    A damaged run is omitted, with a warning. With `partial`, an unfinished run of two minibatches or more has the
+    throughput so far, and `state` names its state. If the samples per minibatch of any run are unknown, the columns are
+    in minibatches/s. Raises InputError for a run without a summary, or with `partial` for one of fewer than two
+    minibatches.
     """
     found = of_readable(records, _partial_row if partial else _row)
     names = record_names([records[place] for place, _ in found])
@@ -121,11 +122,13 @@ def throughput(
     partial: bool = False,
     among: Sequence[RunRecord] = (),
 ) -> go.Figure:
-    """Draw samples/s of each run compared with what its plan predicts; `partial`: of runs that did not finish, too.
+    """Draw the measured throughput of each run and the prediction of its plan, in samples/s.
 
-    Minibatches/s, where the samples of a minibatch are not known of all of them.
+    If the samples per minibatch of any run are unknown, the unit is minibatches/s.
 
-    `among`: the runs of figures alongside this one; a run has the same colour in all of them (see `run_places`).
+    Args:
+        partial: Whether unfinished runs are drawn, too.
+        among: Runs of related figures. A run has the same colour in all of them.
     """
     among = among or records
     records, left_out = readable(records, _partial_row if partial else _row)
@@ -187,9 +190,9 @@ DEFAULT = "default"  # none, or lossless through sockets
 
 
 def compression_table(*records: RunRecord) -> pd.DataFrame:
-    """One row for each run: how it compressed, its seed, what its last epoch reached, bytes sent for a minibatch.
+    """Return one row for each run: encoding, seed, metrics of the last epoch, bytes sent per minibatch.
 
-    A damaged run is left out, with a warning. Raises InputError for a run without a validated epoch.
+    A damaged run is omitted, with a warning. Raises InputError for a run without a validated epoch.
     """
     return pd.DataFrame([row for _, row in of_readable(records, _compressed)])
 
@@ -215,9 +218,9 @@ def _compressed(record: RunRecord) -> dict[str, Any]:
 
 
 def compression(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw a bar of bytes for each way to compress, and next to it the accuracies of its seeds, a line at their mean.
+    """Draw the bytes of each encoding as a bar, and the accuracies of its seeds with a line at their mean.
 
-    A way with fewer seeds than others has none: its mean would be of other seeds.
+    An encoding with fewer seeds than the others has no mean, because it would be a mean of other seeds.
     """
     records, left_out = readable(records, _compressed)
     table = compression_table(*records)
@@ -274,14 +277,14 @@ _AXIS = 330  # pixels, about
 
 
 def traffic_table(points: Sequence[Point]) -> pd.DataFrame:
-    """One row for each strategy: bytes sent as activations and as gradients, memory of the fullest device."""
+    """Return one row for each strategy: bytes sent as activations and as gradients, peak memory of the worst device."""
     return points_table(points)[
         ["strategy", "cluster", "devices", "activation_bytes", "gradient_bytes", "memory_bytes", "samples_per_second"]
     ]
 
 
 def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
-    """Draw bytes sent (activations below, gradients above) and memory, a bar for each strategy."""
+    """Draw bytes sent (activations below, gradients above) and peak memory, a bar for each strategy."""
     table = traffic_table(points)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     sent_unit, sent_size = byte_unit((table.activation_bytes + table.gradient_bytes).max())

@@ -89,7 +89,7 @@ def _paces(record: RunRecord, epoch: int) -> tuple[float, float] | None:
 
 
 def working_epoch(record: RunRecord, epoch: int) -> Trace:
-    """One epoch of a run from its first to its last work: what the simulator plays through."""
+    """Extract one epoch of a run, from the start of its first work to the end of its last."""
     whole = epoch_trace(record, epoch)
     work = [span for span in whole.spans if span.kind in (*WORK, "average")]
     if not work:
@@ -115,10 +115,10 @@ _OF_A_MINIBATCH = ("forward", "backward", "weights")
 def timeline_table(
     *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """One row for each span, cut to the time that is drawn, in seconds since its beginning.
+    """Return one row for each span, cut to the time that is drawn, in seconds since its start.
 
-    `minibatches` keeps the time of all forwards and backwards of first ≤ minibatch < last, to look at the steady state:
-    what other minibatches do meanwhile is there too. Raises InputError if nothing is left.
+    `minibatches` selects the time from the first forward to the last backward of first ≤ minibatch < last, which shows
+    the steady state. Spans of other minibatches in this time are included. Raises InputError if nothing is left.
     """
     rows = []
     for position, trace in enumerate(traces):
@@ -280,7 +280,7 @@ _PAGE = Path(__file__).with_name("trace_page.html")
 
 
 def trace_page(trace: Trace, *, title: str) -> str:
-    """The whole page as text."""
+    """Return an HTML page with the timeline of a trace."""
     rows = {rank: k for k, rank in enumerate(trace.ranks)}
     start = min((span.start for span in trace.spans), default=0.0)
     spans = [
@@ -313,7 +313,7 @@ def trace_page(trace: Trace, *, title: str) -> str:
 
 
 def write_trace(trace: Trace, stem: Path, *, title: str) -> tuple[Path, Path]:
-    """Write `<stem>.html` and `<stem>.json`, the same for Perfetto; returns both paths."""
+    """Write a trace as the page `<stem>.html` and, for Perfetto, `<stem>.json`. Returns both paths."""
     page = stem.with_name(f"{stem.name}.html")
     write_atomic(page, trace_page(trace, title=title))
     return page, write_json(stem.with_name(f"{stem.name}.json"), trace.to_chrome())
@@ -333,7 +333,10 @@ _ACCOUNTED = ("wait", *_SENDING)
 
 
 def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
-    """One row for each trace: shares of all device time, which sum to 1. Raises InputError for an empty trace."""
+    """Return one row for each trace: shares of the time of all devices, which sum to 1.
+
+    Raises InputError for an empty trace.
+    """
     rows = []
     for name, trace in traces.items():
         length, ranks, kinds = trace.makespan, trace.ranks, trace.work
@@ -355,9 +358,9 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
 
 
 def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
-    """Draw one bar for each trace, split into work and what is lost, with the source of its numbers.
+    """Draw a bar for each trace: the shares of work and of lost time by cause.
 
-    The note says what held ranks up on purpose.
+    The note names injected stragglers.
     """
     table = anatomy_table(traces)
     names = [

@@ -35,16 +35,15 @@ from .run_settings import LaunchDrawer, PlanChange, RunSettings
 
 
 class LaunchBoard(Shown):
-    """Launches plans under one configuration. `jobs` holds them by name; `widget` is what to display.
+    """Launch plans under one configuration, and watch their jobs. Display `widget`; `jobs` contains the jobs by name.
 
-    Epochs, learning rate, batch size and schedule can be changed before a launch; `add` brings in another plan. Of each
-    plan the newest run in `runs` is shown, also after the kernel was restarted: of that very plan, whatever it is
-    called, on the same data with the same batch size, voxel size and arguments, as another's speed says nothing of it.
-    A job of an earlier plan of its name is followed while it runs. With
-    `profile` and `cluster` a finished run is compared with its simulation. While another job of `runs` is at work, a
-    click asks before it launches one in parallel. One thread follows all jobs, and changes of widgets pass one lock.
-    A plan for devices that this machine does not have is emulated, unless its card says otherwise. `campaign` names the
-    experiment of the runs. `drawer` shows one plan with the settings of its next run, next to an explorer.
+    Epochs, learning rate, batch size and schedule can be changed before a launch; `add` adds a plan. The card of a plan
+    shows its newest run in `runs`, also after a restart of the kernel, if plan, data, batch size, voxel size and
+    arguments are the same. A job of an earlier plan of the same name is followed while it runs. With `profile` and
+    `cluster`, a finished run is compared with its simulation. While another job of `runs` is running, a click asks for
+    confirmation before it launches a second one. A plan for devices that this machine does not have is emulated, unless
+    its card says otherwise. `campaign` names the experiment of the runs. `drawer` shows one plan with the settings of
+    its next run, next to an explorer.
     """
 
     def __init__(
@@ -82,32 +81,32 @@ class LaunchBoard(Shown):
 
     @property
     def settings(self) -> RunSettings:
-        """The controls of the next run."""
+        """Controls of the next run."""
         return self.drawer.settings
 
     @property
     def detach(self) -> ipywidgets.Checkbox:
-        """The control that lets jobs run on after the kernel stops."""
+        """Control that keeps jobs running after the kernel stops."""
         return self.settings.detach
 
     @property
     def question(self) -> Question:
-        """The question before a launch in parallel."""
+        """Question before a launch in parallel."""
         return self.drawer.question
 
     @property
     def curves(self) -> TrainingCurves:
-        """The loss of each job."""
+        """Loss of each job."""
         return self.details.curves
 
     @property
     def plans(self) -> dict[str, Plan]:
-        """The plans by name."""
+        """Plans by name."""
         return self.offered.plans
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the next launch. Raises InputError for what the controls say and no run can have."""
+        """Settings of the next launch. Raises InputError for an invalid choice."""
         return self.settings.config
 
     @config.setter
@@ -116,10 +115,11 @@ class LaunchBoard(Shown):
         self.changed()
 
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
-        """Show another plan, to be launched like the others; one of the same name takes its place.
+        """Add a plan. A plan of the same name is replaced.
 
-        `made_for`: what its estimate holds for; without it the board's profile predicts its speed, if that is of such
-        devices. A run of it that is in `runs` is shown. Raises InputError while a job of that name runs.
+        `made_for` names the devices that its estimate holds for. Without it, the board's profile predicts the
+        throughput, if it has these devices. The newest run of this plan in `runs` is shown. Raises InputError while a
+        job of this name is running.
         """
         with self.watch.lock:
             self._check_idle(name)
@@ -131,15 +131,12 @@ class LaunchBoard(Shown):
             return line
 
     def line(self, name: str) -> JobLine:
-        """Return the card of a plan. Raises InputError if no plan of the board is called so."""
+        """Return the card of a plan. Raises InputError for an unknown plan."""
         self.planned(name)
         return self.offered.lines[name]
 
     def planned(self, name: str) -> Plan:
-        """The plan of this name under the schedule chosen, whatever is expected of it.
-
-        Raises InputError if no plan of the board is called so.
-        """
+        """Plan of this name under the chosen schedule. Raises InputError for an unknown plan."""
         if name not in self.plans:
             raise InputError(
                 "board.plan_unknown",
@@ -148,19 +145,22 @@ class LaunchBoard(Shown):
         return self.settings.scheduled(self.plans[name])
 
     def settings_of(self, name: str) -> RunConfig:
-        """Return the settings that the next launch of this name would have: of an emulation, if it is one."""
+        """Return the settings of the next launch of this name.
+
+        If the plan is emulated, they are those of the emulation.
+        """
         config = self.settings.config
         if not self.line(name).others.emulated:
             return config
         return self.offered.basis(name).emulation(config, self.settings.minibatches.value)
 
     def prepared(self, name: str) -> tuple[Plan, RunConfig]:
-        """Return the plan and the settings that the next launch of this name would have."""
+        """Return the plan and the settings of the next launch of this name."""
         config = self.settings_of(name)
         return promised(self.planned(name), config, self.offered.promise_basis(name)), config
 
     def launch(self, name: str) -> Job:
-        """Launch one plan in a new run folder. Raises InputError if it runs already or cannot."""
+        """Launch one plan in a new run folder. Raises InputError if it is already running or cannot be launched."""
         with self.watch.lock:
             self._check_idle(name)
             plan, config = self.prepared(name)
@@ -172,14 +172,14 @@ class LaunchBoard(Shown):
             return self.jobs[name]
 
     def start(self, name: str) -> None:
-        """Launch one plan as a click on its card does: it asks first if another job is at work."""
+        """Launch one plan as a click on its card does: asks first if another job is running."""
         self.line(name).start.click()
 
     def run(self, names: Sequence[str], *, on_row: Callable[[MetricsRow], None] | None = None) -> dict[str, RunRecord]:
         """Launch plans one after another and return their records when all have ended.
 
-        A job of the board's experiment that runs or has finished is not launched again. `on_row` is called with each
-        new row of metrics. Raises InputError or RunFailed for a run that cannot begin or fails.
+        A running or finished job of the board's experiment is not launched again. `on_row` is called with each new row
+        of metrics. Raises InputError or RunFailed for a run that cannot start or fails.
         """
         records = {}
         with self._one_by_one:
@@ -203,9 +203,11 @@ class LaunchBoard(Shown):
         ).start()
 
     def resume(self, name: str) -> Job | None:
-        """Continue a job that ended early from its newest checkpoint; of more epochs where the controls ask for them.
+        """Continue an unfinished job from its newest checkpoint.
 
-        Returns None if there is none. Raises InputError if it cannot.
+        With more epochs in the controls, a finished job continues, too.
+
+        Returns None without a checkpoint. Raises InputError if the job cannot continue.
         """
         with self.watch.lock, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -224,7 +226,7 @@ class LaunchBoard(Shown):
             return self.jobs[name]
 
     def compare(self, name: str) -> None:
-        """Draw a job next to those of the board that had the same data and minibatches."""
+        """Draw a job next to those of the board with the same data and minibatches."""
         job = self.jobs[name]
         others = [other.record for other in self.jobs.values() if other is not job and not other.running]
         same = [record for record in others if same_data(job.record, record) and len(record.metrics("step")) > 1]
@@ -235,8 +237,9 @@ class LaunchBoard(Shown):
         self.compared.trace.show(self.jobs[name].record)
 
     def plan_here(self, name: str) -> threading.Thread:
-        """Plan the network of a plan for this machine, in a thread: with the board's profile if it was measured here,
-        else with one that is measured now. The plan is added to the board as NAME-here.
+        """Plan the network of a plan for this machine, in a thread, and add the result to the board as NAME-here.
+
+        The board's profile is used if it was measured on this machine. Otherwise the network is profiled now.
         """
         self.messages.say("profiling the network on this machine: this takes a minute or more")
         thread = threading.Thread(
@@ -259,11 +262,11 @@ class LaunchBoard(Shown):
             raise InputError("board.job_running", f"job {name} is already running; cancel it, or wait until it ends")
 
     def at_work(self) -> list[str]:
-        """The runs of this board's folder that are at work now, on the cores of this machine."""
+        """Running jobs of this board's folder on the cores of this machine."""
         return sorted(path.parent.name for path in self.runs.glob("*/plan.json") if is_held(path.parent))
 
     def asks_first(self, name: str) -> bool:
-        """Ask whether to launch alongside the jobs that are at work; False if there are none."""
+        """Ask whether to launch in parallel with the running jobs. False: no job is running."""
         others = self.at_work()
         if not others:
             return False
@@ -276,9 +279,9 @@ class LaunchBoard(Shown):
         return True
 
     def reattach(self) -> list[str]:
-        """Follow the jobs of these names that are running already, and show the newest that ended of each very plan.
+        """Follow the running jobs of these names, and show the newest ended run of each plan.
 
-        Returns the names of the former.
+        Returns the names of the running jobs.
         """
         found = []
         with self.watch.lock:
@@ -298,7 +301,7 @@ class LaunchBoard(Shown):
         return found
 
     def stop(self, name: str) -> None:
-        """Ask a job to end with a checkpoint, or end it at once if it was asked before; its record stays."""
+        """Stop a job with a checkpoint; a second call ends it at once. Its record stays."""
         if name not in self.jobs:
             return
         if self.line(name).buttons.stopping:
@@ -308,16 +311,16 @@ class LaunchBoard(Shown):
         self.jobs[name].stop()
 
     def cancel(self, name: str) -> None:
-        """End one job at once; its record stays."""
+        """End a job at once. Its record stays."""
         if name in self.jobs:
             self.jobs[name].cancel()
 
     def replan(self, name: str | None, plan: Plan, *, called: str = "another plan") -> threading.Thread:
-        """Have a running job switch to another plan, and return at once the thread that waits until it does.
+        """Switch a running job to another plan. Returns the thread that waits for the switch.
 
-        No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is named
-        in the board's messages, and the old plan continues. So is, besides being raised, the InputError of a job that
-        does not run, or of a plan that cannot be its (`launching.replan`).
+        Without a name, the only running job is switched. Its card shows the minibatch of the switch. If a rank cannot
+        switch, the board's messages name it, and the job continues unchanged. Raises InputError, which is also shown,
+        for a job that is not running, or a plan that does not fit it (`launching.replan`).
         """
         try:
             with self.watch.lock:
@@ -380,7 +383,7 @@ class LaunchBoard(Shown):
         line.others.offer(self.offered.basis(line.name).other_devices(self.plans[line.name], self.settings.config))
 
     def changed(self) -> None:
-        """Let each card say what the next launch would be."""
+        """Show on each card the settings of its next launch."""
         for name, line in self.offered.lines.items():
             plan, config = self.prepared(name)
             line.tell(plan, config.batch_size, unit_of(config, self.offered.basis(name)))

@@ -49,10 +49,10 @@ _HEAD = (
 
 
 class LayerGraphExplorer(Shown):
-    """Shows `profile`'s graph, coloured by cost, with the stages of `plan` where given. `widget` is what to display.
+    """Show the layer graph of a profile, coloured by cost, with the stages of `plan`, if given. Display `widget`.
 
-    `note`: below the figure's title; the network's name where the profile knows it, unless given.
-    Raises InputError for a plan of another graph.
+    `note` is the text below the figure's title. Default: the network's name, if the profile contains it. Raises
+    InputError for a plan of another graph.
     """
 
     def __init__(self, profile: Profile, plan: Plan | None = None, *, note: str = "") -> None:
@@ -88,7 +88,7 @@ class LayerGraphExplorer(Shown):
         self._draw()
 
     def show(self, layer: str) -> None:
-        """Show the numbers of one layer. Raises KeyError for a layer that the graph does not have."""
+        """Show the numbers of one layer. Raises KeyError for an unknown layer."""
         self.details.value = layer_details(self.profile, self.profile.graph.index[layer])
 
     def _search(self) -> None:

@@ -170,52 +170,52 @@ class PartitionExplorer(Shown):
 
     @property
     def profile(self) -> Profile:
-        """The costs that are planned with."""
+        """Profile that the explorer plans with."""
         return self.planning.profile
 
     @property
     def planning(self) -> Planning:
-        """Answers settings of one pipeline."""
+        """Planner for one pipeline."""
         return self.state.planning
 
     @property
     def together(self) -> PipelinesPlanning:
-        """Answers settings of several pipelines."""
+        """Planner for several pipelines."""
         return self.state.together
 
     @property
     def candidates(self) -> Candidates:
-        """Other plans, and pins."""
+        """Plans of other planners, and pins."""
         return self.panel.candidates
 
     @property
     def plan(self) -> Plan | None:
-        """The plan for what the controls say; None while it cannot be planned, or is being planned."""
+        """Plan for the present controls. None: it cannot be planned, or is being planned."""
         return self.state.plan
 
     @property
     def shown(self) -> Answer | PipelinesAnswer | None:
-        """The last plan that could be made, with its settings."""
+        """Last plan that could be made, with its settings."""
         return self.state.shown
 
     @property
     def problem(self) -> Problem:
-        """The problem of the plan in the picture."""
+        """Planning problem of the plan in the picture."""
         return self.state.last().problem
 
     @property
     def trace(self) -> Trace:
-        """The simulated timeline in the picture."""
+        """Simulated timeline in the picture."""
         return self.state.last().trace
 
     @property
     def shown_cluster(self) -> Cluster:
-        """The devices of the plan in the picture."""
+        """Devices of the plan in the picture."""
         return self.state.last().cluster
 
     @property
     def pinned(self) -> Plan | None:
-        """The plan to compare with: A."""
+        """Baseline A, which plans are compared with."""
         return self.view.pinned.plan if self.view.pinned is not None else None
 
     def _move_cut(self, cut: int, at: int) -> None:
@@ -244,7 +244,7 @@ class PartitionExplorer(Shown):
         self.changed()  # also if a device moved from host to host
 
     def changed(self, change: Any = None) -> None:
-        """Redraw once for one change, whatever other controls follow from it."""
+        """Redraw once for a change, even if it changes other controls."""
 
         def act() -> None:
             self.controls.follow(change, self.state.of_one)
@@ -253,17 +253,17 @@ class PartitionExplorer(Shown):
         self.state.change(act)
 
     def current(self) -> Answer | PipelinesAnswer:
-        """The plan for what the controls say now, with its settings. Raises InputError while there is none."""
+        """Plan for the present controls, with its settings. Raises InputError if there is none."""
         with self.state.lock:
             if not self.state.lock.wait_for(lambda: self.state.asked == self.controls.settings(), timeout=_HANDOVER):
                 self.changed()
             return self.state.current()
 
     def update(self) -> None:
-        """Plan and simulate what the controls say, and draw it. Raises InputError for a choice that cannot be.
+        """Plan and simulate the present controls, and draw the result. Raises InputError for an invalid choice.
 
-        Until another choice can be planned the picture is then marked as that of the settings before, and nothing can
-        be exported, copied or pinned. So it is while several pipelines are being planned.
+        The picture then stays, marked as outdated, and nothing can be exported, copied or pinned, until another choice
+        can be planned. The same holds while several pipelines are being planned.
         """
         with self.state.lock:
             asked = self.controls.settings()
@@ -290,7 +290,7 @@ class PartitionExplorer(Shown):
                 self.gap_later.ask(answer)
 
     def as_code(self) -> str:
-        """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""
+        """Code of a cell that makes the same plan from `profile`. Raises InputError without a plan."""
         return self.current().as_code()
 
     def export_html(

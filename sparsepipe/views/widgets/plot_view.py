@@ -41,7 +41,7 @@ def _page_code() -> str:
 
 
 class PlotView(looks.Control, anywidget.AnyWidget):
-    """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
+    """Show a figure; `show` replaces it. `clicked` contains the last clicked point: trace, position and custom data."""
 
     _esm = _page_code()
     _css = Path(__file__).with_name("explorer.css")
@@ -68,13 +68,13 @@ class PlotView(looks.Control, anywidget.AnyWidget):
             self.show(figure)
 
     def show(self, figure: go.Figure, *, timeline: Mapping[str, object] | None = None) -> None:
-        """Replace what is drawn. `timeline`: `timelines` of view_model.py, which a page shows in place of the plot."""
+        """Replace the figure. `timeline`: `timelines` of view_model.py, which a page shows instead of the plot."""
         heading = heading_of(figure)
         told = json.dumps({"heading": heading and asdict(heading), "timeline": timeline})
         self.figure = f"{figure.to_json()[:-1]},{told[1:]}"  # one message: neither is drawn without the other
 
     def static_picture(self) -> dict[str, str]:
-        """The figure's picture after `plots.keep_pictures()`, or the one that needs no browser; else title and note."""
+        """Picture of the figure after `plots.keep_pictures()`, or one that needs no browser; else title and note."""
         document = json.loads(self.figure)
         heading, _ = document.pop("heading", None), document.pop("timeline", None)
         if not document:
@@ -88,7 +88,7 @@ class PlotView(looks.Control, anywidget.AnyWidget):
         return {"text/html": text}
 
     def on_click(self, act: Callable[[dict[str, Any]], None]) -> None:
-        """Call `act` with each point that is clicked."""
+        """Call `act` with each clicked point."""
         self.observe(lambda change: act(change["new"]), names="clicked")
 
     def _answer(self, _: object, content: object, __: object) -> None:

@@ -42,7 +42,7 @@ _MOST_TIMELINES, _MINIBATCHES = 3, 7  # runs whose timelines are drawn, and mini
 
 
 class RunsTable(Shown):
-    """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
+    """Show the runs in `folder`. `table` contains the rows that pass the filter, `chosen` the marked records."""
 
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
         self.messages = Messages()
@@ -65,12 +65,12 @@ class RunsTable(Shown):
 
     @property
     def table(self) -> pd.DataFrame:
-        """The runs that pass the filter."""
+        """Runs that pass the filter."""
         return self.listing.table
 
     @property
     def chosen(self) -> list[RunRecord]:
-        """The marked records. Raises InputError if none is marked."""
+        """Marked records. Raises InputError if none is marked."""
         return self.listing.chosen
 
     def update(self) -> None:
@@ -78,7 +78,7 @@ class RunsTable(Shown):
         self.listing.update()
 
     def open_trace(self) -> str:
-        """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
+        """Write the marked run's trace as a page and for Perfetto. Returns a message about the files."""
         records = self.chosen
         if len(records) > 1:
             raise InputError(
@@ -88,7 +88,7 @@ class RunsTable(Shown):
 
     @property
     def link(self) -> "PageLink":
-        """The link to the trace that was opened last."""
+        """Link to the trace that was opened last."""
         return self.opened.link
 
     def _marked(self) -> None:

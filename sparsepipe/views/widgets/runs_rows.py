@@ -70,10 +70,10 @@ Kept = dict[Path, tuple[Stamp, dict[str, Any]]]
 
 
 def runs_table(folder: Path | str, *, more: tuple[str, ...] = (), kept: Kept | None = None) -> pd.DataFrame:
-    """One row for each run below `folder`, the newest first; a record that cannot be read says why in `state`.
+    """Return one row for each run in `folder`, the newest first. For an unreadable record, `state` contains the reason.
 
-    `more`: other columns, of SETTINGS and METRICS. The pace of a run that did not end is that of what it did. `kept`
-    has the rows of runs that have ended from call to call: they are read again when one of their files changed.
+    `more` are further columns, of SETTINGS and METRICS. An unfinished run has the throughput so far. `kept` stores the
+    rows of ended runs between calls; they are read again if one of their files changes.
     """
     rows = [
         _row_or_kept(path.parent, more, {} if kept is None else kept) for path in expanded(folder).glob("*/plan.json")

@@ -34,11 +34,11 @@ _KEPT = 256  # outcomes that are remembered: going back costs nothing
 
 
 class WaitingExplorer(Shown):
-    """Pickers over pipelines of devices that are identical. `widget` is what to display.
+    """Compare synchronization schemes of pipeline replicas on identical devices, under a straggler. Display `widget`.
 
-    Each pipeline has one device for each of its stages; `shown` is the simulation of the rule that is picked, next to
-    it the others stand under the same straggler. `rules` are given as the command line takes them, with their options.
-    `minibatches`: how many each pipeline trains on average. `figures`: where the export button writes to.
+    Each pipeline has one device per stage. `shown` is the simulation of the chosen scheme, next to the other schemes
+    under the same straggler. `rules` are schemes with their options, as on the command line. `minibatches` is the mean
+    number per pipeline. `figures` is the folder of exported figures.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class WaitingExplorer(Shown):
         return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def stragglers(self) -> Stragglers:
-        """The straggler of the pickers. Raises InputError for a text that cannot be read."""
+        """Chosen straggler. Raises InputError for a malformed text."""
         return self.controls.stragglers(minibatches=self.simulations.minibatches)
 
     def update(self, _: object = None) -> None:
-        """Simulate what the pickers say, under every rule, and draw it. Raises InputError for what cannot be.
+        """Simulate the present choice under every scheme, and draw the result. Raises InputError for an invalid choice.
 
-        Until something else can be simulated the picture is then marked as old, and nothing is exported.
+        The picture then stays, marked as outdated, and nothing is exported, until another choice can be simulated.
         """
         with self._lock:
             try:
