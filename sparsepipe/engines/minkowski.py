@@ -62,9 +62,9 @@ class MinkowskiEngine:
             if row.kind == "max_pool" and _leaves_voxels_out(row):
                 raise InputError(
                     "layer.pool_with_gaps",
-                    f"layer {row.id!r}: MinkowskiEngine writes out of bounds where no voxel lies under a kernel of a "
-                    "max_pool, whose kernel is smaller than its stride here; use engine 'native', or a kernel as large "
-                    "as the stride",
+                    f"layer {row.id!r}: its kernel is smaller than its stride, and MinkowskiEngine's max_pool writes "
+                    "out of bounds where no voxel lies under a kernel; use engine 'native', or a kernel as large as "
+                    "the stride",
                     layer=row.id,
                 )
             space: dict[str, Any] = (

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ...engines import Engine
 from ...networks.base import run_layers
 from ...values.recomputation import Segments
 
@@ -81,7 +82,7 @@ class HostMemory:
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
-    def _beside(self) -> AbstractContextManager[Any]:
+    def _beside(self) -> AbstractContextManager[object]:
         """Have the block's copies follow what the device computes so far, and run beside what it computes then."""
         if self._stream is None:
             return nullcontext()
@@ -97,7 +98,8 @@ class _HostCopy:
     """A tensor in the host's memory, or on its way back. `before`: the one that moved before it."""
 
     def __init__(self, memory: HostMemory, tensor: Tensor, before: "_HostCopy | None") -> None:
-        self._memory, self._copy, self._returning = memory, memory.moved(tensor), None
+        self._memory, self._copy = memory, memory.moved(tensor)
+        self._returning: Tensor | None = None
         self._before = None if before is None else ref(before)
         memory.held_bytes += tensor.nbytes
         finalize(self, _let_go, memory, tensor.nbytes)
@@ -125,11 +127,11 @@ def _let_go(memory: HostMemory, num_bytes: int) -> None:
 class MovedTensors:
     """Tensors that the forward of a minibatch saves, in the host's memory. A tensor that is saved twice moves once."""
 
-    def __init__(self, memory: HostMemory, engine: Any, staying: Collection[Tensor]) -> None:
+    def __init__(self, memory: HostMemory, engine: Engine, staying: Collection[Tensor]) -> None:
         """`staying`: weights, buffers and received tensors, which are on the device anyway."""
         self._memory, self._engine = memory, engine
         self._staying = {tensor.untyped_storage().data_ptr() for tensor in staying}
-        self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, _HostCopy]] = {}
+        self._known: dict[tuple[object, ...], tuple[StorageWeakRef, _HostCopy]] = {}
         self._newest: _HostCopy | None = None
         self._read: tuple[_HostCopy, Tensor] | None = None  # which came back last
 
@@ -162,15 +164,15 @@ class MovedTensors:
             self._read = kept, kept.tensor()
         return self._read[1]
 
-    def moved_values(self, values: Mapping[str, Any]) -> dict[str, "Any | _MovedValue"]:
+    def moved_values(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return values that a segment reads, their features in the host's memory unless they stay."""
-        kept = {name: self.moved(self._engine.features(value)) for name, value in values.items()}
-        return {
-            name: value if isinstance(kept[name], Tensor) else _MovedValue.of(value, kept[name], self._engine)
-            for name, value in values.items()
-        }
+        moved: dict[str, object] = {}
+        for name, value in values.items():
+            kept = self.moved(self._engine.features(value))
+            moved[name] = value if isinstance(kept, Tensor) else _MovedValue.of(value, kept, self._engine)
+        return moved
 
-    def returned_values(self, values: Mapping[str, "Any | _MovedValue"]) -> dict[str, Any]:
+    def returned_values(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return the values as they were."""
         return {
             name: self._engine.replace(value.emptied, self.returned(value.copy).detach().requires_grad_(value.trained))
@@ -183,12 +185,12 @@ class MovedTensors:
 class _MovedValue(NamedTuple):
     """A value without its features, which are in the host's memory. `trained`: a gradient is wanted for them."""
 
-    emptied: Any
+    emptied: object
     copy: _HostCopy
     trained: bool
 
     @classmethod
-    def of(cls, value: Any, copy: _HostCopy, engine: Any) -> "_MovedValue":
+    def of(cls, value: object, copy: _HostCopy, engine: Engine) -> "_MovedValue":
         features = engine.features(value)
         empty = features.detach().new_empty(()).expand(features.shape)
         return cls(engine.replace(value, empty), copy, features.requires_grad)
