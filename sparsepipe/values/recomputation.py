@@ -138,10 +138,10 @@ class StageMemory:
             waiting = np.sum(skips, axis=0) if skips else np.zeros(end - first)
             there = kept
             if moved:
-                own = float(self.outputs[sorted(self._read(first, end))].sum() if again else self.saved[first])
-                there, before = staying + before + own, own
+                mine = float(self.outputs[sorted(self._read(first, end))].sum() if again else self.saved[first])
+                there, before = staying + before + mine, mine
                 if not again and not self.repeatable[first]:
-                    staying += own
+                    staying += mine
             if again:
                 peak = max(peak, float(there + self._work[first, end - 1]))
                 peak = max(peak, float((there + waiting + self._first_forward[first, first:end]).max()))
@@ -223,7 +223,7 @@ class StageMemory:
 
         Of the choices of few bytes. Seconds are of recomputation, and of moving there and back at a rate.
         """
-        fitting = [own for own, held in self._lean_moved if held.kept <= kept_bytes and held.peak <= peak_bytes]
+        fitting = [choice for choice, held in self._lean_moved if held.kept <= kept_bytes and held.peak <= peak_bytes]
 
         def seconds(segments: Segments) -> float:
             return self.recomputed_seconds(segments) + 2 * self.moved_bytes(segments) / bytes_per_second

@@ -154,22 +154,22 @@ class MovedTensors:
             self._known[key] = known = StorageWeakRef(storage), self._newest
         return known[1]
 
-    def returned(self, kept: "_HostCopy | Tensor") -> Tensor:
+    def returned(self, copy: "_HostCopy | Tensor") -> Tensor:
         """Return the tensor that something stands for, on its device."""
-        if isinstance(kept, Tensor):
-            return kept
+        if isinstance(copy, Tensor):
+            return copy
         self._known.clear()  # the forward is over
         self._newest = None
-        if self._read is None or self._read[0] is not kept:
-            self._read = kept, kept.tensor()
+        if self._read is None or self._read[0] is not copy:
+            self._read = copy, copy.tensor()
         return self._read[1]
 
     def moved_values(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return values that a segment reads, their features in the host's memory unless they stay."""
         moved: dict[str, object] = {}
         for name, value in values.items():
-            kept = self.moved(self._engine.features(value))
-            moved[name] = value if isinstance(kept, Tensor) else _MovedValue.of(value, kept, self._engine)
+            copy = self.moved(self._engine.features(value))
+            moved[name] = value if isinstance(copy, Tensor) else _MovedValue.of(value, copy, self._engine)
         return moved
 
     def returned_values(self, values: Mapping[str, object]) -> dict[str, object]:

@@ -43,6 +43,13 @@ class _LimitedStage(NamedTuple):
     planned: Segments  # which the plan recomputes of every minibatch that fits with them
 
 
+class _Remedies(NamedTuple):
+    """What is done with minibatches that no recomputation fits."""
+
+    part: float | None  # the largest size that passes whole; larger ones pass in parts of it
+    host_rate: float | None  # bytes a second to the host and back; None: nothing moves there
+
+
 class Choice(NamedTuple):
     """What a stage does so that a minibatch fits."""
 
@@ -80,7 +87,7 @@ class RankMemory:
         self.limit_bytes = limit_bytes
         self._plan, self._profile = plan, profile
         self._largest = max(profile.typical_sizes) if largest is None else largest
-        self._largest_part, self._host_rate = part, host_rate
+        self._remedies = _Remedies(part, host_rate)
         program = compile_until_steady(plan)
         self._stages: dict[int, _LimitedStage] = {}
         self._unrepeatable: dict[int, frozenset[int]] = {}
@@ -184,7 +191,7 @@ class RankMemory:
         chosen: tuple[Choice, Held] | None = None
         for moves in self._moves:
             to_come = self._to_come(stage, moves)
-            most, whole = self._largest if to_come else size, part or self._largest_part
+            most, whole = self._largest if to_come else size, part or self._remedies.part
             room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, min(most, whole or most))
             left = room - others - sum(held.kept for held in to_come) - received
             works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
@@ -220,15 +227,15 @@ class RankMemory:
     @property
     def _moves(self) -> tuple[bool, ...]:
         """Whether tensors stay on the device or move to the host, in the order in which choices are tried."""
-        return (False,) if self._host_rate is None else (False, True)
+        return (False,) if self._remedies.host_rate is None else (False, True)
 
     def _least(
         self, stage: int, size: float, part: float | None = None, *, waiting: int | None = None
     ) -> tuple[Choice, Held]:
         """Return the choice of the least bytes for a minibatch, and these, while so many others wait: all, if None."""
         waiting = self._stages[stage].depth - 1 if waiting is None else waiting
-        found = [self._least_of(stage, size, part, waiting, moves) for moves in self._moves]
-        return min(found, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
+        choices = [self._least_of(stage, size, part, waiting, moves) for moves in self._moves]
+        return min(choices, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
 
     def _least_of(self, stage: int, size: float, part: float | None, waiting: int, moves: bool) -> tuple[Choice, Held]:
         """Return the segments of the least bytes for a minibatch that `moves` what it keeps, or does not.
@@ -261,7 +268,7 @@ class RankMemory:
             missing = depth - sum(other == k for other, _ in self._flights) - (k == stage)
             if missing > 0:
                 received = self._memory(k, self._largest)[1]
-                _, held = self._least_of(k, self._largest, self._largest_part, depth - 1, moves)
+                _, held = self._least_of(k, self._largest, self._remedies.part, depth - 1, moves)
                 to_come += [Held(held.kept + received, held.peak + received)] * missing
         return to_come
 
@@ -311,14 +318,14 @@ class RankMemory:
             return None
         key = (stage, id(memory), *budgets, moves)
         if key not in self._choices:
-            kept, peak = budgets[0] * step, budgets[1] * step
-            rate = self._host_rate if moves else None
+            kept_bytes, peak_bytes = budgets[0] * step, budgets[1] * step
+            rate = self._remedies.host_rate if moves else None
             if rate is None:
-                segments = memory.cheapest(kept_bytes=kept, peak_bytes=peak)
+                segments = memory.cheapest(kept_bytes=kept_bytes, peak_bytes=peak_bytes)
             else:
-                segments = memory.cheapest_moved(kept_bytes=kept, peak_bytes=peak, bytes_per_second=rate)
-            found = None if segments is None else (Choice(segments, moves), memory.held(segments, moved=moves))
-            self._choices[key] = found
+                segments = memory.cheapest_moved(kept_bytes=kept_bytes, peak_bytes=peak_bytes, bytes_per_second=rate)
+            choice = Choice(segments or (), moves)
+            self._choices[key] = None if segments is None else (choice, memory.held(segments, moved=moves))
         return self._choices[key]
 
     def _planned(self, stage: int, memory: StageMemory) -> tuple[Choice, Held]:
