@@ -86,6 +86,7 @@ def test_dry_run_says_what_would_run_and_writes_nothing(shapes: Path, tmp_path: 
     assert code == 2 and errors[-1].endswith("[run_dir.taken]")
     for more, told in (
         (["-m", "minkvgg16bn"], "plan.violations"),
+        (["--memory-limit", "1kB"], "memory.limit_below_weights"),
         (["-o", "."], "run_dir.taken"),
         (["-o", "profile.json"], "run_dir.unusable"),
         (["-s", "port=99999"], "port.malformed"),

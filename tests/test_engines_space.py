@@ -15,6 +15,8 @@ from sparsepipe.engines.native.space import Regions
 from sparsepipe.engines.subnetwork import build
 from sparsepipe.networks import network
 from sparsepipe.networks.rows import Network, Row
+from sparsepipe.profiling.measure import profile
+from sparsepipe.values.costs import LayerTable
 
 NATIVE = engine("native")
 
@@ -275,6 +277,10 @@ def test_slabs_send_the_cells_at_their_borders_alone():
         sent = part[-1].sent_rows  # voxels, the halo; the gradient of the halo, that of voxels
         assert sent[1] == sent[2] == (neighbours, neighbours * layer)
         assert len(sent) == 4
+    found = profile(table, [batch], NATIVE, repeats=1)
+    costs, conv, pool = LayerTable.of(found, [batch.size]), [1], [2]
+    assert [float(costs.halo_bytes(conv, parts)[0]) for parts in (2, 3)] == [layer, 2 * layer]
+    assert not costs.halo_bytes(pool, 3) and not costs.sends_halo(2)
 
 
 def test_vgg_on_a_dense_grid_gives_what_one_device_gives():

@@ -7,8 +7,8 @@ import pytest
 from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
-    "files": 682,
-    "lines": 131_900,
+    "files": 683,
+    "lines": 132_370,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 88,
@@ -24,7 +24,7 @@ AT_MOST = {
     "private members used from outside their class": 0,
     "questions for the kind of a plan": 2,
     "branches on plans of several pipelines": 36,
-    "Any": 1_779,
+    "Any": 1_781,
     "exceptions from strict types": 59,
     "lines whose types are ignored": 64,
     "tests that pin a sentence": 57,

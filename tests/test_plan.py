@@ -38,6 +38,12 @@ def test_disk_round_trip(tmp_path):
     assert Plan.load(whole.save(tmp_path / "plan.json")) == whole
     document = json.loads((tmp_path / "plan.json").read_text())
     assert document["gap"] == pytest.approx(0.2)
+    for change in (
+        {"num_microbatches": 2},
+        {"stages": [{**document["stages"][0], "recompute": True}, *document["stages"][1:]]},
+    ):
+        edited = Plan.from_json(document | change)
+        assert edited.estimate is None and edited.warnings != whole.warnings, "it holds for what was planned"
     assert document["stages"][0]["replicas"][0] == {"rank": 0, "device_type": "big", "node": "n", "share": 2}
     assert "careful" in str(whole)
 

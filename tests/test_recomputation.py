@@ -6,15 +6,17 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from runtime_jobs import UNET, plan_of, settings, shapes
+from runtime_jobs import UNET, FixedChoice, plan_of, settings, shapes
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, data
 from sparsepipe.engines import engine
+from sparsepipe.engines.allocator import allocated_bytes
 from sparsepipe.errors import InputError
 from sparsepipe.networks import network
 from sparsepipe.runtime.failures import OutOfMemory, described
 from sparsepipe.runtime.stages.base import Output
-from sparsepipe.runtime.stages.memory_limit import RankMemory
+from sparsepipe.runtime.stages.kept_tensors import HostMemory
+from sparsepipe.runtime.stages.memory_limit import Choice, RankMemory
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.util.host.limits import is_out_of_memory
@@ -95,13 +97,29 @@ def test_no_choice_within_a_budget_is_cheaper(seed: int, skips: int, monkeypatch
     assert np.mean(dearer or [1.0]) < 1.3
 
 
+def test_what_moves_to_the_host_leaves_two_layers_on_the_device() -> None:
+    """Each of six layers keeps 1 kB: one at work, one on its way, and the gradient that came for the last output."""
+    drawn, ones, none = drawn_stage(6, 0), np.full(6, UNIT), np.zeros(6)
+    stage = replace(
+        drawn, saved=ones, maps=none, forward_temporary=none, backward_temporary=none, weights=none, outputs=ones,
+        saved_inputs=none, repeatable=np.ones(6, dtype=bool),
+    )  # fmt: skip
+    assert stage.held() == (6 * UNIT, 6 * UNIT) and stage.held(moved=True) == (0, 3 * UNIT)
+    assert stage.moved_bytes(()) == 6 * UNIT and stage.moved_bytes(((1, 6),)) == UNIT
+    slow, fast = (stage.cheapest_moved(kept_bytes=0, peak_bytes=1e9, bytes_per_second=rate) for rate in (1.0, 1e12))
+    assert fast == () and stage.moved_bytes(slow) < stage.moved_bytes(fast)
+    assert stage.cheapest_moved(kept_bytes=0, peak_bytes=2 * UNIT, bytes_per_second=1.0) is None
+    fixed = replace(stage, repeatable=np.arange(6) != 1)  # its library may keep tensors that nobody can move
+    assert fixed.held(moved=True).kept == UNIT
+
+
 NETWORKS = {"batch norm, skips": UNET, "dropped paths": "ptv3-segmentation-narrow"}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
-    """Of losses, gradients and running statistics, with two minibatches in flight."""
+    """Of losses, gradients and running statistics, with two minibatches in flight; nor do tensors that move."""
     model, clouds = NETWORKS[name], shapes(tmp_path)
     config = settings(clouds, model=model, voxel_size=0.06, num_points=256)
     plan = plan_of(model, [[0]], schedule="1f1b")
@@ -112,12 +130,16 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
     net, native = network(model, num_classes=3), engine("native")
     n, results = len(net.rows), []
     ids = [row.id for row in net.rows]
-    for segments in ((), ((2, 9), (9, n // 2), (n // 2 + 3, n - 1)), ((0, n),)):
+    some, cpu, kept = ((2, 9), (9, n // 2), (n // 2 + 3, n - 1)), torch.device("cpu"), []
+    for segments, moves in product(((), some, ((0, n),)), (False, True)):
         named = tuple((ids[first], ids[end - 1]) for first, end in segments)
         planned = replace(plan, stages=(replace(plan.stages[0], segments=named),))
-        stage = NetworkStage(net, native, planned, 0, config=config, device=torch.device("cpu"))
+        stage, host = NetworkStage(net, native, planned, 0, config=config, device=cpu), HostMemory(cpu)
+        if moves:
+            stage.limit(FixedChoice(Choice(segments, moves=True)), host)
         version, found = Version(0, stage.parameters()), []
         flights, losses = [], []
+        before = allocated_bytes(cpu)()
         for m, batch in enumerate(batches):
             flight, outputs = stage.forward(batch, version, m)
             result = stage.module.result(outputs)
@@ -126,14 +148,21 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
             flight.outputs = Output.of(loss)
             flights.append(flight)
             losses.append(loss.detach())
+            del outputs, result, rows, loss
+        kept.append((allocated_bytes(cpu)() - before - host.held_bytes, host.held_bytes))
         for flight in flights:
             if schedule == "1f1b":
                 found += stage.backward(flight, [None])[0]
             else:
                 found += stage.backward_weight(flight, stage.backward_input(flight, [None])[1])
         results.append([*losses, *found, *(buffer.clone() for buffer in stage.buffers().values())])
+        del flight, flights
+        assert not host.held_bytes
     for other in results[1:]:
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    for (staying, _), (left, moved) in zip(kept[::2], kept[1::2], strict=True):
+        assert left == pytest.approx(staying - moved, abs=0.05 * staying)
+    assert kept[1][0] < 0.6 * kept[0][0], "kernel maps stay"
 
 
 def test_an_allocation_that_fails_is_told_with_its_minibatch() -> None:
@@ -156,20 +185,25 @@ def test_a_rank_counts_weights_and_all_minibatches_in_flight() -> None:
     plan = Plan((Stage(("l0", "l1", "l2"), (0,)), Stage(("l3",), (1,))), "1f1b")
     memory = RankMemory(plan, 0, profile, limit_bytes=1e4)
     memory.open(0)
-    assert memory.enter(0, 0, 100) == memory.enter(0, 1, 100) == ()
+    assert memory.enter(0, 0, 100).segments == memory.enter(0, 1, 100).segments == ()
     tight = RankMemory(plan, 0, profile, limit_bytes=memory.least_bytes(0, 100))
     tight.open(0)
     first, second = tight.enter(0, 0, 100), tight.enter(0, 1, 100)
-    assert first and second and not tight.minibatches_beyond
+    assert first.segments and second.segments and not tight.minibatches_beyond
     tight.leave(0, 0)
-    assert tight.enter(0, 2, 100)
+    assert tight.enter(0, 2, 100).segments
     segmented = replace(plan, stages=(replace(plan.stages[0], segments=(("l1", "l1"),)), plan.stages[1]))
     memory = RankMemory(segmented, 0, profile, limit_bytes=1e4)
     memory.open(0)
-    assert memory.enter(0, 0, 100) == ((1, 2),)  # the plan's, if a minibatch fits with them
+    assert memory.enter(0, 0, 100).segments == ((1, 2),)  # the plan's, if a minibatch fits with them
     tight = RankMemory(segmented, 0, profile, limit_bytes=tight.limit_bytes)
     tight.open(0)
     assert tight.enter(0, 0, 100) == first and not tight.minibatches_beyond
+    # What no recomputation fits moves to the host if it may.
+    moving = RankMemory(plan, 0, profile, limit_bytes=0.95 * tight.limit_bytes, host_rate=1e9)
+    assert moving.least_bytes(0, 100) < moving.limit_bytes
+    assert moving.enter(0, 0, 100).moves and moving.enter(0, 1, 100).moves and not moving.minibatches_beyond
+    assert not RankMemory(plan, 0, profile, limit_bytes=1.1 * tight.limit_bytes, host_rate=1e9).enter(0, 0, 100).moves
     with pytest.raises(InputError) as caught:
         RankMemory(plan, 0, profile, limit_bytes=50)
     assert caught.value.code == "memory.limit_below_weights"

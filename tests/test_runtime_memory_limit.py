@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from sparsepipe.runtime.stages.memory_limit import RankMemory
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.util.io.files import read_rows
 
 CLOUDS = {"voxel_size": 0.05, "num_points": 1000}
 
@@ -60,7 +65,7 @@ def tight(plan: Plan, profile: Profile, config: RunConfig, *, factor: float = 1.
         limits += [memory.least_bytes(stage, size) for stage in plan.stages_of(rank)]
     limit = factor * max(limits)
     memories = {rank: RankMemory(plan, rank, profile, limit_bytes=limit) for rank in plan.ranks}
-    chosen = [memory.enter(k, 0, size) for rank, memory in memories.items() for k in plan.stages_of(rank)]
+    chosen = [memory.enter(k, 0, size).segments for rank, memory in memories.items() for k in plan.stages_of(rank)]
     assert any(chosen), "the limit is no limit"
     return limit
 
@@ -148,7 +153,7 @@ def test_ranks_that_share_scenes_choose_together_for_the_largest_part(measured: 
     whole = RankMemory(undivided, 0, measured, limit_bytes=1e12).least_bytes(0, size)
     least = RankMemory(plan, 0, measured, limit_bytes=1e12).least_bytes(0, size)
     assert 0.6 * whole < least < whole
-    chosen = [RankMemory(plan, rank, measured, limit_bytes=1.1 * least).enter(0, 0, size) for rank in (0, 1)]
+    chosen = [RankMemory(plan, rank, measured, limit_bytes=1.1 * least).enter(0, 0, size).segments for rank in (0, 1)]
     assert chosen[0] == chosen[1] != ()
 
 
@@ -207,7 +212,7 @@ def test_minibatches_that_do_not_fit_are_split(
     assert fitting.part == int(fitting.part), "a part of 2.97 samples has 2"
     rank = RankMemory.of_settings(plan, 0, measured, split, limit=split.memory_limit)
     rank.open(0)
-    assert rank.enter(0, 0, whole, fitting.part) and not rank.minibatches_beyond
+    assert rank.enter(0, 0, whole, fitting.part).segments and not rank.minibatches_beyond
     check_limit_of_job(tmp_path / "split", plan, split)
     with raises("memory.split_synchronised"):
         synchronised = limited.replace(oversize="split", synchronised_batch_norm=True)
@@ -261,3 +266,36 @@ def test_what_memory_does_not_hold_is_named(clouds: Path, tmp_path: Path, monkey
     cause = find_cause(tmp_path, plan, {0: -9}, killed="by the kernel")
     assert (cause.rank, cause.stage) == (0, 0)
     assert sum(name in cause.reason for name in names) == 2 and "minibatch 0" in cause.reason
+
+
+_SHORT = """
+import sys
+from sparsepipe.launching.local import agent
+agent.short_of_memory = lambda: "1 of 1,000 MB were left"
+sys.exit(agent.main(["--run-dir", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_killed_for_memory_is_named_and_resumes_with_a_smaller_limit(
+    clouds: Path, measured: Profile, tmp_path: Path
+) -> None:
+    """A real run, of which a rank is killed as the system does when memory runs out."""
+    config = settings(clouds, model=UNET, minibatches=40, **CLOUDS)
+    memory = RankMemory(plan_of(UNET, [[0]]), 0, measured, limit_bytes=1e12)
+    least = memory.least_bytes(0, largest(config))
+    folder, command = tmp_path / "run", [sys.executable, "-c", _SHORT, tmp_path / "run"]
+    launched(config.replace(memory_limit=2 * least), folder, profile=measured)
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as launcher:
+        while not [*folder.glob("checkpoints/*")] or "minibatch" not in work_path(folder, 0).read_text():
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        os.kill(int((folder / "logs/rank0.pid").read_text().split()[0]), signal.SIGKILL)
+    status = json.loads((folder / "status.json").read_text())
+    assert launcher.returncode and status["state"] == "failed" and (status["rank"], status["stage"]) == (0, 0)
+    names = [resolve(config).data.training.name(index) for index in range(18)]
+    assert sum(name in status["reason"] for name in names) >= 2 and "voxels" in status["reason"]
+    assert launched(config.replace(memory_limit=1.01 * least), folder, resume=True).memory_limit == 1.01 * least
+    subprocess.run([*command, "--resume"], check=True)
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+    assert [row["minibatch"] for row in read_rows(folder / "metrics.jsonl") if row["event"] == "step"] == [*range(40)]

@@ -16,7 +16,6 @@ from runtime_jobs import PLAIN, Job, plan_of, run_jobs, settings, shapes
 from sparsepipe import launch
 from sparsepipe.engines import engine
 from sparsepipe.networks import network, traced
-from sparsepipe.networks.losses.classes import CrossEntropy
 from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
 from sparsepipe.runtime.stages.scene_parts import check_shares_scenes
 
@@ -133,4 +132,4 @@ def test_what_cannot_share_scenes_is_refused(minkowski):
         table = network(net, num_classes=3) if isinstance(net, str) else net
         plan = plan_of(net if isinstance(net, str) else sparse, cuts)
         with raises(code) if code else nullcontext():
-            check_shares_scenes(table, chosen, CrossEntropy(3), plan)
+            check_shares_scenes(table, chosen, plan, own_loss=False)

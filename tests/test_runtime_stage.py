@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_jobs import NORMED, UNET, plan_of, settings, shapes
+from runtime_jobs import NORMED, UNET, FixedChoice, plan_of, settings, shapes
 from scene_parts import in_threads
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -18,6 +18,7 @@ from sparsepipe.networks.losses.base import Outcome, weighed
 from sparsepipe.networks.losses.classes import CrossEntropy, Segmentation
 from sparsepipe.profiling import measure
 from sparsepipe.runtime.stages.base import Output, SplitSamples, each_part
+from sparsepipe.runtime.stages.memory_limit import Choice
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.channel import JoinedSource, LocalQueue
@@ -245,20 +246,6 @@ def test_stages_that_share_scenes_next_to_others_compute_what_one_process_does(m
             torch.testing.assert_close(of_part[name], gradient, rtol=0, atol=1e-9 * max(1, gradient.abs().max()))
 
 
-class FixedSegments:
-    """In the place of a rank's memory: the same segments for every minibatch."""
-
-    def __init__(self, segments) -> None:
-        self.segments = segments
-
-    def open(self, *_) -> None: ...
-
-    begin = leave = open
-
-    def enter(self, *_):
-        return self.segments
-
-
 class Cosines:
     """A mean over samples in double precision."""
 
@@ -288,7 +275,7 @@ def test_a_split_minibatch_has_the_gradients_of_the_whole_one(recompute: bool, t
         for k, stage in enumerate(stages):
             stage.module.double()
             if len(parts) > 1 and not recompute:
-                stage.limit(FixedSegments(((0, len(stage.module.table)),)))
+                stage.limit(FixedChoice(Choice(((0, len(stage.module.table)),))))
             if k:
                 received = replace(packets[-1], kept=tuple((other, kept[other, k]) for other in stage.kept_from))
             flight, outputs = stage.forward(received, Version(0, stage.parameters()), 0)

@@ -150,6 +150,8 @@ def plan(options: argparse.Namespace) -> Answer:
         text = "--warm-start requires a plan of one pipeline for minibatches of one size; omit it, or the other options"
         raise InputError("option.of_planner", text)
     check_reports(options, options.planner or (), counts_sizes=counts_sizes)
+    if options.segments is False and not options.recompute:
+        warn([no_effect("no_segments", "no layers are recomputed without --recompute")])
     if several:
         return _pipelines(options, found, cluster)
     _check_latency(options)

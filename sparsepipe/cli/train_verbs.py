@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ..data.cache import NO_CACHE
 from ..data.describing import unread_files
 from ..errors import InputError, one_line
 from ..launching import LAUNCHERS, LOCAL, SLURM, check_options, default_launcher
 from ..launching.local.launch_local import check_port
+from ..launching.prepare import check_plan
 from ..monitoring.interference.predictor import Predictor
 from ..monitoring.launching import launch
 from ..monitoring.variants import variant
@@ -309,6 +311,16 @@ def _launched(options: argparse.Namespace, typed: argparse.Namespace, facts: Pla
     profile, cluster = _expected(options, facts, chosen, cluster, config)
     if options.dry_run:
         _check_launch(options, launcher, folder)
+        if resolved.is_table:
+            check_plan(
+                chosen,
+                resolve(config.replace(cache=NO_CACHE)),
+                profile=profile,
+                cluster=cluster,
+                resumes=folder if options.resume else None,
+                here=launcher == LOCAL,
+                forward_only=options.forward_only is not None,
+            )
         return _planned(options, chosen, config, profile, folder=folder, launcher=launcher)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}

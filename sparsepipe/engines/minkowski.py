@@ -16,7 +16,7 @@ from ..data.reach import check_within, reach, within_reach
 from ..errors import InputError
 from ..networks.base import LayerRow
 from ..networks.batch_norm import GroupBatchNorm
-from ..networks.rows import Row
+from ..networks.rows import Row, each_axis
 from ..util.host.imports import restore_removed_names
 from .base import CoordinateSet, Feature, Parts, SceneGroup, TableWriter
 from .dense import ACTIVATIONS, DENSE_LAYERS, Slab, dense_grid
@@ -58,6 +58,14 @@ class MinkowskiEngine:
                     f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'",
                     layer=row.id,
                     kind=row.kind,
+                )
+            if row.kind == "max_pool" and _leaves_voxels_out(row):
+                raise InputError(
+                    "layer.pool_with_gaps",
+                    f"layer {row.id!r}: its kernel is smaller than its stride, and MinkowskiEngine's max_pool writes "
+                    "out of bounds where no voxel lies under a kernel; use engine 'native', or a kernel as large as "
+                    "the stride",
+                    layer=row.id,
                 )
             space: dict[str, Any] = (
                 {} if row.dimension is None else {"dimension": row.dimension}
@@ -193,6 +201,19 @@ class MinkowskiEngine:
                 part.pooling_mode = _ORDERED[type(part)]
                 changed.append(name)
         return changed
+
+
+def _leaves_voxels_out(row: Row) -> bool:
+    """Return whether some voxels lie under no kernel of a pool, so that a kernel may have none.
+
+    A kernel begins at its output's voxel if its size is even or the library takes the stride's cells, else half of it
+    lies before.
+    """
+    sizes, strides = (each_axis(row.args.get(name, 1), row.dimension or 1) for name in ("kernel_size", "stride"))
+    if sizes == strides:
+        return False
+    reaches = [size if size % 2 == 0 else size // 2 + 1 for size in sizes]
+    return any(reach < stride for reach, stride in zip(reaches, strides, strict=True))
 
 
 class FieldManager(ME.CoordinateManager):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..data.samplers import split_by_size
 from ..data.sources import found as find_source
 from ..errors import InputError
 from ..runtime import RunConfig
@@ -138,6 +139,9 @@ def fitted_to_limit(
         kinds = [layer.description.lower() for layer in profile.graph.layers]
         normed = any("batch" in kind and "norm" in kind for kind in kinds)
         changes = "; batch norm takes the statistics of a part, not of the minibatch" if normed else ""
+        sizes = np.sort(run.data.training.sample_sizes())[-config.batch_size :].tolist()
+        if normed and any(len(part) == 1 for part in split_by_size(range(len(sizes)), sizes, fitting.part)):
+            changes += ", and some parts have one sample"
         tell(f"minibatches above {fitting.part:,.0f} {run.size_unit} are split to fit under the memory limit{changes}")
     return replace(run, config=config.replace(fitting_sizes=json.dumps(asdict(fitting))))
 

@@ -165,6 +165,32 @@ def prepare(
         raise
 
 
+def check_plan(
+    plan: Plan,
+    run: ResolvedRun,
+    *,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    resumes: Path | None = None,
+    here: bool = True,
+    forward_only: bool = False,
+) -> None:
+    """Raise InputError if a launch would refuse a plan of declared layers, for its memory or what its stages share.
+
+    Nothing is written; with a memory limit the sizes of samples are read. Arguments: see `check_at_launch`.
+    """
+    if forward_only:
+        run = replace(run, config=inference_config(run.config))
+    _check_together(plan, run.config, profile, cluster)
+    for k in range(len(plan.pipelines)):
+        _check_pipeline(plan, k, run, profile, cluster, len(plan.ranks))
+    if not run.config.is_composed:  # else minibatches are composed first
+        check_at_launch(
+            plan, run.config, profile=profile, cluster=cluster, resumes=resumes, here=here, forward_only=forward_only
+        )
+        fitted_to_limit(plan, run, profile=profile, resumes=resumes, here=here)
+
+
 def _starts_from_others(folder: Path, config: RunConfig) -> bool:
     """Return whether a run that has no checkpoint resumes with other initial weights than those in its folder."""
     return _initial_differs(folder, config) and not any((folder / FOLDER).glob(WHOLE))

@@ -6,7 +6,7 @@ from ..util.io.quantities import SIZE
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 
-_LOOKS = "planner 'optimal' looks for one that fits, planner 'space' divides each scene"
+_LOOKS, _DIVIDES = "planner 'optimal' looks for one that fits", "planner 'space' divides each scene"
 
 
 def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) -> Plan:
@@ -19,14 +19,17 @@ def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) 
     total, used = len(cluster.devices), len(plan.ranks)
     if used < total and not any("stay unused" in text for text in warnings):
         warnings.append(f"{total - used} of {total} devices stay unused")
-    counted = f"cost model {cost_model!r} computes memory differently; without it {_LOOKS}" if cost_model else _LOOKS
-    if text := beyond_memory(plan, cluster, way_out=counted):
+    counted = f"cost model {cost_model!r} computes memory differently; without it " if cost_model else ""
+    if text := beyond_memory(plan, cluster, before_remedy=counted):
         warnings.append(text)
     return replace(plan, warnings=tuple(warnings))
 
 
-def beyond_memory(plan: Plan, cluster: Cluster, *, way_out: str = _LOOKS) -> str:
-    """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty if all fit."""
+def beyond_memory(plan: Plan, cluster: Cluster, *, before_remedy: str = "") -> str:
+    """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty if all fit.
+
+    `before_remedy`: what else the sentence says, before the remedy.
+    """
     over = []
     for position in plan.position_estimates:
         kinds = [cluster.devices[rank].type for rank in plan.stages[position.stages[0]].ranks]
@@ -39,5 +42,14 @@ def beyond_memory(plan: Plan, cluster: Cluster, *, way_out: str = _LOOKS) -> str
     others = f" (so for {len(over)} of {plan.pipeline_size} groups of devices)" if len(over) > 1 else ""
     return (
         f"the plan does not fit into memory: {worst.name} needs {SIZE.shown(worst.memory_bytes)} on a device of type "
-        f"{kind.name!r}, which has {SIZE.shown(kind.memory_bytes)}{others}; {way_out}"
+        f"{kind.name!r}, which has {SIZE.shown(kind.memory_bytes)}{others}; {before_remedy}{_remedy(plan)}"
     )
+
+
+def _remedy(plan: Plan) -> str:
+    """Return the planners that may find a plan within memory, under its schedule if they plan that."""
+    if any(stage.shares_scenes for stage in plan.stages):
+        return "use more or larger devices, or smaller minibatches"
+    if plan.rules.stages_per_rank[0] > 1:  # its planners keep to the memory if any plan that they find does
+        return f"under a schedule of one stage per device, such as 1f1b-flush, {_LOOKS}, and {_DIVIDES}"
+    return f"{_LOOKS}, {_DIVIDES}"

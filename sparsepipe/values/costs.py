@@ -1,5 +1,6 @@
 """Costs of layers, stages and boundaries in seconds and bytes, for both planners and the simulator."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ Flags = NDArray[np.bool_]
 # fetches what it writes to.
 _COPY = 3 / 5
 _HAND_MAPS_OVER = ("native",)  # engines
+_WHOLE_NUMBER = re.compile(r"(\w+)=(\d+)\b(?!\.)")  # of a layer's description
 Port = tuple[object, ...]  # names a port among those of a cluster
 OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 
@@ -282,14 +284,44 @@ class LayerTable:
             passing = passing - kept_of[k]
         return kept, np.maximum(most, least), least
 
+    @cached_property
+    def slab_halos(self) -> tuple[tuple[float, float], ...]:
+        """For each layer, the shares of its input that a slab of a dense grid fetches from the slab before and behind.
+
+        A grid of n cells along its first axis is n planes. A kernel reaches beyond a slab's first output, and its last.
+        """
+        cells: dict[int, int] = {}  # along the first axis of each layer's output, if that is a grid
+        halos: list[tuple[float, float]] = []
+        for k, layer in enumerate(self.graph.layers):
+            facts = {name: int(number) for name, number in _WHOLE_NUMBER.findall(layer.description)}
+            size = next((cells[i] for i in self.graph.inputs[k] if i in cells), None)
+            before = behind = 0
+            if layer.description.startswith("dense_grid("):
+                cells[k] = facts["size"]
+            elif size is not None and not layer.description.startswith("flatten("):
+                stride, padding = facts.get("stride", 1), facts.get("padding", 0)
+                reach = facts.get("dilation", 1) * (facts.get("kernel_size", 1) - 1)
+                before, behind = padding, max(0, reach - padding - stride + 1)
+                cells[k] = max(1, (size + 2 * padding - reach - 1) // stride + 1)
+            halos.append((before / (size or 1), behind / (size or 1)))
+        return tuple(halos)
+
+    def sends_halo(self, layer: int) -> bool:
+        """Return whether parts of a scene exchange cells or voxels before a layer."""
+        return self.map_maker[layer] >= 0 or any(self.slab_halos[layer])
+
     def halo_bytes(self, layers: Sequence[int], parts: int) -> Array:
         """Estimate the bytes that a part of scenes receives in a forward, [V]; a backward returns as many.
 
         A scan is a surface, of which a plane meets about √n of n voxels. A part between two others has two borders.
+        Of a dense grid the cells at the borders count.
         """
         total: Array = np.zeros(len(self.sizes))
         for k in layers:
-            if self.map_maker[k] >= 0:
+            if any(self.slab_halos[k]):
+                planes = sum(self.slab_halos[k]) if parts > 2 else max(self.slab_halos[k])
+                total = total + planes * sum(self.output_bytes[i] for i in self.graph.inputs[k])
+            elif self.map_maker[k] >= 0:
                 owner = self.coordinate_owner[k]
                 rows = (self.coordinate_bytes[owner] if owner >= 0 else self.input_coordinates) / COORDINATE_BYTES
                 total = total + self.output_bytes[k] / np.sqrt(np.maximum(rows, 1)) * min(2, parts - 1)
@@ -300,7 +332,7 @@ class LayerTable:
         if not stage.shares_scenes or len(stage.ranks) < 2:
             return np.zeros(len(self.sizes))
         link = boundary_link(cluster, stage.ranks)
-        exchanges = sum(self.map_maker[k] >= 0 for k in layers)
+        exchanges = sum(map(self.sends_halo, layers))
         seconds: Array = exchanges * link.latency + self.halo_bytes(layers, len(stage.ranks)) / link.bandwidth
         return seconds
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, one_line
+from ..util.derived import digest
 from ..util.io.fields import integer, maybe, number, shown, text, texts
 from ..util.io.files import read_json, write_json
 from ..util.text.counting import listed, number_of
@@ -41,6 +42,7 @@ FORMAT = "sparsepipe-plan-1"
 _SETTINGS = ("num_microbatches", "accumulation")  # of plans, which a difference names with the schedule
 _STAGE_SETTINGS = ("shares", "warmup", "recompute", "segments", "sharding")  # of stages
 _ROUTING = "round-robin"  # which replica takes a minibatch: the only way there is
+_EDITED = "the plan was edited after it was planned, so it has no estimate; `sparsepipe simulate` estimates it"
 
 Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleaved stages; none
 
@@ -390,6 +392,7 @@ class Plan(StagePlan, Printed):
             "format": FORMAT,
             "planner": self.planner,
             **estimate_to_json(self.estimate),
+            **({"estimate_of": self._estimated_digest} if self.estimate else {}),
             "schedule": self.schedule,
             "weights": self.weights,
             **({"routing": _ROUTING} | counts if self.replication is None else self._pipelines_to_json()),
@@ -397,6 +400,11 @@ class Plan(StagePlan, Printed):
             "warnings": list(self.warnings),
             **({} if self.provenance is None else {"provenance": dict(self.provenance)}),
         }
+
+    @property
+    def _estimated_digest(self) -> str:
+        """A digest of what the estimate holds for: an edited plan file has another."""
+        return digest([[stage_to_json(stage, None) for stage in self.stages], self.schedule, self.num_microbatches])
 
     def _pipelines_to_json(self) -> dict[str, Any]:
         rates = [plan.minibatches_per_second for plan in (self, *self.members)]
@@ -437,6 +445,8 @@ class Plan(StagePlan, Printed):
             raise InputError("plan.foreign", f"not a plan of sparsepipe ({error!r})") from None
         if beyond := beyond_bounds(plan):
             raise InputError("plan.out_of_bounds", beyond[0])
+        if plan.estimate and document.get("estimate_of", plan._estimated_digest) != plan._estimated_digest:
+            return replace(plan, estimate=None, warnings=(*plan.warnings, _EDITED))
         return plan
 
     @classmethod

@@ -106,13 +106,19 @@ class StageMemory:
     def __len__(self) -> int:
         return len(self.saved)
 
-    def held(self, segments: Segments = ()) -> Held:
-        """Return the bytes of a minibatch of which these segments are recomputed."""
+    def held(self, segments: Segments = (), *, moved: bool = False) -> Held:
+        """Return the bytes of a minibatch of which these segments are recomputed.
+
+        `moved`: what it keeps moves to the host until the backward, but for kernel maps and layers that cannot be
+        recomputed: their tensors may be unknown. A segment at work has its own tensors, and those of the one before it,
+        which leave in the forward and return in the backward.
+        """
         pieces = self._pieces(segments)
         recomputed = np.zeros(len(self), dtype=bool)
         for first, end in segments:
             recomputed[first:end] = True
         kept, peak = 0.0, float(self.weights.sum())
+        staying = before = 0.0  # if the others move: bytes kept on the device, and of the segment before
         known: set[int] = set()  # outputs that are held although their keeper is recomputed
         for first, end in pieces:
             again = bool(recomputed[first])
@@ -127,25 +133,49 @@ class StageMemory:
             skips = [
                 self.outputs[q] * (self._last_use[q] > np.arange(first, end))
                 for q in range(first)
-                if recomputed[self._keepers[q]] and self._keepers[q] != -1 and q not in known
+                if moved or (recomputed[self._keepers[q]] and self._keepers[q] != -1 and q not in known)
             ]
             waiting = np.sum(skips, axis=0) if skips else np.zeros(end - first)
+            there = kept
+            if moved:
+                mine = float(self.outputs[sorted(self._read(first, end))].sum() if again else self.saved[first])
+                there, before = staying + before + mine, mine
+                if not again and not self.repeatable[first]:
+                    staying += mine
             if again:
-                peak = max(peak, float(kept + self._work[first, end - 1]))
-                peak = max(peak, float((kept + waiting + self._first_forward[first, first:end]).max()))
+                peak = max(peak, float(there + self._work[first, end - 1]))
+                peak = max(peak, float((there + waiting + self._first_forward[first, first:end]).max()))
             else:
-                peak = max(peak, float(kept + waiting[0] + self._one_work[first]))
-        total = kept + float(self.maps.sum())
+                peak = max(peak, float(there + waiting[0] + self._one_work[first]))
+        total = (staying if moved else kept) + float(self.maps.sum())
         return Held(total, max(peak, total))
+
+    def moved_bytes(self, segments: Segments) -> float:
+        """Return the bytes that move to the host until the backward."""
+        return self.held(segments).kept - self.held(segments, moved=True).kept
 
     @cached_property
     def whole(self) -> Held:
         """The bytes that are held if nothing is recomputed."""
         return self.held()
 
-    def leanest(self, waiting: int = 0) -> tuple[Segments, Held]:
-        """Return the segments of the least bytes, and these, for a minibatch at work while so many others wait."""
-        return min(self._lean, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
+    @cached_property
+    def most(self) -> Held:
+        """The most bytes of the choices of few bytes, or if nothing is recomputed: a larger budget changes nothing."""
+        return Held(self.whole.kept, max(held.peak for _, held in self._lean))
+
+    def leanest(self, waiting: int = 0, *, moved: bool = False) -> tuple[Segments, Held]:
+        """Return the segments of the least bytes, and these, for a minibatch at work while so many others wait.
+
+        `moved`: see `held`.
+        """
+        choices = self._lean_moved if moved else self._lean
+        return min(choices, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
+
+    @cached_property
+    def _lean_moved(self) -> list[tuple[Segments, Held]]:
+        """The choices of few bytes if what is kept moves to the host."""
+        return [(segments, self.held(segments, moved=True)) for segments in dict(self._lean)]
 
     @cached_property
     def _lean(self) -> list[tuple[Segments, Held]]:
@@ -187,6 +217,18 @@ class StageMemory:
             peak -= max(beyond_peak, 0.0)
         fitting = [own for own, held in self._lean if held.kept <= kept_bytes and held.peak <= peak_bytes]
         return min(fitting, key=self.recomputed_seconds, default=None)
+
+    def cheapest_moved(self, *, kept_bytes: float, peak_bytes: float, bytes_per_second: float) -> Segments | None:
+        """Return the segments of the fewest seconds within a budget if what is kept moves to the host.
+
+        Of the choices of few bytes. Seconds are of recomputation, and of moving there and back at a rate.
+        """
+        fitting = [choice for choice, held in self._lean_moved if held.kept <= kept_bytes and held.peak <= peak_bytes]
+
+        def seconds(segments: Segments) -> float:
+            return self.recomputed_seconds(segments) + 2 * self.moved_bytes(segments) / bytes_per_second
+
+        return min(fitting, key=seconds, default=None)
 
     def recomputed_seconds(self, segments: Segments) -> float:
         """Return the seconds of the forwards that run again."""

@@ -1,24 +1,21 @@
 """A rank's memory under a limit: before a minibatch enters a stage, the cheapest layers to recompute for its size.
 
-What a minibatch holds is what the run's profile tells for its size (values/recomputation.py). Weights and losses have
-the same bits as without a limit: random layers draw by minibatch, and running statistics count the first forward alone.
+If none do on a GPU, what the minibatch keeps moves to the host's memory until its backward (kept_tensors.py). What a
+minibatch holds is what the run's profile tells for its size (values/recomputation.py). Weights and losses have the
+same bits as without a limit: random layers draw by minibatch, and running statistics count the first forward alone.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from ...errors import InputError
-from ...networks.base import LayerRow, run_layers
+from ...networks.base import LayerRow
 from ...util.io.told import tell
 from ...values.cluster import Cluster
 from ...values.costs import OPTIMIZER_SLOTS, LayerTable
@@ -27,6 +24,7 @@ from ...values.profile import Profile
 from ...values.recomputation import Held, Segments, StageMemory
 from ...values.schedule import compile_until_steady, round_length
 from ..config import FittingSizes, RunConfig, check_limit_unit, limit_without_profile
+from .kept_tensors import HostMemory
 
 _MARGIN = 1.08  # the peak of a minibatch may be so many times its estimate
 _BEYOND = 0.1  # more of it for a minibatch of twice the largest size that was measured
@@ -43,6 +41,20 @@ class _LimitedStage(NamedTuple):
     depth: int  # most minibatches in flight
     measured: float  # the largest size that was measured
     planned: Segments  # which the plan recomputes of every minibatch that fits with them
+
+
+class _Remedies(NamedTuple):
+    """What is done with minibatches that no recomputation fits."""
+
+    part: float | None  # the largest size that passes whole; larger ones pass in parts of it
+    host_rate: float | None  # bytes a second to the host and back; None: nothing moves there
+
+
+class Choice(NamedTuple):
+    """What a stage does so that a minibatch fits."""
+
+    segments: Segments = ()  # that are recomputed
+    moves: bool = False  # whether what it keeps moves to the host until its backward
 
 
 class RankMemory:
@@ -63,22 +75,24 @@ class RankMemory:
         copies: int = 0,
         largest: float | None = None,
         part: float | None = None,
+        host_rate: float | None = None,
     ) -> None:
         """`limit_bytes`: of weights, optimizer state and minibatches. `copies`: of the weights, besides their versions.
 
         `largest`: size of the largest minibatch of the run, if it is known. Else the profile's largest typical one
         counts, until a larger one enters. `part`: the size in whose parts larger ones pass; None: all pass whole.
+        `host_rate`: bytes a second to the host's memory and back; None: nothing moves there.
         Raises InputError for a limit that the weights alone exceed.
         """
         self.limit_bytes = limit_bytes
         self._plan, self._profile = plan, profile
         self._largest = max(profile.typical_sizes) if largest is None else largest
-        self._largest_part = part
+        self._remedies = _Remedies(part, host_rate)
         program = compile_until_steady(plan)
         self._stages: dict[int, _LimitedStage] = {}
         self._unrepeatable: dict[int, frozenset[int]] = {}
         self._memories: dict[tuple[int, int], tuple[StageMemory, float]] = {}
-        self._choices: dict[tuple[int, int, int, int], tuple[Segments, Held] | None] = {}
+        self._choices: dict[tuple[int, int, int, int, bool], tuple[Choice, Held] | None] = {}
         self._flights: dict[tuple[int, int], Held] = {}
         self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
         self.weight_bytes = 0.0
@@ -100,16 +114,39 @@ class RankMemory:
             )
 
     @classmethod
-    def of_settings(cls, plan: Plan, rank: int, profile: Profile, config: RunConfig, *, limit: float) -> "RankMemory":
-        """Return the memory of a rank of a run with these settings, moving averages of the weights included."""
+    def of_settings(
+        cls,
+        plan: Plan,
+        rank: int,
+        profile: Profile,
+        config: RunConfig,
+        *,
+        limit: float,
+        host_rate: float | None = math.inf,
+    ) -> "RankMemory":
+        """Return the memory of a rank of a run with these settings, moving averages of the weights included.
+
+        `host_rate`: as for the class, of a run on GPUs.
+        """
         fitting, copies = FittingSizes.of(config), int(config.ema is not None)
-        return cls(plan, rank, profile, limit_bytes=limit, copies=copies, largest=fitting.largest, part=fitting.part)
+        return cls(
+            plan,
+            rank,
+            profile,
+            limit_bytes=limit,
+            copies=copies,
+            largest=fitting.largest,
+            part=fitting.part,
+            host_rate=None if config.device == "cpu" else host_rate,
+        )
 
     @classmethod
     def of_run(
-        cls, plan: Plan, rank: int, config: RunConfig, run_dir: Path | None, *, size_unit: str
+        cls, plan: Plan, rank: int, config: RunConfig, run_dir: Path | None, *, size_unit: str, host: HostMemory | None
     ) -> "RankMemory | None":
         """Return the memory of a rank of a run whose minibatches have sizes in a unit; None if nothing limits it.
+
+        `host`: where what minibatches keep may move.
 
         The limit is that of the settings, else that of the device in the cluster which the run was launched with.
         Raises InputError for a limit without a profile, and with one of another unit.
@@ -131,7 +168,8 @@ class RankMemory:
         check_limit_unit(profile.size_unit, size_unit)
         if not set(plan.layers) <= profile.graph.index.keys():
             return None
-        return cls.of_settings(plan, rank, profile, config, limit=limit)
+        host_rate = None if host is None else host.bytes_per_second
+        return cls.of_settings(plan, rank, profile, config, limit=limit, host_rate=host_rate)
 
     def open(self, stage: int, unrepeatable: Collection[str] = ()) -> None:
         """Name the layers of a stage that cannot run again."""
@@ -141,29 +179,34 @@ class RankMemory:
         """Begin with an empty pipeline."""
         self._flights.clear()
 
-    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> Segments:
-        """Return the segments to recompute of a minibatch that enters a stage, and count what it holds.
+    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> Choice:
+        """Return what is recomputed or moved of a minibatch that enters a stage, and count what it holds.
 
-        `part`: size of its largest part, if it is split: each part recomputes the same segments.
+        `part`: size of its largest part, if it is split: the choice is the same for each part.
         """
         self._flights.pop((stage, minibatch), None)
         self._largest = max(self._largest, size)
         memory, received = self._memory(stage, size)
         others = sum(held.kept for held in self._flights.values())
-        to_come = self._to_come(stage)
-        most, whole = self._largest if to_come else size, part or self._largest_part
-        room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, min(most, whole or most))
-        left = room - others - sum(held.kept for held in to_come) - received
-        works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
-        chosen = self._chosen(stage, memory, left - works, left) if part is None else None
+        chosen: tuple[Choice, Held] | None = None
+        for moves in self._moves:
+            to_come = self._to_come(stage, moves)
+            most, whole = self._largest if to_come else size, part or self._remedies.part
+            room = (self.limit_bytes - self.weight_bytes) / self._margin(stage, min(most, whole or most))
+            left = room - others - sum(held.kept for held in to_come) - received
+            works = max((held.peak - held.kept for held in (*self._flights.values(), *to_come)), default=0.0)
+            if part is None:
+                chosen = self._chosen(stage, memory, left - works, left, moves)
+            if chosen is not None:
+                break
         if chosen is None:
             chosen = self._least(stage, size, part)
             beyond = max(chosen[1].kept - (left - works), chosen[1].peak - left)
             if beyond > 1e-9 * self.limit_bytes:  # else budgets were rounded down below it
                 self._tell_beyond(stage, size, chosen[1].peak + received, part)
-        segments, held = chosen
+        choice, held = chosen
         self._flights[stage, minibatch] = Held(held.kept + received, held.peak + received)
-        return segments
+        return choice
 
     def wait(self, stage: int, minibatch: int, size: float, part: float | None = None) -> None:
         """Count a minibatch of a stage that recomputes all layers, and until then keeps what it received alone."""
@@ -181,31 +224,51 @@ class RankMemory:
         margin = self._margin(stage, size if part is None else min(size, part))
         return self.weight_bytes + margin * (held.peak + received + waiting * (held.kept + received))
 
+    @property
+    def _moves(self) -> tuple[bool, ...]:
+        """Whether tensors stay on the device or move to the host, in the order in which choices are tried."""
+        return (False,) if self._remedies.host_rate is None else (False, True)
+
     def _least(
         self, stage: int, size: float, part: float | None = None, *, waiting: int | None = None
-    ) -> tuple[Segments, Held]:
-        """Return the segments of the least bytes for a minibatch, and these, while so many others wait: all, if None.
-
-        In parts it keeps what each of them keeps, and one part at a time works. What parts receive and send back, and
-        the sum of their gradients, stays until the last one is done.
-        """
+    ) -> tuple[Choice, Held]:
+        """Return the choice of the least bytes for a minibatch, and these, while so many others wait: all, if None."""
         waiting = self._stages[stage].depth - 1 if waiting is None else waiting
-        if part is None or part >= size:
-            return self._memory(stage, size)[0].leanest(waiting)
-        (memory, received), count = self._memory(stage, part), size / part
-        segments, held = _apart_from_weights(memory).leanest(math.ceil((1 + waiting) * count) - 1)
-        returned = received + float((memory.sent * memory.outputs).sum())
-        gradients = float(memory.weights.sum() + memory.weights.max(initial=0.0))
-        return segments, Held(count * held.kept, held.peak + gradients + (count - 1) * (held.kept + returned))
+        choices = [self._least_of(stage, size, part, waiting, moves) for moves in self._moves]
+        return min(choices, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
 
-    def _to_come(self, stage: int) -> list[Held]:
+    def _least_of(self, stage: int, size: float, part: float | None, waiting: int, moves: bool) -> tuple[Choice, Held]:
+        """Return the segments of the least bytes for a minibatch that `moves` what it keeps, or does not.
+
+        In parts it keeps what each of them keeps, and one part at a time works: the last first. Once that is done, the
+        gradients of the weights are there, and for each part that is done its kernel maps and the gradients of what it
+        received. The gradients that came for all parts stay until the first part is done.
+        """
+        if part is None or part >= size:
+            segments, held = self._memory(stage, size)[0].leanest(waiting, moved=moves)
+            return Choice(segments, moves), held
+        (memory, received), count = self._memory(stage, part), size / part
+        others, apart = count - 1, _apart_from_weights(memory)
+        segments, held = apart.leanest(math.ceil((1 + waiting) * count) - 1, moved=moves)
+        gradients = float(memory.weights.sum() + memory.weights.max(initial=0.0))
+        done = float(memory.maps.sum()) + received
+        peak = max(
+            memory.held(segments, moved=moves).peak + others * held.kept,
+            held.peak + gradients + max(others - 1, 0.0) * held.kept + min(others, 1.0) * done,
+            held.peak + gradients + others * done,
+        )
+        returned = others * float((memory.sent * memory.outputs).sum())
+        return Choice(segments, moves), Held(count * held.kept, peak + returned)
+
+    def _to_come(self, stage: int, moves: bool) -> list[Held]:
         """Return what minibatches that may follow while this one is in flight hold at least."""
         to_come: list[Held] = []
         for k, limited in self._stages.items():
             depth = limited.depth
             missing = depth - sum(other == k for other, _ in self._flights) - (k == stage)
             if missing > 0:
-                received, held = self._memory(k, self._largest)[1], self._least(k, self._largest, self._largest_part)[1]
+                received = self._memory(k, self._largest)[1]
+                _, held = self._least_of(k, self._largest, self._remedies.part, depth - 1, moves)
                 to_come += [Held(held.kept + received, held.peak + received)] * missing
         return to_come
 
@@ -240,31 +303,38 @@ class RankMemory:
         return min(size, max(parts) * size + min(2, len(ranks) - 1) * math.sqrt(size))
 
     def _chosen(
-        self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float
-    ) -> tuple[Segments, Held] | None:
+        self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float, moves: bool
+    ) -> tuple[Choice, Held] | None:
         """Return the segments of the plan if they are within a budget, else the cheapest that are, and what is held
-        with them; None if none are.
+        with them; None if none are. `moves`: what the minibatch keeps moves to the host.
         """
         planned, held = self._planned(stage, memory)
-        if held.kept <= kept_bytes and held.peak <= peak_bytes:
+        if not moves and held.kept <= kept_bytes and held.peak <= peak_bytes:
             return planned, held
-        whole, step = memory.whole, self.limit_bytes / _STEPS
-        budgets = int(min(kept_bytes, whole.kept) // step), int(min(peak_bytes, whole.peak) // step)
+        step, most = self.limit_bytes / _STEPS, memory.most
+        enough = math.ceil(most.kept / step), math.ceil(most.peak / step)
+        budgets = min(int(kept_bytes // step), enough[0]), min(int(peak_bytes // step), enough[1])
         if min(budgets) < 0:
             return None
-        key = (stage, id(memory), *budgets)
+        key = (stage, id(memory), *budgets, moves)
         if key not in self._choices:
-            segments = memory.cheapest(kept_bytes=budgets[0] * step, peak_bytes=budgets[1] * step)
-            self._choices[key] = None if segments is None else (segments, memory.held(segments))
+            kept_bytes, peak_bytes = budgets[0] * step, budgets[1] * step
+            rate = self._remedies.host_rate if moves else None
+            if rate is None:
+                segments = memory.cheapest(kept_bytes=kept_bytes, peak_bytes=peak_bytes)
+            else:
+                segments = memory.cheapest_moved(kept_bytes=kept_bytes, peak_bytes=peak_bytes, bytes_per_second=rate)
+            choice = Choice(segments or (), moves)
+            self._choices[key] = None if segments is None else (choice, memory.held(segments, moved=moves))
         return self._choices[key]
 
-    def _planned(self, stage: int, memory: StageMemory) -> tuple[Segments, Held]:
+    def _planned(self, stage: int, memory: StageMemory) -> tuple[Choice, Held]:
         """Return the segments that the plan recomputes in a stage, and what is held with them."""
         planned = self._stages[stage].planned
         if not planned:
-            return (), memory.whole
-        key = (stage, id(memory), -1, -1)  # no budget is below 0
-        choice = self._choices.get(key) or (planned, memory.held(planned))
+            return Choice(), memory.whole
+        key = (stage, id(memory), -1, -1, False)  # no budget is below 0
+        choice = self._choices.get(key) or (Choice(planned), memory.held(planned))
         self._choices[key] = choice
         return choice
 
@@ -299,117 +369,3 @@ def unrepeatable_layers(rows: Sequence[LayerRow], engine: Any, *, synchronised: 
     with other replicas, which may recompute other layers.
     """
     return [row.id for row in rows if engine.keeps_unseen(row) or (synchronised and "norm" in row.kind.lower())]
-
-
-class _Slice:
-    """Some consecutive layers of a stage's module."""
-
-    def __init__(self, module: Any, first: int, end: int) -> None:
-        self.table, self.run_layer = module.table[first:end], module.run_layer
-
-
-def run_in_segments(
-    module: Any,
-    alive: Mapping[str, Any],
-    segments: Segments,
-    *,
-    context: Callable[[], AbstractContextManager[None]],
-    minibatch: int,
-    keep: Collection[str],
-) -> dict[str, Any]:
-    """Do what calling the stage's module does, but recompute `segments` of its layers in the backward.
-
-    `context`: in which the layers run, with their weights and precision.
-    """
-    tensors, rows, done = dict(alive), module.table, 0
-    last_use = {name: place for place, row in enumerate(rows) for name in (*row.inputs, *row.outputs)}
-    for first, end in (*segments, (len(rows), len(rows))):
-        for begin, stop, again in ((done, first, False), (first, end, True)):
-            if begin == stop:
-                continue
-            part = _Slice(module, begin, stop)
-            needed = {name for name, place in last_use.items() if place >= stop} | set(keep)
-            if again:
-                read = {name for row in part.table for name in row.inputs}
-                given = {name: value for name, value in tensors.items() if name in read}
-                run = partial(run_layers, part, minibatch=minibatch, keep=needed - set(given))
-                tensors |= _Recomputed(run, module, context, given).first_forward()
-                del given
-            else:
-                tensors = run_layers(part, tensors, minibatch=minibatch, keep=needed)
-            tensors = {name: value for name, value in tensors.items() if name in needed}
-        done = end
-    return {name: value for name, value in tensors.items() if name in keep}
-
-
-class _AllSaved(Exception):
-    """A segment that runs again has saved all that the backward needs: the rest of it would be for nothing."""
-
-
-class _Recomputed:
-    """A segment of layers whose graph has numbers in the place of saved tensors, until the backward asks for one.
-
-    As `torch.utils.checkpoint` without reentrant calls, whose first use imports torch's compiler: seconds, and more
-    memory than a stage may have. The first forward counts; later ones leave running statistics as they are.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[Mapping[str, Any]], dict[str, Any]],
-        module: nn.Module,
-        context: Callable[[], AbstractContextManager[None]],
-        given: Mapping[str, Any],
-    ) -> None:
-        self._run, self._module, self._context, self._given = run, module, context, given
-        self._count = 0
-        self._saved: list[Tensor | None] = []
-
-    def first_forward(self) -> dict[str, Any]:
-        with saved_tensors_hooks(self._number, self._tensor):
-            return self._run(self._given)
-
-    def _number(self, tensor: Tensor) -> int:
-        self._count += 1
-        return self._count - 1
-
-    def _tensor(self, number: int) -> Tensor:
-        found = self._saved[number] if self._saved else None
-        if found is None:  # the first that is asked for, or asked for once more by the second half of a split backward
-            self._run_again()
-            found = self._saved[number]
-            assert found is not None
-        self._saved[number] = None
-        return found
-
-    def _run_again(self) -> None:
-        saved: list[Tensor | None] = []
-
-        def keep(tensor: Tensor) -> int:
-            saved.append(tensor.detach())
-            if len(saved) == self._count:
-                raise _AllSaved
-            return len(saved) - 1
-
-        self._saved.clear()
-        with torch.enable_grad(), self._context(), unchanged_buffers(self._module), suppress(_AllSaved):
-            with saved_tensors_hooks(keep, lambda number: saved[number]):
-                self._run(self._given)
-        if len(saved) != self._count:
-            raise RuntimeError(f"{len(saved)} tensors were saved again, {self._count} the first time")
-        self._saved = saved
-
-
-@contextmanager
-def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Have the block work on copies of the buffers: of a forward that is run twice, one counts.
-
-    The buffers themselves are not written to, as graphs of minibatches in flight have saved them.
-    """
-    parts = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-    for buffers, before in parts:
-        buffers.update({name: buffer.clone() for name, buffer in before.items() if buffer is not None})
-    try:
-        yield
-    finally:
-        for buffers, before in parts:
-            buffers.update(before)

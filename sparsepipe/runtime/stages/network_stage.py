@@ -11,7 +11,7 @@ their own, batch norm, MinkowskiEngine's kernels) get their gradients at first, 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -33,7 +33,6 @@ from ...networks.losses.of_users import UserLoss
 from ...networks.traced.copies import other_weights
 from ...networks.traced.values import is_sparse
 from ...values.plan import Plan
-from ...values.recomputation import Segments
 from ...values.replication.base import Merge
 from ...values.skip_routes import SkipRoute, routes_of_values, teams_of
 from ..config import RunConfig
@@ -44,7 +43,8 @@ from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id, parts_of, with_parts
 from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, Outputs, PackedOutputs, PacketAndSamples, SplitSamples, each_part
-from .memory_limit import RankMemory, run_in_segments, unchanged_buffers, unrepeatable_layers
+from .kept_tensors import HostMemory, MovedTensors, run_in_segments, unchanged_buffers
+from .memory_limit import Choice, RankMemory, unrepeatable_layers
 from .scene_parts import SceneParts
 
 _PRODUCTS = ("ConvolutionBackward0", "AddmmBackward0", "MmBackward0", "LinearBackward0", "MkldnnLinearBackward0")
@@ -276,6 +276,7 @@ class NetworkStage:
         self.reads_samples = self.is_first or bool(direct_reads(network, self.module.table, last=self.is_last))
         self._stage = stage
         self._memory: RankMemory | None = None
+        self._host: HostMemory | None = None
         self._synchronised = config.synchronised_batch_norm and len(own.ranks) > 1
         self.begin(training=True)
 
@@ -309,9 +310,11 @@ class NetworkStage:
     def _after(self) -> Boundary:
         return self._boundaries[self.module.training][1]
 
-    def limit(self, memory: RankMemory) -> None:
-        """Recompute layers of minibatches that would not fit into what limits this rank."""
-        self._memory = memory
+    def limit(self, memory: RankMemory, host: HostMemory | None = None) -> None:
+        """Recompute layers of minibatches that would not fit into what limits this rank, or move to `host` what they
+        keep.
+        """
+        self._memory, self._host = memory, host
         memory.open(self._stage, unrepeatable_layers(self.module.table, self.engine, synchronised=self._synchronised))
         memory.begin()
 
@@ -669,19 +672,28 @@ class NetworkStage:
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
-        segments: Segments = self._segments if flight is not None else ()
+        choice = Choice(self._segments if flight is not None else ())
         if self._memory is not None and flight is not None:
-            segments = self._memory.enter(self._stage, minibatch, flight.size, max(flight.part_sizes, default=None))
+            choice = self._memory.enter(self._stage, minibatch, flight.size, max(flight.part_sizes, default=None))
         context = partial(self._running, weights)
         outputs: list[dict[str, Any]] = []
         for k, part in enumerate(each_part(alive)):
+            moved = self._moved_tensors(part, weights) if choice.moves else None
             options: dict[str, Any] = {"minibatch": minibatch + k * PARTS_APART, "keep": keep}
-            with context():
-                if segments:
-                    outputs.append(run_in_segments(self.module, part, segments, context=context, **options))
+            with context(), moved.saving() if moved else nullcontext():
+                if choice.segments:
+                    options |= {"context": context, "moved": moved}
+                    outputs.append(run_in_segments(self.module, part, choice.segments, **options))
                 else:
                     outputs.append(self.module(part, **options))
         return tuple(outputs) if isinstance(alive, tuple) else outputs[0]
+
+    def _moved_tensors(self, alive: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MovedTensors:
+        """Return where the tensors go that the layers save, but for weights, buffers and what the stage received."""
+        assert self._host is not None, "the memory that chose this has its rate"
+        received = [self.engine.features(value) for value in alive.values()]
+        staying = [*weights.values(), *self.module.buffers(), *filter(torch.is_tensor, received)]
+        return MovedTensors(self._host, self.engine, staying)
 
     @contextmanager
     def _running(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

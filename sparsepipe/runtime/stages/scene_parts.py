@@ -11,8 +11,7 @@ from ...engines import Engine
 from ...errors import InputError
 from ...networks import Network
 from ...networks.base import AnyNetwork
-from ...networks.losses import Loss, Outcome
-from ...networks.losses.of_users import UserLoss
+from ...networks.losses import Outcome
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..replication.batch_norm import StatisticsGroup
@@ -21,8 +20,11 @@ from ..transport.packet import Packet
 _OF_WHOLE_SCENES = frozenset({"serialised_attention"})  # looks farther than a halo
 
 
-def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss, plan: Plan) -> None:
-    """Raise InputError unless the ranks of a stage can share scenes: of this network, by this engine, loss and plan."""
+def check_shares_scenes(network: AnyNetwork, engine: Engine, plan: Plan, *, own_loss: bool) -> None:
+    """Raise InputError unless the ranks of a stage can share scenes: of this network, by this engine and plan.
+
+    `own_loss`: the loss is a function of the user's own.
+    """
     if not engine.shares_scenes:
         raise InputError(
             "sharding.engine",
@@ -63,7 +65,7 @@ def check_shares_scenes(network: AnyNetwork, engine: Engine, loss: Loss, plan: P
                 layer=name,
             )
         before.update(stage.layers)
-    if isinstance(loss, UserLoss):
+    if own_loss:
         raise InputError("sharding.loss", "a loss function of your own needs whole scenes: use replicas")
 
 

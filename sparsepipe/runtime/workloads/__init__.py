@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import InputError
 from ...networks import network
 from ...records.workload_facts import LEARNING, REPLAY
+from ...util.io.functions import is_function
 from ...values.cluster import Cluster
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
@@ -20,7 +21,8 @@ from ..config import RunConfig
 from ..forward_only import ForwardOnly
 from .resolved import ResolvedRun
 
-if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
+if TYPE_CHECKING:  # they bring torch, for which nobody who launches need wait
+    from ...networks.base import AnyNetwork
     from .base import Workload
 
 
@@ -49,15 +51,32 @@ def _check_learning(plan: Plan, run: ResolvedRun, profile: Profile | None, clust
     for name, function in run.functions.items():
         if name not in ("model", "data", "loss"):  # these are opened by whoever needs them
             function.load()
+    shares = any(stage.shares_scenes for stage in plan.stages)
     if run.is_table:
         plan.check(layer_graph(run))
+        if shares:
+            _check_shared(network(run.config.model, num_classes=2), run.config.engine, plan, run.config.loss)
         return
     from .opening import open_task
     from .verifying import verify_once
 
     task = open_task(run, phases=(True, False) if run.config.validate else (True,), validates=False)
     plan.check(task.network.graph())
+    if shares:
+        _check_shared(task.network, task.engine.name, plan, run.config.loss)
     verify_once(task, plan, run)
+
+
+def _check_shared(network: "AnyNetwork", engine_name: str, plan: Plan, loss: str | None) -> None:
+    """Raise InputError if a network, an engine or a loss needs whole scenes, which the plan shares among ranks."""
+    from ...engines import AUTO, engine  # here: they bring torch
+    from ..stages.scene_parts import check_shares_scenes
+
+    try:
+        chosen = engine("native" if engine_name == AUTO else engine_name)
+    except InputError:
+        return  # workers on other hosts may have it
+    check_shares_scenes(network, chosen, plan, own_loss=loss is not None and is_function(loss))
 
 
 def layer_graph(run: ResolvedRun) -> LayerGraph:

@@ -26,6 +26,7 @@ from ...networks.losses import Loss, Segmentation, Tally
 from ...networks.losses.base import described, further_outputs, main_output
 from ...networks.losses.classes import PixelCrossEntropy
 from ...networks.losses.metrics import Measures
+from ...networks.losses.of_users import UserLoss
 from ...records.workload_facts import LEARNING, WorkloadFacts
 from ...util.derived import digest
 from ...util.io.fields import json_object
@@ -33,6 +34,7 @@ from ...util.io.told import tell
 from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..config import BUDGETS, Composition, FittingSizes, RunConfig
+from ..stages.kept_tensors import HostMemory
 from ..stages.memory_limit import RankMemory
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
@@ -130,8 +132,9 @@ class Learning:
             compression=position.compression,
             scenes=position.scenes,
         )
-        if (memory := self._memory(plan, position.rank)) is not None:
-            runner.limit(memory)
+        host = self._host(position.device)
+        if (memory := self._memory(plan, position.rank, host)) is not None:
+            runner.limit(memory, host)
         if self.config.patterns:
             matching(self.config.patterns, self.state_names.shapes, setting="parameter_groups")
         if self.config.initial is not None and self.run_dir is not None:
@@ -146,9 +149,14 @@ class Learning:
         return runner
 
     @lru_cache(maxsize=1)  # noqa: B019 - a workload lives as long as its process
-    def _memory(self, plan: Plan, rank: int) -> RankMemory | None:
+    def _memory(self, plan: Plan, rank: int, host: HostMemory | None) -> RankMemory | None:
         """Return what limits the memory of a rank: all of its stages under a plan share it."""
-        return RankMemory.of_run(plan, rank, self.config, self.run_dir, size_unit=self.size_unit)
+        return RankMemory.of_run(plan, rank, self.config, self.run_dir, size_unit=self.size_unit, host=host)
+
+    @lru_cache(maxsize=1)  # noqa: B019 - a workload lives as long as its process
+    def _host(self, device: torch.device) -> HostMemory | None:
+        """Return the memory to which tensors of a GPU may move."""
+        return HostMemory(device) if device.type == "cuda" else None
 
     @cached_property
     def state_names(self) -> StateNames:
@@ -162,7 +170,7 @@ class Learning:
         """Raise InputError if the plan is not one for this network, or shares scenes that its layers need whole."""
         plan.check(self.network.graph())
         if any(stage.shares_scenes for stage in plan.stages):
-            check_shares_scenes(self.network, self.engine, self.loss, plan)
+            check_shares_scenes(self.network, self.engine, plan, own_loss=isinstance(self.loss, UserLoss))
 
     @property
     def score_names(self) -> tuple[str, ...]:
