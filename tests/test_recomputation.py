@@ -16,7 +16,7 @@ from sparsepipe.networks import network
 from sparsepipe.runtime.failures import OutOfMemory, described
 from sparsepipe.runtime.stages.base import Output
 from sparsepipe.runtime.stages.kept_tensors import HostMemory
-from sparsepipe.runtime.stages.memory_limit import Choice, RankMemory
+from sparsepipe.runtime.stages.memory_limit import RankMemory, SegmentChoice
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.util.host.limits import is_out_of_memory
@@ -136,7 +136,7 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
         planned = replace(plan, stages=(replace(plan.stages[0], segments=named),))
         stage, host = NetworkStage(net, native, planned, 0, config=config, device=cpu), HostMemory(cpu)
         if moves:
-            stage.limit(FixedChoice(Choice(segments, moves=True)), host)
+            stage.limit(FixedChoice(SegmentChoice(segments, moves=True)), host)
         version, found = Version(0, stage.parameters()), []
         flights, losses = [], []
         before = allocated_bytes(cpu)()

@@ -18,7 +18,7 @@ from sparsepipe.networks.losses.base import Outcome, weighed
 from sparsepipe.networks.losses.classes import CrossEntropy, Segmentation
 from sparsepipe.profiling import measure
 from sparsepipe.runtime.stages.base import Output, SplitSamples, each_part
-from sparsepipe.runtime.stages.memory_limit import Choice
+from sparsepipe.runtime.stages.memory_limit import SegmentChoice
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.channel import JoinedSource, LocalQueue
@@ -275,7 +275,7 @@ def test_a_split_minibatch_has_the_gradients_of_the_whole_one(recompute: bool, t
         for k, stage in enumerate(stages):
             stage.module.double()
             if len(parts) > 1 and not recompute:
-                stage.limit(FixedChoice(Choice(((0, len(stage.module.table)),))))
+                stage.limit(FixedChoice(SegmentChoice(((0, len(stage.module.table)),))))
             if k:
                 received = replace(packets[-1], kept=tuple((other, kept[other, k]) for other in stage.kept_from))
             flight, outputs = stage.forward(received, Version(0, stage.parameters()), 0)

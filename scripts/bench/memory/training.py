@@ -25,7 +25,7 @@ from sparsepipe.profiling.of_model import opened
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.reporting.memory import PeakMemory
 from sparsepipe.runtime.stages.base import Output
-from sparsepipe.runtime.stages.memory_limit import Choice, RankMemory
+from sparsepipe.runtime.stages.memory_limit import RankMemory, SegmentChoice
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.parameter_groups import open_optimizer
 from sparsepipe.runtime.training_state.weights import Weights
@@ -135,14 +135,14 @@ class Controller:
 
     begin = leave = open
 
-    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> Choice:
+    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> SegmentChoice:
         """Return the blocks to recompute of a minibatch of this size."""
         share = 1.0 if not self._measured else 0.5
         if len({x for x, _ in self._measured}) > 1:
             slope, constant = np.polyfit(*np.array(self._measured).T, 1)
             share = (0.9 * self._limit_bytes - constant) / max(slope * size, 1e-9)
         self._kept = int(np.clip(share * BLOCKS, 0, BLOCKS))
-        return Choice(tuple(self._blocks[: BLOCKS - self._kept]))
+        return SegmentChoice(tuple(self._blocks[: BLOCKS - self._kept]))
 
     def measured(self, size: float, peak_bytes: float) -> None:
         """Learn from a minibatch that is done."""
@@ -159,8 +159,8 @@ class Always:
 
     begin = leave = open
 
-    def enter(self, *_: Any) -> Choice:
-        return Choice(self._segments)
+    def enter(self, *_: Any) -> SegmentChoice:
+        return SegmentChoice(self._segments)
 
 
 def memory_of(found: Profile, size: float) -> StageMemory:

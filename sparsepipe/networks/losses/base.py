@@ -150,8 +150,8 @@ def check_known(output: Tensor, target: Tensor, what: str) -> None:
     if len(unknown):
         raise InputError(
             "loss.class_count",
-            f"the target has {what} {int(unknown[0])}, but the network has {output.shape[-1]} outputs; use a model with "
-            f"enough outputs, and label with {IGNORED} what does not count",
+            f"the target has {what} {int(unknown[0])}, but the network has {output.shape[-1]} outputs; use a model "
+            f"with enough outputs, and label with {IGNORED} what does not count",
         )
 
 

@@ -539,8 +539,8 @@ def _refrozen_part(module: nn.Module, examples: Examples) -> str:
     refrozen: list[str] = []
 
     def compare(part: nn.Module, args: Any, *, path: str) -> None:
-        own = (parameter for parameter in part.parameters(recurse=False) if parameter in flags)
-        if any(parameter.requires_grad != flags[parameter] for parameter in own):
+        known = (parameter for parameter in part.parameters(recurse=False) if parameter in flags)
+        if any(parameter.requires_grad != flags[parameter] for parameter in known):
             refrozen.append(path)
 
     if True not in examples.expected:

@@ -383,7 +383,7 @@ def _received(
     rows = {name: feature.rows.detach().clone() for name, feature in parts.features.items()}
     leaves = {name: each.requires_grad_() for name, each in rows.items() if name in network.differentiable}
     features_of = {name: feature._replace(rows=rows[name]) for name, feature in parts.features.items()}
-    sets = tuple(own._replace(manager=None) for own in parts.coordinate_sets)
+    sets = tuple(each._replace(manager=None) for each in parts.coordinate_sets)
     return engine.join(type(parts)(sets, features_of, parts.tables)), leaves
 
 

@@ -106,7 +106,7 @@ class FrontierCuts:
         `most_spread` apart.
         """
         orders = least_payload_order(problem.table, problem.layers), tuple(problem.layers)
-        order = min(orders, key=lambda one: _num_states(problem, one))
+        order = min(orders, key=lambda layers: _num_states(problem, layers))
         unit = max(float(layer_seconds(problem, order).sum()), 1e-300) / units
         sent = problem.crossing_bytes
         adds = _ties(sent, len(order))
@@ -209,7 +209,7 @@ def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> 
         needs = [frontier.index(p) for p in graph.inputs[layer] if p in inside]
         for place in needs:
             undecided[frontier[place]] -= 1
-        paying = tuple((place, float(sent[frontier[place]])) for place in needs if sent[frontier[place]])
+        paying = tuple((index, float(sent[frontier[index]])) for index in needs if sent[frontier[index]])
         grown = [*frontier, layer]
         staying = tuple(place for place, layer_of_place in enumerate(grown) if undecided[layer_of_place])
         steps.append(_Step(tuple(needs), paying, staying, units[k], adds[:, k]))
@@ -227,16 +227,16 @@ def _ties(sent: Array, count: int) -> Array:
 def _decided(states: _States, step: _Step, most_bytes: float) -> tuple[_States, _Origin]:
     """The states after a layer is decided either way, and where they come from."""
     paid = np.zeros(len(states.first))
-    for place, sent in step.paying:
-        paid += np.where(states.values[:, place] == _BEFORE, sent, 0.0)
+    for column, sent in step.paying:
+        paid += np.where(states.values[:, column] == _BEFORE, sent, 0.0)
     least = np.minimum.reduceat(states.entries[:, 0], states.start[:-1])
     before = np.flatnonzero((states.values[:, list(step.inputs)] != _AFTER).all(axis=1))
     after = np.flatnonzero((paid == 0) | (least + paid <= most_bytes))
     source = np.concatenate([before, after])
     values = np.append(states.values[source], np.full((len(source), 1), _BEFORE, dtype=np.uint8), axis=1)
     values[len(before) :, -1] = _AFTER
-    for place, _ in step.paying:
-        payers = values[len(before) :, place]
+    for column, _ in step.paying:
+        payers = values[len(before) :, column]
         payers[payers == _BEFORE] = _PAID
     taken = np.arange(len(source)) < len(before)
     values, target = _distinct(values[:, list(step.kept)])
@@ -252,12 +252,12 @@ def _decided(states: _States, step: _Step, most_bytes: float) -> tuple[_States, 
     adds[:, 0] += np.where(taken, 0.0, paid[source])
     row = np.dtype((np.void, best.itemsize * best.shape[1]))  # copied in one piece
     for k in range(int(turn.max()) + 1):
-        own = np.flatnonzero(turn == k)
-        size = sizes[own]
+        rows = np.flatnonzero(turn == k)
+        size = sizes[rows]
         entry = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        grown = states.entries.take(entry + np.repeat(states.start[source[own]], size), axis=0)
-        grown += np.repeat(adds[own], size, axis=0)
-        entry += np.repeat(shift[own], size)
+        grown = states.entries.take(entry + np.repeat(states.start[source[rows]], size), axis=0)
+        grown += np.repeat(adds[rows], size, axis=0)
+        entry += np.repeat(shift[rows], size)
         if k:
             known = best.take(entry, axis=0)
             way[entry[grown[:, 0] < known[:, 0]]] = k

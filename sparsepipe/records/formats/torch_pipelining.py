@@ -1,9 +1,8 @@
 """A plan as Python: a script that trains it by torch.distributed.pipelining alone, or a module for each stage.
 
 Stages begin or end where a module of the network does: these are the split points of torch's `pipeline`. A script that
-is started as one process trains the undivided network with the same minibatches, to compare with.
-
-Stages as readable Python have a line for each layer.
+is started as one process trains the undivided network with the same minibatches, to compare with. Stages as readable
+Python have a line for each layer.
 """
 
 import os

@@ -35,10 +35,11 @@ def _of_ranks(activities: Sequence[Activity]) -> tuple[dict[int, Activity], list
     without = []
     worlds = {activity.facts.world_size: activity.facts.path for activity in activities if activity.facts.world_size}
     if len(worlds) > 1:
-        (one, path), (other, other_path), *_ = worlds.items()
+        (ranks_of_first, path), (ranks_of_other, other_path), *_ = worlds.items()
         raise InputError(
             "trace.other_job",
-            f"{path}: from a job of {number_of(one, 'rank')}, but {other_path} of {other}; keep the files of one job",
+            f"{path}: from a job of {number_of(ranks_of_first, 'rank')}, but {other_path} of {ranks_of_other}; "
+            "keep the files of one job",
         )
     for activity in activities:
         rank = activity.facts.rank

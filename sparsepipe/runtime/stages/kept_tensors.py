@@ -274,13 +274,13 @@ class _Recomputed:
         return self._count - 1
 
     def _tensor(self, number: int) -> Tensor:
-        found = self._saved[number] if self._saved else None
-        if found is None:  # the first that is asked for, or asked for once more by the second half of a split backward
+        saved = self._saved[number] if self._saved else None
+        if saved is None:  # the first that is asked for, or asked for once more by the second half of a split backward
             self._run_again()
-            found = self._saved[number]
-            assert found is not None
+            saved = self._saved[number]
+            assert saved is not None
         self._saved[number] = None
-        return found
+        return saved
 
     def _run_again(self) -> None:
         saved: list[Tensor | None] = []

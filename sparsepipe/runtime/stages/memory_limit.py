@@ -44,14 +44,14 @@ class _LimitedStage(NamedTuple):
 
 
 class _Remedies(NamedTuple):
-    """What is done with minibatches that no recomputation fits."""
+    """Remedies for minibatches that no recomputation fits."""
 
     part: float | None  # the largest size that passes whole; larger ones pass in parts of it
     host_rate: float | None  # bytes a second to the host and back; None: nothing moves there
 
 
-class Choice(NamedTuple):
-    """What a stage does so that a minibatch fits."""
+class SegmentChoice(NamedTuple):
+    """Recomputed segments with which a minibatch fits on a stage."""
 
     segments: Segments = ()  # that are recomputed
     moves: bool = False  # whether what it keeps moves to the host until its backward
@@ -92,7 +92,7 @@ class RankMemory:
         self._stages: dict[int, _LimitedStage] = {}
         self._unrepeatable: dict[int, frozenset[int]] = {}
         self._memories: dict[tuple[int, int], tuple[StageMemory, float]] = {}
-        self._choices: dict[tuple[int, int, int, int, bool], tuple[Choice, Held] | None] = {}
+        self._choices: dict[tuple[int, int, int, int, bool], tuple[SegmentChoice, Held] | None] = {}
         self._flights: dict[tuple[int, int], Held] = {}
         self.minibatches_beyond = 0  # that the limit does not hold, even with the most recomputed
         self.weight_bytes = 0.0
@@ -179,7 +179,7 @@ class RankMemory:
         """Begin with an empty pipeline."""
         self._flights.clear()
 
-    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> Choice:
+    def enter(self, stage: int, minibatch: int, size: float, part: float | None = None) -> SegmentChoice:
         """Return what is recomputed or moved of a minibatch that enters a stage, and count what it holds.
 
         `part`: size of its largest part, if it is split: the choice is the same for each part.
@@ -188,7 +188,7 @@ class RankMemory:
         self._largest = max(self._largest, size)
         memory, received = self._memory(stage, size)
         others = sum(held.kept for held in self._flights.values())
-        chosen: tuple[Choice, Held] | None = None
+        chosen: tuple[SegmentChoice, Held] | None = None
         for moves in self._moves:
             to_come = self._to_come(stage, moves)
             most, whole = self._largest if to_come else size, part or self._remedies.part
@@ -226,18 +226,20 @@ class RankMemory:
 
     @property
     def _moves(self) -> tuple[bool, ...]:
-        """Whether tensors stay on the device or move to the host, in the order in which choices are tried."""
+        """Return whether tensors stay on the device or move to the host, in the order in which choices are tried."""
         return (False,) if self._remedies.host_rate is None else (False, True)
 
     def _least(
         self, stage: int, size: float, part: float | None = None, *, waiting: int | None = None
-    ) -> tuple[Choice, Held]:
+    ) -> tuple[SegmentChoice, Held]:
         """Return the choice of the least bytes for a minibatch, and these, while so many others wait: all, if None."""
         waiting = self._stages[stage].depth - 1 if waiting is None else waiting
         choices = [self._least_of(stage, size, part, waiting, moves) for moves in self._moves]
         return min(choices, key=lambda choice: choice[1].peak + waiting * choice[1].kept)
 
-    def _least_of(self, stage: int, size: float, part: float | None, waiting: int, moves: bool) -> tuple[Choice, Held]:
+    def _least_of(
+        self, stage: int, size: float, part: float | None, waiting: int, moves: bool
+    ) -> tuple[SegmentChoice, Held]:
         """Return the segments of the least bytes for a minibatch that `moves` what it keeps, or does not.
 
         In parts it keeps what each of them keeps, and one part at a time works: the last first. Once that is done, the
@@ -246,7 +248,7 @@ class RankMemory:
         """
         if part is None or part >= size:
             segments, held = self._memory(stage, size)[0].leanest(waiting, moved=moves)
-            return Choice(segments, moves), held
+            return SegmentChoice(segments, moves), held
         (memory, received), count = self._memory(stage, part), size / part
         others, apart = count - 1, _apart_from_weights(memory)
         segments, held = apart.leanest(math.ceil((1 + waiting) * count) - 1, moved=moves)
@@ -258,7 +260,7 @@ class RankMemory:
             held.peak + gradients + others * done,
         )
         returned = others * float((memory.sent * memory.outputs).sum())
-        return Choice(segments, moves), Held(count * held.kept, peak + returned)
+        return SegmentChoice(segments, moves), Held(count * held.kept, peak + returned)
 
     def _to_come(self, stage: int, moves: bool) -> list[Held]:
         """Return what minibatches that may follow while this one is in flight hold at least."""
@@ -304,7 +306,7 @@ class RankMemory:
 
     def _chosen(
         self, stage: int, memory: StageMemory, kept_bytes: float, peak_bytes: float, moves: bool
-    ) -> tuple[Choice, Held] | None:
+    ) -> tuple[SegmentChoice, Held] | None:
         """Return the segments of the plan if they are within a budget, else the cheapest that are, and what is held
         with them; None if none are. `moves`: what the minibatch keeps moves to the host.
         """
@@ -324,17 +326,17 @@ class RankMemory:
                 segments = memory.cheapest(kept_bytes=kept_bytes, peak_bytes=peak_bytes)
             else:
                 segments = memory.cheapest_moved(kept_bytes=kept_bytes, peak_bytes=peak_bytes, bytes_per_second=rate)
-            choice = Choice(segments or (), moves)
+            choice = SegmentChoice(segments or (), moves)
             self._choices[key] = None if segments is None else (choice, memory.held(segments, moved=moves))
         return self._choices[key]
 
-    def _planned(self, stage: int, memory: StageMemory) -> tuple[Choice, Held]:
+    def _planned(self, stage: int, memory: StageMemory) -> tuple[SegmentChoice, Held]:
         """Return the segments that the plan recomputes in a stage, and what is held with them."""
         planned = self._stages[stage].planned
         if not planned:
-            return Choice(), memory.whole
+            return SegmentChoice(), memory.whole
         key = (stage, id(memory), -1, -1, False)  # no budget is below 0
-        choice = self._choices.get(key) or (Choice(planned), memory.held(planned))
+        choice = self._choices.get(key) or (SegmentChoice(planned), memory.held(planned))
         self._choices[key] = choice
         return choice
 

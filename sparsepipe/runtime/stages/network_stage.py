@@ -44,7 +44,7 @@ from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, bou
 from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, Outputs, PackedOutputs, PacketAndSamples, SplitSamples, each_part
 from .kept_tensors import HostMemory, MovedTensors, run_in_segments, unchanged_buffers
-from .memory_limit import Choice, RankMemory, unrepeatable_layers
+from .memory_limit import RankMemory, SegmentChoice, unrepeatable_layers
 from .scene_parts import SceneParts
 
 _PRODUCTS = ("ConvolutionBackward0", "AddmmBackward0", "MmBackward0", "LinearBackward0", "MkldnnLinearBackward0")
@@ -77,8 +77,11 @@ def gradients_of(
     It is torch.autograd.grad without its check of symbolic shapes, which imports SymPy: a third of a second and 10 MB
     of each launcher. The engine checks shapes as well.
     """
-    entries = tuple(outputs), tuple(given)
-    return list(_engine_run_backward(*entries, retain_graph, False, tuple(wanted), True, accumulate_grad=False))
+    return list(
+        _engine_run_backward(
+            tuple(outputs), tuple(given), retain_graph, False, tuple(wanted), True, accumulate_grad=False
+        )
+    )
 
 
 def split_backward(
@@ -672,7 +675,7 @@ class NetworkStage:
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
-        choice = Choice(self._segments if flight is not None else ())
+        choice = SegmentChoice(self._segments if flight is not None else ())
         if self._memory is not None and flight is not None:
             choice = self._memory.enter(self._stage, minibatch, flight.size, max(flight.part_sizes, default=None))
         context = partial(self._running, weights)

@@ -51,12 +51,12 @@ def limit_in(text: str, *, where: Path | None = None) -> str | None:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the exception and all that it comes from, the nearest first."""
-    one: BaseException | None = error
+    cause: BaseException | None = error
     seen = set[int]()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def _number(error: BaseException) -> int | None:

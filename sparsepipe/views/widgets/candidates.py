@@ -160,7 +160,7 @@ class Candidates:
 
         problem = answer.problem
         try:
-            found = compare_hardware(
+            compared = compare_hardware(
                 problem.profile,
                 answer.cluster,
                 schedule=problem.schedule,
@@ -172,8 +172,8 @@ class Candidates:
         except InputError as error:
             return [{"name": "changes of the hardware", "refused": str(error)}]
         return [
-            {"name": own.name, "change": own.change, "least": own.least, "most": own.most, "refused": own.reason}
-            for own in found.changes
+            {"name": each.name, "change": each.change, "least": each.least, "most": each.most, "refused": each.reason}
+            for each in compared.changes
         ]
 
     @staticmethod

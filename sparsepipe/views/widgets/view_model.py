@@ -275,8 +275,8 @@ def steady_part(plan: Plan, trace: Trace) -> list[float]:
     if plan.flushes:
         step = plan.num_microbatches
         first = step * ((1 + max((span.minibatch for span in trace.spans), default=0)) // step - 1)
-        own = [span for span in trace.spans if first <= span.minibatch < first + step]
-        begin, end = min((s.start for s in own), default=0.0), max((s.end for s in own), default=0.0)
+        spans = [span for span in trace.spans if first <= span.minibatch < first + step]
+        begin, end = min((s.start for s in spans), default=0.0), max((s.end for s in spans), default=0.0)
     else:
         begin, end = max(begun.values(), default=0.0), min(done.values(), default=0.0)
         begin = max(begin, end - _PERIODS * _period(plan))  # the last of it
