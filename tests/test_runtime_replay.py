@@ -237,3 +237,14 @@ TRANSFERS = (
 def test_a_replay_without_a_profile_is_refused(tmp_path) -> None:
     with raises("engine.no_profile", engine="replay"):
         launch(_plan(), CONFIG, run_dir=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_replay_resumes_by_the_profile_that_its_run_kept(tmp_path) -> None:
+    with launch(_plan(), CONFIG, run_dir=tmp_path / "run", profile=_profile(0.01), cluster=_cluster(Link(1e9))) as job:
+        job.wait(timeout=ENOUGH)
+    with pytest.warns(UserWarning):  # it starts over, as it has no checkpoint
+        job = launch(_plan(), CONFIG, run_dir=tmp_path / "run", resume=True)
+    with job:
+        job.wait(timeout=ENOUGH)
+    assert len(job.record.metrics("step")) == 12

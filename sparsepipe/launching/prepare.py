@@ -95,6 +95,7 @@ def prepare(
             raise InputError("resume.forward_only", text, setting={"forward_only": None, "resume": None})
         run = replace(run, config=inference_config(run.config))
     folder = expanded(run_dir).resolve()
+    profile, cluster = _slept_by(folder if resume else None, run.config, profile, cluster)
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     _check_together(plan, run.config, profile, cluster)
     run = _for_workers(run, processes, elsewhere=elsewhere)
@@ -399,6 +400,15 @@ def _written(
         initial.save(folder)
     _keep_devices(folder, plan, config, profile, cluster)
     return record
+
+
+def _slept_by(
+    resumed: Path | None, config: RunConfig, profile: Profile | None, cluster: Cluster | None
+) -> tuple[Profile | None, Cluster | None]:
+    """Return the profile and the cluster of a run; of an emulation that is `resumed` without them, those it kept."""
+    if resumed is None or config.workload.trains or profile is not None or cluster is not None:
+        return profile, cluster
+    return kept_devices(resumed)
 
 
 def _keep_devices(

@@ -218,9 +218,9 @@ class LaunchBoard(Shown):
             config = RunConfig.from_json(record.config)
             if self.settings.config.epochs > config.epochs:
                 config = config.replace(epochs=self.settings.config.epochs)
-            self.line(name).launched(record.plan)
             detach = bool(self.detach.value)
             self.jobs[name] = launch(record.plan, config, run_dir=record.folder, resume=True, detach=detach)
+            self.line(name).launched(record.plan)
             self.line(name).other = "; ".join(dict.fromkeys(str(each.message) for each in caught))
             self._begin(name)
             return self.jobs[name]
