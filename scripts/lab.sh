@@ -30,6 +30,8 @@ JUPYTER_TOKEN=${JUPYTER_TOKEN:-$(.venv/bin/python -c 'import secrets; print(secr
 export JUPYTER_TOKEN
 # The kernel and the settings of .venv come before those of the user's home. Live figures follow the theme.
 export JUPYTER_PREFER_ENV_PATH=1 JUPYTER_CONFIG_PATH="$PWD/.venv/etc/jupyter:$PWD/scripts/jupyterlab${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
+# A cell's `!sparsepipe` is that of .venv.
+export PATH="$PWD/.venv/bin:$PATH"
 # Its hook after a save (saved_notebook.py) is that of this checkout, whatever else is installed.
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # It asks nobody for news.

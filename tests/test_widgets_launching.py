@@ -179,7 +179,9 @@ def test_devices_are_this_machines_by_processor_and_cores(profile, cluster, plan
 def test_an_emulation_has_the_minibatches_of_the_run(profile, cluster, plans):
     made_for = MadeFor(BATCH_SIZE, 0.04, profile, cluster)
     twice = made_for.emulated(CONFIG.replace(batch_size=2 * BATCH_SIZE))
-    assert twice.profile.typical_sizes == (2000.0,) and made_for.emulation(CONFIG, 5).minibatches == 5
+    emulated = made_for.emulation(CONFIG.replace(stragglers="slow:rank=1,factor=4"), 5)
+    assert twice.profile.typical_sizes == (2000.0,)
+    assert (emulated.minibatches, emulated.stragglers) == (5, "slow:rank=1,factor=4")
 
 
 def test_a_speed_is_not_promised_where_nothing_was_measured(tmp_path, plans):

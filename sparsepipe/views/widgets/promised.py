@@ -86,6 +86,7 @@ class MadeFor:
             minibatches=minibatches,
             voxel_size=config.voxel_size,
             seed=config.seed,
+            stragglers=config.stragglers,
         )
 
     def emulated(self, config: RunConfig) -> "MadeFor":
