@@ -80,9 +80,13 @@ class WhatIf(Printed):
         return self.cost_of(self.cause) if self.cause else 0.0
 
     def cost_of(self, part: Part) -> float:
-        """Return the share of the measured step that would be saved if the part were even."""
-        before = self.measured_seconds if part.category == "launch" else self.launched_seconds
-        return (before - self.without[part]) / self.measured_seconds if self.measured_seconds else 0.0
+        """Return the share of a step that would be saved if the part were even: below 1, whatever was measured."""
+        before = self._before(part)
+        return (before - self.without[part]) / before if before else 0.0
+
+    def _before(self, part: Part) -> float:
+        """Return the seconds of a step that `without` of the part is compared with: both are measured or replayed."""
+        return self.measured_seconds if part.category == "launch" else self.launched_seconds
 
     @property
     def slowdown(self) -> float:
@@ -91,7 +95,7 @@ class WhatIf(Printed):
     def share(self, part: Part) -> float:
         """Return what of the time lost compared with an even step the part accounts for."""
         lost = self.measured_seconds - self.even_seconds
-        return self.cost_of(part) * self.measured_seconds / lost if lost > 0 else 0.0
+        return self.cost_of(part) * self._before(part) / lost if lost > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As one object; stages, replicas or pipelines, and ranks are keys as text."""
