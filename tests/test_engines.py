@@ -207,7 +207,7 @@ def test_bad_tensors_are_refused(name, request):
     chosen = request.getfixturevalue("minkowski") if name == "minkowski" else NATIVE
     tensor = chosen.tensor(random_batch())
     parts = chosen.split({"x": tensor})
-    (stride, coordinates, _), (rows, _) = parts.coordinate_sets[0], parts.features["x"]
+    (stride, coordinates, *_), (rows, _) = parts.coordinate_sets[0], parts.features["x"]
     twice = CoordinateSet(stride, torch.cat([coordinates, coordinates[-1:]]))
     with pytest.raises(InputError, match="distinct"):
         chosen.join(Parts((twice,), {"x": Feature(torch.cat([rows, rows[:1]]), 0)}))

@@ -110,7 +110,7 @@ def test_minkfcnn_reads_four_levels_at_every_voxel(chosen):
 
     def rows_of(name):
         parts = chosen.split({name: tensors[name]})
-        stride, coordinates, _ = parts.coordinate_sets[0]
+        stride, coordinates, *_ = parts.coordinate_sets[0]
         return stride[0], coordinates, parts.features[name].rows
 
     _, coordinates, read = rows_of("up0")

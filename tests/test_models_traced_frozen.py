@@ -307,36 +307,6 @@ def test_weights_that_a_forward_changes_are_as_they_were():
     assert torch.equal(module.copy.weight, before)
 
 
-class Loses(nn.Module):
-    """Keeps a loss of its own as an attribute, which whoever called it adds up; Python counts its rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.loss = nn.Linear(4, 4), None
-
-    def forward(self, x):
-        x = self.linear(x[: len(x)])
-        self.loss = x.square().mean()
-        return x
-
-
-class AddsUp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList(Loses() for _ in range(3))
-
-    def forward(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x, sum(part.loss for part in self.parts)
-
-
-def test_an_attribute_that_a_part_sets_is_named():
-    said = []
-    network = trace(AddsUp().double(), samples(4), name="net", say=said.append)
-    assert network.opaque_paths == {""} and "parts.0.loss" in said[0]
-
-
 class PerSample(nn.Linear):
     def forward(self, x):
         return list(super().forward(x).unbind(0))

@@ -81,14 +81,14 @@ def test_devices_are_added_on_the_map_and_nothing_moves(explorer):
         explorer.keyboard.press("Tab")
         keys += 1
     assert keys <= 10
-    explorer.locator(".sp-pareto-button").click()
+    explorer.locator(".sp-pareto-button[data-part=points]").click()
     explorer.wait_for_selector(".sp-point")
-    explorer.locator(".sp-pareto-button").focus()
+    explorer.locator(".sp-pareto-button[data-part=points]").focus()
     for key in ("Tab", "ArrowRight", "Enter"):
         explorer.keyboard.press(key)
     shown = "() => document.activeElement.classList.contains('sp-point') && document.activeElement.dataset.key"
     assert explorer.evaluate(shown)
-    explorer.locator(".sp-pareto-button").click()
+    explorer.locator(".sp-pareto-button[data-part=points]").click()
     explorer.wait_for_selector(".sp-point", state="detached")
     explorer.locator("[data-part='hardware']").click()
     explorer.wait_for_selector("[data-part='hardware'] + svg rect")

@@ -104,10 +104,6 @@ def _other_state(a: fx.Node, b: fx.Node) -> str:
     same = known == (False, False) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if same and (ours is theirs or torch.equal(ours, theirs)):
         return ""
-    if holder := b.meta["holder"]:
-        return (
-            f"the forward reads {holder}, which differs in each minibatch; return it from the module that computes it"
-        )
     return "the forward reads a tensor from an earlier run that differs in each minibatch; register it as a buffer"
 
 

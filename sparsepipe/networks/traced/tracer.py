@@ -411,20 +411,10 @@ class LayerTracer(fx.Tracer):
             path = self.stack[-1] if self.stack else ""
             node.meta.update(value=tensor, path=path, draws=False, no_grad=False, written=set(), buffers=set())
             storages = [tensor.untyped_storage()._cdata] if tensor.layout == torch.strided else []
-            node.meta.update(storages=frozenset(storages), registered=name is not None, holder=self._holder(tensor))
+            node.meta.update(storages=frozenset(storages), registered=name is not None)
             self.recorded.append(node)
             self.states[tensor] = stand_in(node, self)
         return self.states[tensor]
-
-    def _holder(self, tensor: Tensor) -> str:
-        """Return the attribute of a part that a tensor is, such as "blocks.0.loss"; "" for none."""
-        attributes = (
-            f"{path}.{name}".lstrip(".")
-            for part, path in self.paths.items()
-            for name, value in vars(part).items()
-            if value is tensor
-        )
-        return next(attributes, "")
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if isinstance(attr_val, Tensor) and not self.running and id(attr_val) in self.names:

@@ -1,10 +1,10 @@
-"""The best bound of the period that is known where not all plans can be looked at.
+"""The best bound of the period that is known if not all plans can be searched.
 
-All plans must do the whole work (`work_bound`). On like devices more is proven by the sums of all cuts
-(cut_profile_bound.py), which are listed or, if they are too many, worked out by frontiers (frontier_cuts.py), and,
-where even frontiers are too many, by how wide stages must be to send what crosses cuts (narrow_cut_bound.py). On unlike
-ones and on several nodes all cuts are taken for a chain (`row_bound`), or, if steps flush or there are too many moves,
-walks over their sums are looked for with the groups that there are (walk_bound.py).
+All plans must do the whole work (`work_bound`). On identical devices, sums of all cuts prove more
+(cut_profile_bound.py). They are listed; if they are too many, frontiers compute them (frontier_cuts.py). If frontiers
+are too many, the widths that stages need to send what crosses cuts prove a bound (narrow_cut_bound.py). On other
+devices and several nodes, all cuts are taken for a chain (`row_bound`). If steps flush or there are too many moves,
+walks over the sums are searched with the existing groups (walk_bound.py).
 """
 
 from collections import Counter

@@ -35,15 +35,31 @@ from .run_settings import LaunchDrawer, PlanChange, RunSettings
 
 
 class LaunchBoard(Shown):
-    """Launch plans under one configuration, and watch their jobs. Display `widget`; `jobs` contains the jobs by name.
+    """Launch plans under one configuration, and watch their jobs; the last line of a notebook's cell shows it.
 
-    Epochs, learning rate, batch size and schedule can be changed before a launch; `add` adds a plan. The card of a plan
-    shows its newest run in `runs`, also after a restart of the kernel, if plan, data, batch size, voxel size and
-    arguments are the same. A job of an earlier plan of the same name is followed while it runs. With `profile` and
-    `cluster`, a finished run is compared with its simulation. While another job of `runs` is running, a click asks for
-    confirmation before it launches a second one. A plan for devices that this machine does not have is emulated, unless
-    its card says otherwise. `campaign` names the experiment of the runs. `drawer` shows one plan with the settings of
-    its next run, next to an explorer.
+    `jobs` contains the jobs by name, and `add` adds a plan. The card of a plan shows its newest run in `runs`, also
+    after a restart of the kernel, if plan, data, batch size, voxel size and arguments are the same. A job of an earlier
+    plan of the same name is followed while it runs. While another job of `runs` is running, a click asks for
+    confirmation. A plan for devices that this machine does not have is emulated, unless its card says otherwise.
+
+    Args:
+        plans: Plans by name, a card each.
+        config: Settings of the runs; controls change epochs, learning rate, batch size and schedule.
+        runs: Folder of the run directories.
+        profile: Costs with which a finished run is simulated.
+        cluster: Devices of the simulation.
+        campaign: Name of the experiment that the runs belong to.
+
+    Raises:
+        InputError: The settings or a plan cannot be read.
+
+    Example:
+        >>> board = sp.widgets.LaunchBoard({}, sp.RunConfig("minkvgg11bn-narrow", "digits"), runs="runs")
+        >>> len(board.jobs)
+        0
+
+    See also:
+        guides/explorer_and_board, `widgets.PartitionExplorer`, `launch`
     """
 
     def __init__(
