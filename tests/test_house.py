@@ -8,7 +8,7 @@ from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
     "files": 683,
-    "lines": 132_740,
+    "lines": 132_750,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 88,
