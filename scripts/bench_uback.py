@@ -93,7 +93,7 @@ def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
 
 
-def told(values: list[float]) -> str:
+def in_words(values: list[float]) -> str:
     low, median, high = values
     return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
@@ -164,9 +164,12 @@ def main() -> int:
             rows = compared(model, folder / model, options)
             print(json.dumps({"model": model} | rows | {"seconds": time.monotonic() - began}, indent=1))
             for plan in (STRAIGHT, BENT):
-                print(f"{model}, {plan}: measured over simulated {told(rows[plan]['measured_over_simulated'])}")
+                print(f"{model}, {plan}: measured over simulated {in_words(rows[plan]['measured_over_simulated'])}")
             gain = rows["V_over_contiguous"]
-            print(f"{model}: V over contiguous {told(gain['measured'])}, simulated {gain['simulated']:.3f}", flush=True)
+            print(
+                f"{model}: V over contiguous {in_words(gain['measured'])}, simulated {gain['simulated']:.3f}",
+                flush=True,
+            )
     return 0
 
 

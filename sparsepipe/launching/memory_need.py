@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 
 _NAMED = 4  # of the samples that are left out
 _PARTS_TRIED = 64  # sizes of parts of a minibatch
-_SPLITS, _SKIPS = (
-    (SPLIT, SPLIT_OR_SKIP),
-    (SKIP, SPLIT_OR_SKIP),
-)  # settings that split minibatches, that leave samples out
+_SPLITS = (SPLIT, SPLIT_OR_SKIP)  # settings that split minibatches
+_SKIPS = (SKIP, SPLIT_OR_SKIP)  # settings that leave samples out
 _NOTHING_TELLS = "the plan's memory need could not be checked before the run: {}"
 
 

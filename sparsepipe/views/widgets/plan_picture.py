@@ -185,8 +185,8 @@ def _devices(sheet: Sheet, chips: Mapping[str, Mapping[str, Sequence[Sequence[in
         sheet.words(x, sheet.low + _CHIP - 2, within.get(host, ""), SMALL, color=SOFT)
         x += width_of(within.get(host, "")) * SMALL + 2 * GAP
         for kind, devices in types.items():
-            for k, own in enumerate(devices):
-                label = ",".join(map(str, own)) or "·"
+            for k, stages in enumerate(devices):
+                label = ",".join(map(str, stages)) or "·"
                 room = 0.0 if k else width_of(kind) * SMALL + 4
                 wide = max(_CHIP + 5, width_of(label) * SMALL + 6)
                 if x + room + wide > sheet.width and x > begin:
@@ -194,7 +194,7 @@ def _devices(sheet: Sheet, chips: Mapping[str, Mapping[str, Sequence[Sequence[in
                     sheet.low += _LANE
                 if room:
                     sheet.words(x, sheet.low + _CHIP - 2, kind, SMALL)
-                color = work_color(own[0], "backward") if own else LIGHT_GREY
+                color = work_color(stages[0], "backward") if stages else LIGHT_GREY
                 sheet.rect(x + room, sheet.low, wide, _CHIP, color)
                 middle = x + room + wide / 2
                 sheet.words(middle, sheet.low + _CHIP - 3, label, SMALL, color=ink_on(color), anchor="middle")
