@@ -282,12 +282,9 @@ class RunRecord:
         "started" is the state before the first message of a worker.
         """
         path = self.folder / "status.json"
-        try:
-            return read_fields(path, STATUS, what="run's status")
-        except DamagedRecord:
-            if path.exists() or path.is_symlink():
-                raise
+        if not path.exists() and not path.is_symlink():
             return {"state": "started"}
+        return read_fields(path, STATUS, what="run's status")
 
     def write_status(self, state: str, **facts: Any) -> None:
         write_json(self.folder / "status.json", {"state": state, **facts}, make_folder=False)
