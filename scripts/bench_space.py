@@ -32,7 +32,7 @@ from sparsepipe.engines.native.space import Regions  # noqa: E402
 from sparsepipe.engines.subnetwork import build  # noqa: E402
 from sparsepipe.networks import network  # noqa: E402
 from sparsepipe.runtime.processes.process import Process  # noqa: E402
-from sparsepipe.runtime.replication.batch_norm import StatisticsGroup  # noqa: E402
+from sparsepipe.runtime.replication.base import StatisticsGroup  # noqa: E402
 
 _ROOM = (60, 48, 30)  # voxels along x, y and z
 _WAIT_SECONDS = 3600.0

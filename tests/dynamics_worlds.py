@@ -4,10 +4,10 @@ import numpy as np
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile
 from sparsepipe.monitoring import Alarm, Factors, Watch
+from sparsepipe.monitoring.change_point import simulate_from
 from sparsepipe.monitoring.interference import Forest, Predictor
 from sparsepipe.monitoring.interference.measurements import features_of
 from sparsepipe.monitoring.replanner import Replanner
-from sparsepipe.monitoring.segments import simulate_from
 from sparsepipe.monitoring.variants import variant
 from sparsepipe.values.stragglers import Stragglers
 

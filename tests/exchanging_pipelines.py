@@ -14,10 +14,9 @@ from torch import Tensor
 from sparsepipe.runtime.failures import DeadlinePassed
 from sparsepipe.runtime.pipelines.base import Holder
 from sparsepipe.runtime.processes.process import Process
-from sparsepipe.runtime.replication.alone import Alone
-from sparsepipe.runtime.replication.base import Replication
+from sparsepipe.runtime.replication.base import Alone, Replication
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
-from sparsepipe.runtime.stages.position import Position
+from sparsepipe.runtime.stages.base import Position
 from sparsepipe.runtime.training_state.optimizer import SGD
 from sparsepipe.runtime.training_state.weights import Weights
 from sparsepipe.runtime.worker.stage_replica import StageReplica

@@ -14,7 +14,7 @@ from processes import ENOUGH, until
 from runtime_jobs import REPOSITORY, plan_of, rank_process, settings, shapes
 
 from sparsepipe import InputError
-from sparsepipe.data.sources import user_cache
+from sparsepipe.data.folder import user_cache
 from sparsepipe.launching import launch
 from sparsepipe.runtime import RunConfig
 from sparsepipe.util.io.files import read_rows

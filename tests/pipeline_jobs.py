@@ -12,7 +12,7 @@ from runtime_jobs import Result, plan_of, run_ranks
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
 from sparsepipe.launching.prepare import prepare
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.pipelines.resuming import RESUME
+from sparsepipe.runtime.pipelines.journal import RESUME
 from sparsepipe.runtime.workloads.resolved import resolve
 from sparsepipe.util.host.imports import python_command, python_environment
 from sparsepipe.util.io.files import read_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtime_jobs import Job
 
-from sparsepipe.runtime import commands, replan_request
+from sparsepipe.runtime import commands
 from sparsepipe.values.plan import Plan
 
 
@@ -27,7 +27,7 @@ class Moves:
         deadline = time.monotonic() + seconds
         try:
             for plan in self.plans:
-                token = replan_request.leave(folder, plan, reason="a test")
+                token = commands.leave(folder, plan, reason="a test")
                 while (found := commands.taken_plan(folder, token)) is None:
                     assert (told := commands.refused_plan(folder, token)) is None, told
                     assert time.monotonic() < deadline, "it takes too long"

@@ -19,8 +19,8 @@ from hypothesis.extra.numpy import arrays
 
 from sparsepipe.data.folder import open_folder
 from sparsepipe.data.formats import Cloud, Mesh, hdf5, read
+from sparsepipe.data.formats.arrays import read_scan
 from sparsepipe.data.formats.hdf5 import hdf5_labels, read_hdf5
-from sparsepipe.data.formats.scan import read_scan
 from sparsepipe.data.formats.text import read_text_cloud
 from sparsepipe.errors import InputError
 

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from sparsepipe.data import check, info
 from sparsepipe.data.batch import PointBatch
 from sparsepipe.data.examples import open_examples
-from sparsepipe.data.examples.joining import joined_items
+from sparsepipe.data.examples.collate import joined_items
 
 SCENES = """
 import numpy as np, torch

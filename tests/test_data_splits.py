@@ -12,7 +12,7 @@ from coded import mentions, raises
 
 from sparsepipe.data import info, open_folder
 from sparsepipe.data.describing import unread_files
-from sparsepipe.data.layouts.entries import are_parts, splits_named
+from sparsepipe.data.layouts.base import are_parts, splits_named
 from sparsepipe.errors import InputError
 
 TRIANGLE = "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import ExampleBatch
-from sparsepipe.networks.losses.bleu import greedy_decode
-from sparsepipe.networks.losses.masked_words import TokenCrossEntropy
+from sparsepipe.networks.losses.texts import TokenCrossEntropy, greedy_decode
 from sparsepipe.networks.texts.gnmt import gnmt
 
 PADDING, BEGIN, END = 0, 1, 2
@@ -106,7 +105,7 @@ def test_gnmt_says_a_word_at_a_time_what_it_says_anew() -> None:
 
 def test_bleu_pairs_each_translation_with_its_target() -> None:
     pytest.importorskip("sacrebleu")
-    from sparsepipe.networks.losses.bleu import bleu
+    from sparsepipe.networks.losses.texts import bleu
 
     examples, model = Copies(sentences()), Copier().train()
     told = bleu(model, examples, vocabulary=Numbers(), most_sentences=100, batch_size=5)
@@ -120,7 +119,7 @@ def test_bleu_pairs_each_translation_with_its_target() -> None:
 
 def test_bleu_of_copies_is_what_a_network_that_copies_gets() -> None:
     pytest.importorskip("sacrebleu")
-    from sparsepipe.networks.losses.bleu import bleu, bleu_of_copies
+    from sparsepipe.networks.losses.texts import bleu, bleu_of_copies
 
     class Half(Copies):
         def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
@@ -137,7 +136,7 @@ def test_bleu_of_copies_is_what_a_network_that_copies_gets() -> None:
 def test_bleu_is_papinenis() -> None:
     """One sentence of 6 words found as 5: precisions 5/5, 4/4, 3/3, 2/2 and the brevity penalty exp(1 - 6/5)."""
     pytest.importorskip("sacrebleu")
-    from sparsepipe.networks.losses.bleu import bleu
+    from sparsepipe.networks.losses.texts import bleu
 
     examples = Copies([[3, 4, 5, 6, 7, 8]])
     found = bleu(Copier(), examples, vocabulary=Numbers(), most_sentences=1, longest=5)["bleu"]
@@ -146,7 +145,7 @@ def test_bleu_is_papinenis() -> None:
 
 def test_bleu_is_of_translations() -> None:
     pytest.importorskip("sacrebleu")
-    from sparsepipe.networks.losses.bleu import bleu
+    from sparsepipe.networks.losses.texts import bleu
 
     with raises("bleu.no_special_ids", "begin, end"):
         bleu(Copier(), Copies(sentences(), facts={}), vocabulary=Numbers(), most_sentences=1)
@@ -161,7 +160,7 @@ def test_bleu_is_of_translations() -> None:
 
 def test_a_small_gnmt_learns_to_copy_and_bleu_tells() -> None:
     pytest.importorskip("sacrebleu")
-    from sparsepipe.networks.losses.bleu import bleu
+    from sparsepipe.networks.losses.texts import bleu
 
     torch.manual_seed(0)
     words = torch.randint(3, 9, (64, 4)).tolist()

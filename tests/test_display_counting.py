@@ -8,8 +8,7 @@ from coded import mentions
 
 import sparsepipe
 from sparsepipe import Cluster, DeviceType, Link, Node
-from sparsepipe.util.text.counting import number_of
-from sparsepipe.util.text.numbers import as_given
+from sparsepipe.util.text.numbers import as_given, number_of
 
 PACKAGE = Path(sparsepipe.__file__).parent
 
@@ -56,7 +55,6 @@ WORDS = (
 )
 PLURALS = tuple(number_of(2, word).removeprefix("2") for word in WORDS)
 MORE_THAN_ONE = {  # said of several alone: the code asks before
-    "launching/local/started.py",
     "views/plots/accuracy.py",
     "views/widgets/job_line.py",
     "views/widgets/settings.py",

@@ -1,7 +1,7 @@
 import pytest
 from coded import mentions
 
-from sparsepipe.util.text.sizes import sizes_spread, spread_text
+from sparsepipe.util.text.numbers import sizes_spread, spread_text
 
 
 def test_sizes_are_told_by_quantiles_and_bars():

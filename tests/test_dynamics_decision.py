@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from sparsepipe import Link, Plan, Profile, Stage, partition
 from sparsepipe.monitoring import Factors
+from sparsepipe.monitoring.change_point import seconds_of, simulate_plans
 from sparsepipe.monitoring.decision import Caution, decide
 from sparsepipe.monitoring.moves import Pace, largest_payload, moves_between, nearest, transfer_seconds
-from sparsepipe.monitoring.segments import seconds_of, simulate_plans
 from sparsepipe.values.cluster import Cluster, DeviceType, Node
 
 

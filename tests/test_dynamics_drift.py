@@ -10,8 +10,8 @@ from drifting_runs import LINK, MEASURED, PROFILE, Noise, Piece, as_measured, cl
 from sparsepipe import Cluster, DeviceType, Link, Node, Plan, Profile, Stage, simulate
 from sparsepipe.monitoring import Alarm, Watch
 from sparsepipe.monitoring.drift import Series
-from sparsepipe.monitoring.expected import Expected
-from sparsepipe.monitoring.observations import LeftOutWork, left_out_of
+from sparsepipe.monitoring.factors import LeftOutWork, left_out_of
+from sparsepipe.monitoring.predictions import Expected
 
 SEEDS = (0, 1, 2)
 SLOW, USUAL = 150, 60  # minibatches of a run before the change, and after it

@@ -13,8 +13,7 @@ from processes import ENOUGH, until
 import sparsepipe as sp
 from sparsepipe import Plan, RunConfig, partition
 from sparsepipe.data.shapes import make_shapes
-from sparsepipe.monitoring.alarms import Alarm
-from sparsepipe.monitoring.drift_file import DriftFile
+from sparsepipe.monitoring.drift_file import Alarm, DriftFile
 from sparsepipe.monitoring.following import DECISIONS, Following
 from sparsepipe.monitoring.launching import launch
 from sparsepipe.monitoring.of_runs import drift_of

@@ -21,8 +21,8 @@ from sparsepipe.monitoring.following import DECISIONS
 from sparsepipe.monitoring.launching import launch
 from sparsepipe.monitoring.predictions import Predictions, check_predictor
 from sparsepipe.monitoring.variants import Situation, predicted_factors
-from sparsepipe.runtime.processes import rank_readings, rank_watches
-from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
+from sparsepipe.runtime.processes import rank_readings
+from sparsepipe.runtime.processes.rank_readings import forget_gpu, gpu_of
 from sparsepipe.util.host import machine_watch
 from sparsepipe.util.host.machine_watch import MachineWatch
 
@@ -70,7 +70,7 @@ def test_run_refuses_in_one_line_before_anything_is_started(tmp_path, given):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
     """None is known before its second reading, after its end, and again before the second of its successor."""
-    monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
+    monkeypatch.setattr(rank_readings, "SECONDS", 0.0)
     (tmp_path / "logs").mkdir()
     profile, sleeping = network(3), [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
     predictions = Predictions(here, tmp_path, profile, cpus(2))
@@ -93,7 +93,7 @@ def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 def test_ranks_on_gpus_are_read_with_the_gauges_of_their_own_gpu(tmp_path, monkeypatch):
     """Not before they have told which it is; the GPU's number there is another than NVML's."""
-    monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
+    monkeypatch.setattr(rank_readings, "SECONDS", 0.0)
     monkeypatch.setattr(machine_watch, "library", lambda: answering(BUSY))
     with MachineWatch(gpu=UUID) as watch:
         learned = stump(tuple(watch.read()))
@@ -114,7 +114,7 @@ def test_ranks_on_gpus_are_read_with_the_gauges_of_their_own_gpu(tmp_path, monke
 
 def test_ranks_on_other_hosts_are_asked_for_and_known_by_what_comes_from_there(tmp_path, here, monkeypatch):
     """Of a rank that its host tells nothing new of, nothing is known; a host with other metrics is told by its rank."""
-    monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
+    monkeypatch.setattr(rank_readings, "SECONDS", 0.0)
     logs = tmp_path / "logs"
     logs.mkdir()
     assert not rank_readings.are_asked_for(tmp_path)

@@ -8,11 +8,10 @@ from dynamics_worlds import Told, cpus, network
 
 from sparsepipe import partition, simulate
 from sparsepipe.monitoring import Factors
+from sparsepipe.monitoring.change_point import iteration_seconds, seconds_of, simulate_plans
 from sparsepipe.monitoring.decision import Caution
 from sparsepipe.monitoring.drift import Watch
-from sparsepipe.monitoring.oracle import best_plans, oracle_segments, stretches
-from sparsepipe.monitoring.segments import iteration_seconds, seconds_of, simulate_plans
-from sparsepipe.monitoring.simulated import check_replans, simulate_replans
+from sparsepipe.monitoring.simulated import best_plans, check_replans, oracle_segments, simulate_replans, stretches
 from sparsepipe.monitoring.variants import VARIANTS, variant
 from sparsepipe.values.stragglers import Stragglers
 
@@ -170,7 +169,7 @@ def test_an_oracle_changes_where_devices_do_and_only_if_it_pays():
 
 
 def test_a_device_that_stands_almost_still_is_left_out_and_taken_back():
-    """A run times it on work of its own meanwhile, see worker/left_out.py; so do simulations."""
+    """A run times it on work of its own meanwhile, see worker/targets.py; so do simulations."""
     profile, cluster = network(12), cpus(3)
     plan, stragglers = partition(profile, cluster), Stragglers.parse("slow:rank=2,factor=25,from=100,to=300")
     found = simulate_replans(

@@ -232,7 +232,7 @@ def test_names_of_engines(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "sparsepipe.engines.minkowski", raising=False)
     with raises("engine.not_importable"):
         engine("minkowski")
-    monkeypatch.setattr("sparsepipe.engines.native.machine_code.compiled", lambda: (0, "no compiler"))
+    monkeypatch.setattr("sparsepipe.engines.native.direct.compiled", lambda: (0, "no compiler"))
     assert engine("auto").name == "native"
     assert mentions(capsys.readouterr().err, "(MinkowskiEngine")
 

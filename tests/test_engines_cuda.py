@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from engine_clouds import close, random_batch
 
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.engines.dropout import SeededDropout
+from sparsepipe.engines.base import SeededDropout
 from sparsepipe.engines.native.layers import Activation
 from sparsepipe.networks import INPUT, network
 from sparsepipe.runtime.stages.kept_tensors import HostMemory, MovedTensors

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.engines import engine
-from sparsepipe.engines.native import convolution, direct, machine_code
+from sparsepipe.engines.native import convolution, direct
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.kernel_map import KernelMap
 from sparsepipe.util.io.files import sealed, unsealed
-from sparsepipe.util.io.told import tell
+from sparsepipe.util.io.options import tell
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-pytestmark = pytest.mark.skipif(machine_code.lanes() == 0, reason="no machine code for this processor, or no llvmlite")
+pytestmark = pytest.mark.skipif(direct.lanes() == 0, reason="no machine code for this processor, or no llvmlite")
 CLOSE = {"rtol": 1e-5, "atol": 2e-4}  # sums of up to 1400 products of normal numbers
 
 
@@ -32,7 +32,7 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """Vectors as AVX2 has them, and AVX-512."""
     if request.param == 16 and not AVX512:
         pytest.skip("no AVX-512 here")
-    monkeypatch.setattr(machine_code, "lanes", lambda: request.param)
+    monkeypatch.setattr(direct, "lanes", lambda: request.param)
     return request.param
 
 
@@ -47,7 +47,7 @@ def _new_memory_is_nan():
 @pytest.fixture
 def no_code(monkeypatch: pytest.MonkeyPatch):
     """A process that has no code yet; what it gets is forgotten afterwards."""
-    cached = (machine_code._code, machine_code._team, machine_code.compiled, machine_code.lanes)
+    cached = (direct._code, direct._team, direct.compiled, direct.lanes)
     for function in cached:
         function.cache_clear()
     yield
@@ -173,7 +173,7 @@ def test_bits_do_not_depend_on_threads_tiles_or_vectors(monkeypatch: pytest.Monk
     threads, found = torch.get_num_threads(), []
     try:
         for lanes, count, rows in ((8, 1, 64), (8, 3, 1024), *([(16, 1, 1024), (16, 2, 128)] if AVX512 else [])):
-            monkeypatch.setattr(machine_code, "lanes", lambda lanes=lanes: lanes)
+            monkeypatch.setattr(direct, "lanes", lambda lanes=lanes: lanes)
             monkeypatch.setattr(direct, "_MOST_TILE_ROWS", rows)
             torch.set_num_threads(count)
             found.append(_all(kernel_map, *problem))
@@ -186,9 +186,9 @@ def test_bits_do_not_depend_on_threads_tiles_or_vectors(monkeypatch: pytest.Monk
 def test_a_convolution_takes_it_and_gives_what_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel_map = _map([900, 0, 800], 1000, 1000, identity=True, seed=3)
     features, kernel, gradient = _problem(kernel_map, (64, 48))
-    found, taken, run = [], [], machine_code.run
-    forward, gradients = (direct.operation(machine_code.lanes(), name) for name in ("convolve", "gradient"))
-    monkeypatch.setattr(machine_code, "run", lambda arguments: (taken.append(arguments[1]), run(arguments)))
+    found, taken, run = [], [], direct.run
+    forward, gradients = (direct.operation(direct.lanes(), name) for name in ("convolve", "gradient"))
+    monkeypatch.setattr(direct, "run", lambda arguments: (taken.append(arguments[1]), run(arguments)))
     for suits in (lambda *_: False, direct.suits):
         monkeypatch.setattr(direct, "suits", suits)
         x, k = features.clone().requires_grad_(), kernel.clone().requires_grad_()
@@ -227,7 +227,7 @@ import torch
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.kernel_map import KernelMap
 from sparsepipe.util.io.files import sealed, unsealed
-from sparsepipe.util.io.told import tell
+from sparsepipe.util.io.options import tell
 
 libc = ctypes.CDLL(None)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -270,7 +270,7 @@ def test_nothing_is_read_behind_a_tensor() -> None:
 def test_code_for_any_processor_is_code_alone(lanes: int, processor: str) -> None:
     from sparsepipe.engines.native.direct_code import Direct
 
-    if machine_code.cpu.facts().get("flags", "").split().count("lm") == 0:
+    if direct.cpu.facts().get("flags", "").split().count("lm") == 0:
         pytest.skip("not x86-64")
     assert len(Direct(lanes).code(processor=processor)) > 2**12
 
@@ -278,30 +278,30 @@ def test_code_for_any_processor_is_code_alone(lanes: int, processor: str) -> Non
 @pytest.mark.slow
 def test_code_is_compiled_once_and_kept(no_code, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file whose bytes have changed counts as none; where none can be written, one warning says so."""
-    earlier = machine_code._code(machine_code.lanes()).memory[:]  # compiled for this user, whenever that was
+    earlier = direct._code(direct.lanes()).memory[:]  # compiled for this user, whenever that was
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine_code._code.cache_clear()
-    assert machine_code._code(machine_code.lanes()) is not None
+    direct._code.cache_clear()
+    assert direct._code(direct.lanes()) is not None
     (path,) = (tmp_path / "sparsepipe" / "kernels").iterdir()
     content = path.read_bytes()
     assert unsealed(content) == earlier, "the same code each time it is compiled"
     runs = []
     monkeypatch.setattr(subprocess, "run", lambda *args, **rest: (runs.append(args), _compiled_to(content))[1])
-    machine_code._code.cache_clear()
-    assert machine_code._code(machine_code.lanes()) is not None and not runs
+    direct._code.cache_clear()
+    assert direct._code(direct.lanes()) is not None and not runs
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    machine_code._code.cache_clear()
-    assert machine_code._code(machine_code.lanes()) is not None and len(runs) == 1
+    direct._code.cache_clear()
+    assert direct._code(direct.lanes()) is not None and len(runs) == 1
     assert path.read_bytes() == content
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    machine_code._code.cache_clear()
+    direct._code.cache_clear()
     with pytest.warns(UserWarning, match="cannot be written"):
-        assert machine_code._code(machine_code.lanes()) is not None
+        assert direct._code(direct.lanes()) is not None
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(machine_code.Path, "home", _nowhere)
-    machine_code._code.cache_clear()
-    assert machine_code._code(machine_code.lanes()) is not None and len(runs) == 3
+    monkeypatch.setattr(direct.Path, "home", _nowhere)
+    direct._code.cache_clear()
+    assert direct._code(direct.lanes()) is not None and len(runs) == 3
 
 
 def _compiled_to(content: bytes) -> subprocess.CompletedProcess:
@@ -312,12 +312,12 @@ def _compiled_to(content: bytes) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("how", ["another user's file", "others may write to it", "another user's folder", "a link"])
 def test_code_that_others_may_have_written_is_not_run(no_code, tmp_path, monkeypatch, how: str) -> None:
     """A sealed file of another user, mode 0666, was run as it was: the seal is a checksum that anybody can make."""
-    assert (lanes := machine_code.lanes()) > 0
-    content = sealed(machine_code._code(lanes).memory[:])
+    assert (lanes := direct.lanes()) > 0
+    content = sealed(direct._code(lanes).memory[:])
     monkeypatch.setattr(subprocess, "run", lambda *args, **rest: _compiled_to(content))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine_code._code.cache_clear()
-    assert machine_code._code(lanes) is not None
+    direct._code.cache_clear()
+    assert direct._code(lanes) is not None
     folder = tmp_path / "sparsepipe" / "kernels"
     (path,) = folder.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
@@ -335,10 +335,10 @@ def test_code_that_others_may_have_written_is_not_run(no_code, tmp_path, monkeyp
     else:
         path.write_bytes(planted)
         os.chown(path if how == "another user's file" else folder, 65534, 65534)
-    machine_code._code.cache_clear()
+    direct._code.cache_clear()
     told = r"cannot be written \(another user's folder\)" if "folder" in how else "other users can write"
     with pytest.warns(UserWarning, match=told) if how != "a link" else contextlib.nullcontext():
-        code = machine_code._code(lanes)
+        code = direct._code(lanes)
     assert code is not None and code.memory[:] == unsealed(content)
     if "folder" not in how:
         assert path.read_bytes() == content and not path.is_symlink()
@@ -358,7 +358,7 @@ def _no_package(name: str) -> str:
         (metadata, "version", _no_package, "llvmlite is not installed"),
         (sys, "executable", "false", r"its machine code could not be compiled \(exit code 1\)"),
         (sys, "executable", "/nowhere/python", "No such file"),
-        (machine_code.threadpoolctl, "threadpool_info", list, "torch uses several OpenMP libraries"),
+        (direct.threadpoolctl, "threadpool_info", list, "torch uses several OpenMP libraries"),
         (torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT", "no machine code for processors without AVX2"),
     ],
 )
@@ -374,7 +374,7 @@ def test_without_code_torch_convolves_and_it_is_said_once(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("engine native: ") and line.endswith("which takes longer")
     assert told.replace("\\", "") in line
-    assert convolution.direct is direct and machine_code.lanes() == 0
+    assert convolution.direct is direct and direct.lanes() == 0
     chosen = engine("auto").name
     line = capsys.readouterr().err
     if chosen == "minkowski":

@@ -184,7 +184,7 @@ def same_kernel_maps(device="cpu"):
 
 def rows_in_table(device="cpu"):
     """Hold the hash table to a dictionary, with keys that share slots and none at all."""
-    from sparsepipe.engines.native import hash_table
+    from sparsepipe.engines.native import fused
 
     generator = torch.Generator().manual_seed(0)
     for num_keys, num_wanted in ((0, 5), (5, 0), (1, 1), (300, 200), (129, 513)):
@@ -192,7 +192,7 @@ def rows_in_table(device="cpu"):
         wanted, steps = torch.randint(0, 600, (num_wanted,), generator=generator) << 40, [0, 1, 1 << 40]
         row_of = {int(key): row for row, key in enumerate(keys)}
         expected = [[row_of.get(int(key) + step, -1) for key in wanted] for step in steps]
-        rows = hash_table.rows_at(keys.to(device), wanted.to(device), steps)
+        rows = fused.rows_at(keys.to(device), wanted.to(device), steps)
         assert rows.tolist() == expected
 
 
@@ -269,10 +269,10 @@ def test_the_hash_table_compiles_for_gpus():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from sparsepipe.engines.native import hash_table
+    from sparsepipe.engines.native import fused
 
     types = dict.fromkeys(("keys", "steps", "slot_keys"), "*i64") | dict.fromkeys(("slot_rows", "output"), "*i32")
-    for function, instruction in ((hash_table._insert_kernel, "atom"), (hash_table._look_up_kernel, "ld.global")):
+    for function, instruction in ((fused._insert_kernel, "atom"), (fused._look_up_kernel, "ld.global")):
         fixed = {"BLOCK": 128}
         signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in function.arg_names}
         compiled = compile(ASTSource(function, signature, fixed), target=GPUTarget("cuda", 90, 32))

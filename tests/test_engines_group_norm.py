@@ -15,7 +15,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.networks import INPUT, Network, Row
 from sparsepipe.networks.batch_norm import GroupBatchNorm
 from sparsepipe.runtime.processes.process import Process
-from sparsepipe.runtime.replication.batch_norm import StatisticsGroup
+from sparsepipe.runtime.replication.base import StatisticsGroup
 
 CHANNELS = 5
 

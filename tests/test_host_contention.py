@@ -13,7 +13,7 @@ from processes import until
 
 from sparsepipe.profiling import profile_model
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.util.host.contention import contending_processes
+from sparsepipe.util.host.background_load import contending_processes
 
 CONFIG = RunConfig(
     "minkvgg11bn-narrow", "digits", voxel_size=0.1, batch_size=2, num_points=128, engine="native", threads=1
@@ -59,7 +59,7 @@ def test_one_that_cannot_work_is_named() -> None:
 
 
 def test_they_end_with_who_is_measured() -> None:
-    code = "import json, sys, time; from sparsepipe.util.host.contention import contending_processes"
+    code = "import json, sys, time; from sparsepipe.util.host.background_load import contending_processes"
     code += "\nwith contending_processes(1, 'sparsepipe.profiling', json.loads(sys.argv[1])):"
     code += "\n    print(flush=True); time.sleep(600)"
     measured = subprocess.Popen([sys.executable, "-c", code, json.dumps(SETTINGS)], stdout=subprocess.PIPE)

@@ -14,10 +14,8 @@ from coded import raises
 from sparsepipe import Cluster
 from sparsepipe.data import downloads
 from sparsepipe.launching import lock
-from sparsepipe.runtime.processes.announcement import Announcement
-from sparsepipe.runtime.processes.ballot import Ballot
-from sparsepipe.runtime.processes.heartbeats import Heartbeats
-from sparsepipe.runtime.processes.mapped_file import mapped_file
+from sparsepipe.runtime.processes.ballot import Announcement, Ballot
+from sparsepipe.runtime.processes.signs_of_life import Heartbeats, mapped_file
 from sparsepipe.runtime.workloads.replay import LinksOfHost
 from sparsepipe.util.io.files import lock_file
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.launching.local.started import environment_of
+from sparsepipe.launching.local.launch_local import environment_of
 from sparsepipe.runtime import RunConfig
 from sparsepipe.util.host.cpu import waiting
 

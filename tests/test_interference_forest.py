@@ -14,10 +14,9 @@ import pytest
 from coded import raises
 
 from sparsepipe.errors import InputError
-from sparsepipe.monitoring.interference import colocation, dynpipe
-from sparsepipe.monitoring.interference.forest import Forest
-from sparsepipe.monitoring.interference.growing import COARSE, Growth, grow
-from sparsepipe.monitoring.interference.judging import judge, split
+from sparsepipe.monitoring.interference import colocation, predictor
+from sparsepipe.monitoring.interference.forest import COARSE, Forest, Growth, grow
+from sparsepipe.monitoring.interference.measurements import judge, split
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn grows the forests")
 
@@ -122,12 +121,12 @@ def test_the_split_is_that_of_scikit_learn():
 
 def test_dynpipes_rows_are_predicted_as_well_as_published(shared_data: Path):
     """Their split and their forest: seed 42, three tenths held out, 500 trees. 4.0% mean error."""
-    path = shared_data / "dynpipe_logs" / dynpipe.FILE
+    path = shared_data / "dynpipe_logs" / predictor.FILE
     if not path.exists():
         pytest.skip(f"no {path}: sparsepipe data fetch dynpipe-logs")
-    rows = dynpipe.read_rows(path)
+    rows = predictor.read_rows(path)
     assert len(rows) == 374 and len(rows[0].features) == 26 + 6
-    assert len(dynpipe.read_rows(path, alone=True)) == 381
+    assert len(predictor.read_rows(path, alone=True)) == 381
     learned, held_out = split(len(rows))
     _, judged = judge([rows[k] for k in learned], [rows[k] for k in held_out])
     assert (judged.num_learned, judged.num_held_out) == (261, 113)
@@ -179,7 +178,7 @@ def test_a_row_that_is_none_is_refused_in_one_line(tmp_path, line, error):
     path = tmp_path / "out.json"
     path.write_text(line + "\n")
     with raises(*error) as caught:
-        dynpipe.read_rows(path)
+        predictor.read_rows(path)
     assert "\n" not in str(caught.value)
 
 

@@ -14,9 +14,8 @@ from processes import until
 
 from sparsepipe.cli import main
 from sparsepipe.monitoring.interference import intruding
-from sparsepipe.monitoring.interference.intruding import run_intruders
-from sparsepipe.monitoring.interference.kinds import KINDS
-from sparsepipe.monitoring.interference.places import CPU
+from sparsepipe.monitoring.interference.intruding import KINDS, run_intruders
+from sparsepipe.monitoring.interference.victims import CPU
 from sparsepipe.util.host.background_load import cpu_seconds, processors_of
 from sparsepipe.util.host.imports import python_command, python_environment
 

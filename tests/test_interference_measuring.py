@@ -14,7 +14,7 @@ from processes import until
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
 from sparsepipe.cli import main
-from sparsepipe.monitoring.interference.growing import Growth
+from sparsepipe.monitoring.interference.forest import Growth
 from sparsepipe.monitoring.interference.measurements import Measurement, MeasurementFile, read_measurements, rows_of
 from sparsepipe.monitoring.interference.measuring import intruder_sets
 from sparsepipe.monitoring.interference.predictor import Predictor, learn

@@ -11,7 +11,7 @@ from runtime_jobs import plan_of
 from sparsepipe import Cluster, Plan, RunConfig, RunRecord, data, launch
 from sparsepipe.cli.command import parser
 from sparsepipe.data.cache import open_cache
-from sparsepipe.data.sources import data_folders
+from sparsepipe.data.folder import data_folders
 from sparsepipe.records import Origin
 from sparsepipe.records.formats.clusters import load_cluster
 from sparsepipe.util.host.ssh import ssh_command

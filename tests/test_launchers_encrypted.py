@@ -6,7 +6,7 @@ from hosts_desk import FLUSH, MODEL, config, listened_to
 from runtime_jobs import plan_of
 
 from sparsepipe.records import RunRecord
-from sparsepipe.runtime.forward_only import PREDICTIONS
+from sparsepipe.runtime.plan_fit import PREDICTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -17,10 +17,9 @@ from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError
 from sparsepipe.launching import attach
-from sparsepipe.launching.followed_job import FollowedJob, KeptRows
+from sparsepipe.launching.followed_job import FollowedJob, KeptRows, Tail
 from sparsepipe.launching.handle import AttachedProcess
 from sparsepipe.launching.lock import LOCK, hold, is_held
-from sparsepipe.launching.metrics_tail import Tail
 from sparsepipe.launching.supervisor import read_status, tell_begun, tell_status
 from sparsepipe.records import RunRecord
 
@@ -236,7 +235,7 @@ def test_what_is_kept_in_memory_is_bounded_and_spans_the_run() -> None:
 
 
 def test_a_tail_reads_a_long_file_in_parts_and_follows_a_resume(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("sparsepipe.launching.metrics_tail._BYTES_AT_ONCE", 200)
+    monkeypatch.setattr("sparsepipe.launching.followed_job._BYTES_AT_ONCE", 200)
     path = tmp_path / "metrics.jsonl"
     rows = [{"event": "step", "minibatch": n} for n in range(50)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')

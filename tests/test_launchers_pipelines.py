@@ -167,7 +167,7 @@ from sparsepipe.values.cluster import Cluster
 from sparsepipe.launching import launch
 from sparsepipe.values.plan import Plan
 from sparsepipe.values.profile import Profile
-from sparsepipe.runtime.pipelines.resuming import RESUME
+from sparsepipe.runtime.pipelines.journal import RESUME
 from sparsepipe.runtime import RunConfig
 folder = Path(sys.argv[1])
 read = lambda kind, name: kind.from_json(json.loads((folder / f"{name}.json").read_text()))

@@ -21,9 +21,17 @@ from strangers import knock
 from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
 from sparsepipe.data.shapes import make_shapes
 from sparsepipe.launching import attach, launch
-from sparsepipe.launching.ray.bundles import bundle, check_room, hosts_of, labels, pinned
 from sparsepipe.launching.ray.controller import TOKEN, prove, session_folder, start_here
-from sparsepipe.launching.ray.launch_ray import devices_of, read_types, write_types
+from sparsepipe.launching.ray.launch_ray import (
+    bundle,
+    check_room,
+    devices_of,
+    hosts_of,
+    labels,
+    pinned,
+    read_types,
+    write_types,
+)
 from sparsepipe.util.io.files import cut_torn_row, read_rows
 
 MODEL = "minkvgg11-narrow"

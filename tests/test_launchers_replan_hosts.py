@@ -19,7 +19,7 @@ from sparsepipe.launching.replan import replanned, request_replan
 from sparsepipe.monitoring.following import DECISIONS
 from sparsepipe.monitoring.launching import launch
 from sparsepipe.records import RunRecord
-from sparsepipe.runtime import commands, replan_request
+from sparsepipe.runtime import commands
 from sparsepipe.runtime.training_state.checkpoint import latest
 from sparsepipe.util.host.machine_watch import MachineWatch
 from sparsepipe.util.io.files import read_json, read_rows
@@ -73,7 +73,7 @@ def answered(folder, token, process):
 
 def moved(folder, process, other):
     """Have a run go on under another plan, and wait until it has trained under it."""
-    first = answered(folder, replan_request.leave(folder, other, reason="a test"), process)
+    first = answered(folder, commands.leave(folder, other, reason="a test"), process)
     assert isinstance(first, int), first
     assert RunRecord.load(folder).plan == other
     until(lambda: process.poll() is not None or steps(folder)[-1:] > [first], "it goes on")
@@ -111,9 +111,9 @@ def test_a_job_goes_on_under_other_plans_and_after_a_crash_trained_as_one_device
         before = workers(desk)
         assert len(before) == 3
         moves = [moved(folder, process, others[0])]
-        token = replan_request.leave(folder, plan_of(NORMED, [[0], [1]], **FLUSH))
+        token = commands.leave(folder, plan_of(NORMED, [[0], [1]], **FLUSH))
         assert "different graph" in answered(folder, token, process)
-        token = replan_request.leave(folder, others[1], memory_bytes=[1e15] * 3)
+        token = commands.leave(folder, others[1], memory_bytes=[1e15] * 3)
         assert mentions(answered(folder, token, process), "1000000.0 GB"), "each host looks for its own ranks"
         assert RunRecord.load(folder).plan == others[0] and workers(desk) == before, "the processes stay"
         until(lambda: checkpointed(folder) >= moves[0] or process.poll() is not None, "a checkpoint under it")

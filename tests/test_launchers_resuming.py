@@ -15,7 +15,7 @@ from sparsepipe.launching.prepare import _changed
 from sparsepipe.launching.resuming import nothing_left
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.reporting.clock import began, last_recorded
+from sparsepipe.runtime.reporting.metrics import began, last_recorded
 from sparsepipe.runtime.training_state.checkpoint import write_manifest
 from sparsepipe.util.io.files import sha256, write_json
 from sparsepipe.util.io.functions import UserFunction

@@ -9,7 +9,7 @@ from subprocess import PIPE
 import pytest
 
 from sparsepipe.launching.ssh.connection import Connection
-from sparsepipe.launching.ssh.placement import HostedRanks
+from sparsepipe.launching.ssh.launch_ssh import HostedRanks
 from sparsepipe.util.host.imports import python_environment
 from sparsepipe.values.cluster import DeviceType, Node
 

@@ -14,8 +14,8 @@ from sparsepipe.launching.run_folders import tell_going_on, went_on
 from sparsepipe.launching.ssh.controller import controlled
 from sparsepipe.launching.ssh.facts import check_alike, facts_here, interface_of
 from sparsepipe.launching.ssh.hosted_run import Shards
+from sparsepipe.launching.ssh.launch_ssh import hosted_ranks
 from sparsepipe.launching.ssh.pieces import Arrivals, Copy, FileGrowth, FolderMirror, place, send_content, send_file
-from sparsepipe.launching.ssh.placement import hosted_ranks
 from sparsepipe.launching.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launching.ssh.run_files import RunFiles
 from sparsepipe.launching.supervisor import tell_status

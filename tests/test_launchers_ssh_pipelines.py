@@ -15,7 +15,7 @@ from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN
 
-from sparsepipe.launching.ssh.placement import hosted_pipelines
+from sparsepipe.launching.ssh.launch_ssh import hosted_pipelines
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime import commands
 from sparsepipe.util.io.files import read_rows

@@ -13,7 +13,7 @@ from sparsepipe.launching.prepare import for_hosts
 from sparsepipe.launching.ssh.rows import ANSWERS, HostRequests
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.records.run_progress import followed_plans, num_processes
-from sparsepipe.runtime import commands, replan_request
+from sparsepipe.runtime import commands
 from sparsepipe.runtime.wire.frames import FrameReader, FrameWriter
 from sparsepipe.values.plan import Plan
 
@@ -35,7 +35,7 @@ def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
     requests, folder, host, heard = asked
     requests.forward(host)
     given = {"predicted_gain_seconds": 3.0, "memory_bytes": (5.0, 7.0)}
-    token = replan_request.leave(folder, OTHER, reason="rank 0 is slow", **given)
+    token = commands.leave(folder, OTHER, reason="rank 0 is slow", **given)
     requests.forward(host)
     requests.forward(host)
     plan, request = heard.read(), heard.read()
@@ -65,7 +65,7 @@ def test_one_of_several_pipelines_is_asked_in_its_folder_on_the_host_and_for_pla
     commands.ask(folder, commands.STOP)
     requests.forward(host)
     commands.clear(folder)
-    token = replan_request.leave(folder, OTHER)
+    token = commands.leave(folder, OTHER)
     requests.forward(host)
     names = [heard.read().head["name"] for _ in range(2)]
     assert names == [f"pipelines/1/control/plan-{token}.json", "pipelines/1/control/request.json"]
@@ -79,15 +79,15 @@ def test_one_of_several_pipelines_is_asked_in_its_folder_on_the_host_and_for_pla
 
 def test_what_is_refused_and_what_is_no_plan_is_told_and_the_next_is_heard(asked):
     requests, folder, host, heard = asked
-    token = replan_request.leave(folder, OTHER)
+    token = commands.leave(folder, OTHER)
     requests.forward(host)
     assert requests.take(ANSWERS[1], json.dumps({"reason": "rank 1: no", "plan": token}).encode()) is None
     assert commands.refused_plan(folder, token) == "rank 1: no" and commands.request(folder) is None
-    token = replan_request.leave(folder, OTHER)
+    token = commands.leave(folder, OTHER)
     (folder / f"control/plan-{token}.json").write_text("{}")
     requests.forward(host)
     assert "not a plan" in commands.refused_plan(folder, token) and commands.request(folder) is None
-    token = replan_request.leave(folder, OTHER)
+    token = commands.leave(folder, OTHER)
     requests.forward(host)
     names = [heard.read().head["name"] for _ in range(4)]
     assert names[2:] == [f"control/plan-{token}.json", "control/request.json"]

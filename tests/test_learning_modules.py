@@ -15,7 +15,7 @@ from sparsepipe.data import IGNORED, find
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.launching import launch
-from sparsepipe.networks.losses.bleu import bleu_of_copies
+from sparsepipe.networks.losses.texts import bleu_of_copies
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.resolved import resolve

@@ -9,7 +9,7 @@ from coded import raises
 
 from sparsepipe.data import IGNORED
 from sparsepipe.networks.losses import CrossEntropy, Segmentation, Tally, open_loss
-from sparsepipe.networks.losses.masked_words import MaskedWords
+from sparsepipe.networks.losses.texts import MaskedWords
 
 
 def _certain(classes: list[int], num_classes: int) -> torch.Tensor:

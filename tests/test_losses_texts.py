@@ -10,7 +10,7 @@ from torch.nn.functional import log_softmax, pad
 from sparsepipe.data import IGNORED
 from sparsepipe.networks.losses import Tally, open_loss
 from sparsepipe.networks.losses.base import num_correct
-from sparsepipe.networks.losses.masked_words import MaskedWords, TokenCrossEntropy, perplexity
+from sparsepipe.networks.losses.texts import MaskedWords, TokenCrossEntropy, perplexity
 
 VOCABULARY = 7
 

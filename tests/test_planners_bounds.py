@@ -22,15 +22,15 @@ from sparsepipe import (
 )
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cuts import Cuts
-from sparsepipe.planning.exact.connected_orders import paths_along_connected_stages
-from sparsepipe.planning.exact.connected_stages import ConnectedStages
-from sparsepipe.planning.exact.connected_stages_bound import connected_stages_bound
-from sparsepipe.planning.exact.cut_profile_bound import CutProfile
+from sparsepipe.planning.exact.connected_stages import (
+    ConnectedStages,
+    connected_stages_bound,
+    paths_along_connected_stages,
+)
 from sparsepipe.planning.exact.fewest_devices import CutPaths, StageNeeds, paths_over_listed
-from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, seconds_and_weights
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, ListedCuts, seconds_and_weights
 from sparsepipe.planning.exact.graph_search import StageEnds, over_sets
-from sparsepipe.planning.exact.listed_cuts import ListedCuts
-from sparsepipe.planning.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
+from sparsepipe.planning.exact.narrow_cut_bound import CutClasses, CutProfile, narrow_cut_bound
 from sparsepipe.planning.exact.optimal import Optimal
 from sparsepipe.planning.exact.relaxed_bound import relaxed_bound, work_bound
 from sparsepipe.planning.exact.search_space import Rules, merged, spaces

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import partition
-from sparsepipe.planning.hosts_left import plan_for_devices_left, plan_for_hosts_left
+from sparsepipe.planning.hardware_changes import plan_for_devices_left, plan_for_hosts_left
 from sparsepipe.values.cluster import Cluster, DeviceType, Node
 from sparsepipe.values.graph import Layer, LayerGraph
 from sparsepipe.values.plan import Plan, Stage

@@ -23,9 +23,8 @@ from sparsepipe import (
     partition,
 )
 from sparsepipe.planning import Problem
-from sparsepipe.planning.exact.frontier_cuts import FrontierCuts
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, ListedCuts
 from sparsepipe.planning.exact.latency_walks import CutSums, Walks, walk_latency_bound
-from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.min_latency import latency_bound
 from sparsepipe.planning.exact.optimal import Optimal
 from sparsepipe.planning.exact.search_space import merged

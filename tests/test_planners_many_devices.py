@@ -18,11 +18,11 @@ from sparsepipe.planning.device_groups import device_classes
 from sparsepipe.planning.exact import counted_search as counted_paths
 from sparsepipe.planning.exact import placed_stages, search_space
 from sparsepipe.planning.exact.counted_search import counted_path, counted_search, order_of_spans
-from sparsepipe.planning.exact.guided_path import devices_in_order, guided_path
-from sparsepipe.planning.exact.joined_nodes import JoinedNodes
-from sparsepipe.planning.exact.lagrangian_bound import lagrangian_bound, placed_bound
+from sparsepipe.planning.exact.known_plans import devices_in_order, guided_path
+from sparsepipe.planning.exact.like_nodes import JoinedNodes
 from sparsepipe.planning.exact.placed_stages import Placements
 from sparsepipe.planning.exact.priced_stages import PricedStages, ever_dearer
+from sparsepipe.planning.exact.relaxed_bound import lagrangian_bound, placed_bound
 from sparsepipe.planning.exact.search_space import Rules, spaces
 
 

@@ -23,7 +23,7 @@ from sparsepipe import (
 )
 from sparsepipe.planning import Problem, comparable, estimate
 from sparsepipe.planning.exact import returning_stages
-from sparsepipe.values.skip_routes import layers_across, route
+from sparsepipe.values.graph import layers_across, route
 
 SIZE = 10.0
 

@@ -23,26 +23,17 @@ from sparsepipe import (
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cuts import Cuts
 from sparsepipe.planning.device_groups import device_classes
-from sparsepipe.planning.exact import (
-    cut_profile_bound,
-    improvement,
-    optimal,
-    relaxed_bound,
-    search_space,
-    walk_bound,
-)
-from sparsepipe.planning.exact.cut_profile_bound import CutProfile
-from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, seconds_and_weights
+from sparsepipe.planning.exact import improvement, narrow_cut_bound, optimal, relaxed_bound, search_space, walk_bound
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, ListedCuts, seconds_and_weights
 from sparsepipe.planning.exact.graph_search import StageEnds
 from sparsepipe.planning.exact.known_plans import Found, Known
-from sparsepipe.planning.exact.lagrangian_bound import placed_bound
 from sparsepipe.planning.exact.like_node_search import row_bound
 from sparsepipe.planning.exact.like_nodes import like_nodes
-from sparsepipe.planning.exact.listed_cuts import ListedCuts
 from sparsepipe.planning.exact.min_period import minimise_period
+from sparsepipe.planning.exact.narrow_cut_bound import CutProfile
 from sparsepipe.planning.exact.optimal import Optimal
 from sparsepipe.planning.exact.placed_stages import Placements
-from sparsepipe.planning.exact.relaxed_bound import work_bound
+from sparsepipe.planning.exact.relaxed_bound import placed_bound, work_bound
 from sparsepipe.planning.exact.search_space import Rules, spaces
 
 
@@ -96,7 +87,7 @@ def test_no_row_of_all_cuts_is_shorter_than_the_best_plan(seed):
     problem = random_problem(seed)
     best, listed = best_of_all(problem), ListedCuts.of(problem)
     for bins in (20_000, 4):
-        with mock.patch.object(cut_profile_bound, "_WORK_BINS", bins):
+        with mock.patch.object(narrow_cut_bound, "_WORK_BINS", bins):
             rows = [CutProfile.of(listed).by_work()]
         frontier = FrontierCuts.of(problem, units=bins, sums=seconds_and_weights(problem))
         rows.append(CutProfile.of_frontier(frontier))

@@ -24,8 +24,7 @@ from sparsepipe import (
 )
 from sparsepipe.planning.base import Problem
 from sparsepipe.planning.cost_draws import CostDraws, DrawSettings
-from sparsepipe.planning.doubts import beyond_memory
-from sparsepipe.planning.estimate import estimate, forward_estimate
+from sparsepipe.planning.estimate import beyond_memory, estimate, forward_estimate
 from sparsepipe.planning.simulator.bound import lower_bound
 from sparsepipe.planning.space import shared_stage
 from sparsepipe.values.costs import OPTIMIZER_SLOTS, MemoryNeed

@@ -11,7 +11,7 @@ from engine_clouds import close, random_batch
 
 from sparsepipe.data import Sample, collate
 from sparsepipe.engines import Subnetwork, engine, subnetwork
-from sparsepipe.engines.native import direct, machine_code
+from sparsepipe.engines.native import direct
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.networks import INPUT, Network, Row, network
 from sparsepipe.networks.losses import CrossEntropy
@@ -71,8 +71,8 @@ def test_sizes_have_closed_forms(chosen):
             count = cost["conv2_1"].kernel_map_pairs
             maps = cost["conv2_1"].saved_bytes - cost["pool1"].output_bytes
             listed = 16 * (count - len(coarse)) + 16 * count  # and all pairs once more, those with themselves too
-            if machine_code.lanes():  # where the pairs of each tile of output rows start
-                blocks = -(-32 // direct.columns_at_a_time(machine_code.lanes()))  # its 32 output channels
+            if direct.lanes():  # where the pairs of each tile of output rows start
+                blocks = -(-32 // direct.columns_at_a_time(direct.lanes()))  # its 32 output channels
                 assert maps == listed + 8 * 27 * (-(-len(coarse) // direct._tile_rows(len(coarse), blocks)) + 1)
             else:  # as this map is small, their order and where each output row's start
                 assert maps == listed + 4 * count + 4 * (len(coarse) + 1) + 4 * 27

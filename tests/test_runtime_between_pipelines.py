@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import until
 
-from sparsepipe.runtime.replication.between_pipelines.encodings import Exact
-from sparsepipe.runtime.replication.between_pipelines.layout import Layout
+from sparsepipe.runtime.replication.between_pipelines.messages import Exact, Layout
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
 from sparsepipe.runtime.replication.between_pipelines.reduction import Part, Share
 from sparsepipe.values.replication import RULES

@@ -14,8 +14,7 @@ from test_runtime_between_pipelines import close, gradients_of, mean_of
 
 from sparsepipe.runtime.pipelines.base import Holder
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
-from sparsepipe.runtime.replication.between_pipelines.parameter_server import Store
-from sparsepipe.runtime.replication.between_pipelines.server import Server
+from sparsepipe.runtime.replication.between_pipelines.parameter_server import Server, Store
 from sparsepipe.runtime.replication.between_pipelines.state import fetch_state
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import call

@@ -16,7 +16,7 @@ from runtime_jobs import settings as quick
 
 from sparsepipe.errors import InputError
 from sparsepipe.runtime import commands
-from sparsepipe.runtime.processes.announcement import Announcement
+from sparsepipe.runtime.processes.ballot import Announcement
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.worker.control import Control, Horizon
 from sparsepipe.values.graph import Layer, LayerGraph

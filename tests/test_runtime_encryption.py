@@ -23,11 +23,21 @@ from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
-from sparsepipe.runtime.transport import encrypted_group, sockets
+from sparsepipe.runtime.transport import process_groups, sockets
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
-from sparsepipe.runtime.wire.encryption import CERTIFICATE, Encryption, new_certificate, tls_of
-from sparsepipe.runtime.wire.handshake import NAME_BYTES, OPENING_BYTES, PROOF_BYTES, Caller, Listener, reply
+from sparsepipe.runtime.wire.handshake import (
+    CERTIFICATE,
+    NAME_BYTES,
+    OPENING_BYTES,
+    PROOF_BYTES,
+    Caller,
+    Encryption,
+    Listener,
+    new_certificate,
+    reply,
+    tls_of,
+)
 from sparsepipe.runtime.wire.messages import ListenerAddress
 from sparsepipe.runtime.worker.join import joined
 
@@ -294,7 +304,7 @@ def test_whose_connection_it_is_cannot_be_changed_between_the_hosts(encryption):
 @pytest.fixture
 def groups(encryption, wire):
     """Three ranks of a group, in threads of this process."""
-    own = [encrypted_group.EncryptedGroup(k, 3, one) for k, one in enumerate(_joined(wire, *[encryption] * 3))]
+    own = [process_groups.EncryptedGroup(k, 3, one) for k, one in enumerate(_joined(wire, *[encryption] * 3))]
     yield own
     for group in own:
         group.shutdown()
@@ -372,7 +382,7 @@ def largest(monkeypatch):
 
 def test_messages_longer_than_what_is_read_ahead_cross_and_come_in_pieces(groups, largest):
     """Each rank has a few pieces of a message beside the message itself, whatever it is that they do together."""
-    size = 12 * encrypted_group._PIECE_BYTES + 5
+    size = 12 * process_groups._PIECE_BYTES + 5
     given = [torch.randint(0, 100, (size,), dtype=torch.uint8) for _ in groups]
     found = [torch.zeros(size, dtype=torch.uint8) for _ in groups]
     begun = [groups[source].send([given[source]], target, 0) for source, target in ((0, 1), (1, 0))]
@@ -385,19 +395,19 @@ def test_messages_longer_than_what_is_read_ahead_cross_and_come_in_pieces(groups
     assert torch.equal(found[0], given[1]) and torch.equal(found[1], given[0])
     assert all(torch.equal(own, given[0] + given[1] + given[2]) for own in summed)
     assert all(torch.equal(own, given[0]) for own in copies)
-    assert 0 < largest[0] <= encrypted_group._PIECE_BYTES + 64, "a piece with what aligns it"
+    assert 0 < largest[0] <= process_groups._PIECE_BYTES + 64, "a piece with what aligns it"
 
 
 def test_a_message_that_is_changed_on_its_way_ends_the_connection(groups, wire):
     """Of its pieces those before the change have come, and nothing else is in its place."""
-    given = torch.randint(1, 255, (6 * encrypted_group._PIECE_BYTES,), dtype=torch.uint8)
+    given = torch.randint(1, 255, (6 * process_groups._PIECE_BYTES,), dtype=torch.uint8)
     found = torch.zeros_like(given)
-    wire.bends_after = 3 * encrypted_group._PIECE_BYTES
+    wire.bends_after = 3 * process_groups._PIECE_BYTES
     groups[0].send([given], 1, 0)
     with pytest.raises(ConnectionError, match="closed"):
         groups[1].recv([found], 0, 0).wait(timedelta(seconds=ENOUGH))
     come = int((found != 0).sum())
-    assert come in (2 * encrypted_group._PIECE_BYTES, 3 * encrypted_group._PIECE_BYTES)
+    assert come in (2 * process_groups._PIECE_BYTES, 3 * process_groups._PIECE_BYTES)
     assert torch.equal(found[:come], given[:come]) and not found[come:].any()
 
 
@@ -418,10 +428,10 @@ def test_sums_pass_encrypted_and_the_end_of_a_rank_is_told_to_the_others(groups,
 
 def _grouped(folder: Path, rank: int) -> None:
     """What a rank does of the test below, in a process of its own."""
-    encrypted_group.use(Encryption.of_run(folder), address="127.0.0.1")
+    process_groups.use(Encryption.of_run(folder), address="127.0.0.1")
     limit = timedelta(seconds=ENOUGH)
     store = dist.FileStore(str(folder / "store"), 3)
-    dist.init_process_group(encrypted_group.BACKEND, store=store, rank=rank, world_size=3, timeout=limit)
+    dist.init_process_group(process_groups.BACKEND, store=store, rank=rank, world_size=3, timeout=limit)
     for _ in range(2):  # opened and closed as a plan's are
         group = dist.new_group([0, 2], timeout=limit)
         values = torch.full((3,), 1.0 + rank)

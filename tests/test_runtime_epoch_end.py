@@ -17,9 +17,9 @@ from test_runtime_modules import plan_of as module_plan
 from test_runtime_modules import settings as module_settings
 
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+from sparsepipe.runtime.plan_fit import PREDICTIONS, write_forward_only
 from sparsepipe.runtime.stages.network_stage import keep_in_float32
-from sparsepipe.runtime.training_state.moving_average import MovingAverage
+from sparsepipe.runtime.training_state.weights import MovingAverage
 from sparsepipe.runtime.worker.epoch_end import BestEpoch
 from sparsepipe.runtime.workloads.opening import check_best
 from sparsepipe.runtime.workloads.resolved import resolve

@@ -16,9 +16,17 @@ from sparsepipe.networks import network
 from sparsepipe.runtime.stages.base import InFlight, Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
-from sparsepipe.runtime.transport.compression import Compressor, restored, with_coded_exponents, with_plain_exponents
+from sparsepipe.runtime.transport.compression import (
+    Compressor,
+    num_present,
+    packed,
+    restored,
+    unpacked,
+    with_coded_exponents,
+    with_plain_exponents,
+    without_zeros,
+)
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
-from sparsepipe.runtime.transport.zero_elision import num_present, packed, unpacked, without_zeros
 from sparsepipe.util.io.files import read_rows
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from coded import mentions
 
-from sparsepipe.runtime.processes.heartbeats import Heartbeats
+from sparsepipe.runtime.processes.signs_of_life import Heartbeats
 
 
 def _ranks(folder: Path, count: int) -> list[Heartbeats]:

@@ -16,9 +16,9 @@ from torch.func import functional_call
 from sparsepipe import Cluster, InputError, data, launch
 from sparsepipe.engines import engine
 from sparsepipe.engines.subnetwork import Subnetwork
-from sparsepipe.launching.inference import find_checkpoint
+from sparsepipe.launching.resuming import find_checkpoint
 from sparsepipe.networks import network
-from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+from sparsepipe.runtime.plan_fit import PREDICTIONS, write_forward_only
 
 PLANS = {"alone": [[0]], "replicas": [[0], [1, 2]], "three": [[0], [1], [2]]}
 SEGMENTED = "minkunet14a-segmentation-narrow"

@@ -11,7 +11,7 @@ from processes import ENOUGH
 REPOSITORY = Path(__file__).resolve().parent.parent
 CODE = """
 import time
-from sparsepipe.runtime.processes.lifeline import watch
+from sparsepipe.runtime.processes.signs_of_life import watch
 watch()
 print("watching", flush=True)
 time.sleep(600)

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from sparsepipe.runtime.training_state.loss_scale import LossScale
+from sparsepipe.runtime.training_state.optimizer import LossScale
 
 
 def test_it_goes_as_torchs_own() -> None:

@@ -30,9 +30,8 @@ from sparsepipe.runtime.stages.base import PacketAndSamples
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.workloads import layer_graph
-from sparsepipe.runtime.workloads.opening import LearningTask, open_task
+from sparsepipe.runtime.workloads.opening import LearningTask, open_task, verify_once
 from sparsepipe.runtime.workloads.resolved import resolve
-from sparsepipe.runtime.workloads.verifying import verify_once
 from sparsepipe.util.io.fields import json_object
 from sparsepipe.values.plan import Plan, Stage
 

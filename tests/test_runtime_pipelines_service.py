@@ -27,9 +27,8 @@ from sparsepipe.runtime import commands
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.client import connect
-from sparsepipe.runtime.pipelines.journal import complete_record
+from sparsepipe.runtime.pipelines.journal import complete_record, keep_nothing, keep_rows, recorded_pace
 from sparsepipe.runtime.pipelines.messages import encoded
-from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows, recorded_pace
 from sparsepipe.runtime.pipelines.state import Request, RunOfPipelines, RunState
 from sparsepipe.runtime.wire.frames import MOST_BYTES, lengths
 from sparsepipe.runtime.wire.handshake import NAME_BYTES, PROOF_BYTES, opening

@@ -5,9 +5,9 @@ from coded import raises
 
 from sparsepipe.errors import InputError
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
+from sparsepipe.runtime.pipelines.member import Sums
 from sparsepipe.runtime.pipelines.minibatch_queue import MinibatchQueue
 from sparsepipe.runtime.pipelines.state import START_SECONDS, GivenUp, Request, RunOfPipelines, RunState
-from sparsepipe.runtime.pipelines.tallies import Sums
 from sparsepipe.runtime.pipelines.work import WAIT
 from sparsepipe.util.text.numbers import validation_text
 from sparsepipe.values.replication import SERVER, rule

@@ -17,8 +17,8 @@ from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of
-from sparsepipe.runtime.transport.nccl import NcclLink, NcclTransport
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot
+from sparsepipe.runtime.transport.process_groups import NcclLink, NcclTransport
 from sparsepipe.runtime.transport.shared_memory import SharedMemoryTransport, meet
 from sparsepipe.runtime.transport.sockets import SocketTransport, connect
 from sparsepipe.runtime.worker.connections import Connections

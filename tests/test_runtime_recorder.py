@@ -3,7 +3,7 @@
 import json
 import time
 
-from sparsepipe.launching.metrics_tail import Tail
+from sparsepipe.launching.followed_job import Tail
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime.reporting.recorder import Recorder, forget_rows
 from sparsepipe.util.io.files import read_rows, write_rows

@@ -22,10 +22,10 @@ from test_runtime_laws import CLOSE, FULL, HALF, _has_minkowski
 
 from sparsepipe.networks import network
 from sparsepipe.records.run_progress import begin_plan, followed_plans, plan_at, went_back
-from sparsepipe.runtime import commands, replan_request
+from sparsepipe.runtime import commands
 from sparsepipe.runtime.processes.ballot import Answer, Ballot
 from sparsepipe.runtime.transport.state_transfer import packed, unpacked
-from sparsepipe.runtime.worker.hand_over import layers_of, source_of
+from sparsepipe.runtime.worker.join import layers_of, source_of
 from sparsepipe.runtime.worker.replanning import Moment, Pause, last_end, usual_gap
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.worker.worker import Worker
@@ -40,17 +40,17 @@ NEXT = plan_of(PLAIN, [[1], [0]], cuts=(9,), **TWO)
 
 def test_a_plan_is_handed_over_once(tmp_path):
     told = {"predicted_gain_seconds": 3.0, "memory_bytes": (5.4, 7.0)}
-    token = replan_request.leave(tmp_path, NEXT, reason="rank 1\nis slow", **told)
+    token = commands.leave(tmp_path, NEXT, reason="rank 1\nis slow", **told)
     found = commands.request(tmp_path)
-    assert found == ("replan", token, "rank 1 is slow", 3.0, [5, 7]) and replan_request.read(tmp_path, token) == NEXT
+    assert found == ("replan", token, "rank 1 is slow", 3.0, [5, 7]) and commands.read(tmp_path, token) == NEXT
     with raises("replan.asked_already"):
-        replan_request.leave(tmp_path, NEXT)
+        commands.leave(tmp_path, NEXT)
     assert len(list((tmp_path / "control").glob("*.json"))) == 2, "of the second nothing is left"
     commands.take(tmp_path, commands.REPLAN, 40, plan=token)
-    replan_request.forget(tmp_path, token)
+    commands.forget(tmp_path, token)
     assert commands.taken(tmp_path) == ("replan", 40) and commands.taken_plan(tmp_path, token) == 40
     assert commands.taken_plan(tmp_path, "0" * 8) is None is commands.request(tmp_path)
-    token = replan_request.leave(tmp_path, NEXT)
+    token = commands.leave(tmp_path, NEXT)
     commands.ask(tmp_path, commands.STOP)
     commands.refuse(tmp_path, "it stops", plan=token)
     assert commands.requested(tmp_path) == "stop", "what has taken the place of a request stays"
@@ -70,7 +70,7 @@ def test_a_plan_that_cannot_be_read_is_told_in_one_line(tmp_path, content, error
     (tmp_path / "control").mkdir()
     (tmp_path / "control/plan-01234567.json").write_bytes(content)
     with raises(*error):
-        replan_request.read(tmp_path, "01234567")
+        commands.read(tmp_path, "01234567")
 
 
 def test_a_plan_is_no_link_and_no_pipe(tmp_path):
@@ -79,11 +79,11 @@ def test_a_plan_is_no_link_and_no_pipe(tmp_path):
     NEXT.save(tmp_path / "elsewhere.json")
     path.symlink_to(tmp_path / "elsewhere.json")
     with raises("file.unreadable"):
-        replan_request.read(tmp_path, "01234567")
+        commands.read(tmp_path, "01234567")
     path.unlink()
     os.mkfifo(path)
     with raises("replan.request_malformed", "expected a file"):
-        replan_request.read(tmp_path, "01234567")
+        commands.read(tmp_path, "01234567")
 
 
 @pytest.mark.parametrize("plan", [None, "../plan", "1234567", 7])

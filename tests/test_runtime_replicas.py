@@ -3,7 +3,7 @@
 import torch
 
 from sparsepipe.runtime.replication.all_reduce import AllReduce, Averaging
-from sparsepipe.runtime.replication.alone import Alone
+from sparsepipe.runtime.replication.base import Alone
 
 
 class _Double:

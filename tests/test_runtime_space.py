@@ -16,7 +16,7 @@ from runtime_jobs import PLAIN, Job, plan_of, run_jobs, settings, shapes
 from sparsepipe import launch
 from sparsepipe.engines import engine
 from sparsepipe.networks import network, traced
-from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+from sparsepipe.runtime.plan_fit import PREDICTIONS, write_forward_only
 from sparsepipe.runtime.stages.scene_parts import check_shares_scenes
 
 pytestmark = pytest.mark.slow

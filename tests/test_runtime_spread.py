@@ -10,8 +10,7 @@ import torch
 from processes import ENOUGH, until
 
 from sparsepipe.runtime.failures import PeerLost
-from sparsepipe.runtime.processes.announcement import Announcement, SpreadAnnouncement
-from sparsepipe.runtime.processes.ballot import Answer, SpreadBallot
+from sparsepipe.runtime.processes.ballot import Announcement, Answer, SpreadAnnouncement, SpreadBallot
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore

@@ -10,7 +10,7 @@ from sparsepipe.data import make_shapes
 from sparsepipe.data.shapes import FAMILIES
 from sparsepipe.engines import ENGINES, Subnetwork
 from sparsepipe.networks import INPUT
-from sparsepipe.records.workload_facts import LEARNING, REPLAY, workload_facts
+from sparsepipe.records.run_progress import LEARNING, REPLAY, workload_facts
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.epoch_parts import RunLength
 from sparsepipe.runtime.workloads import WORKLOADS

@@ -13,9 +13,15 @@ from sparsepipe.networks import INPUT, Network, Row, network
 from sparsepipe.runtime.stages.base import InFlight, Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
-from sparsepipe.runtime.transport.compression import Compressor, restored
+from sparsepipe.runtime.transport.compression import (
+    Compressor,
+    num_present,
+    restored,
+    values_at,
+    with_zeros,
+    without_zeros,
+)
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
-from sparsepipe.runtime.transport.zero_elision import num_present, values_at, with_zeros, without_zeros
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 
 from sparsepipe import Plan, Stage
 from sparsepipe.engines import ENGINES
-from sparsepipe.records.workload_facts import REPLAY
+from sparsepipe.records.run_progress import REPLAY
 from sparsepipe.values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"

@@ -62,7 +62,7 @@ def test_translations_train_a_gnmt(tmp_path: Path) -> None:
 def test_translations_are_decoded_and_scored(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("sacrebleu")
-    from sparsepipe.networks.losses.bleu import bleu, bleu_of_copies
+    from sparsepipe.networks.losses.texts import bleu, bleu_of_copies
 
     lines = sentences(60, seed=1)
     for language in ("en", "xx"):  # a language that is the other one

@@ -10,7 +10,7 @@ from processes import until
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile
 from sparsepipe.cli import main
-from sparsepipe.util.text.sizes import sizes_spread
+from sparsepipe.util.text.numbers import sizes_spread
 from sparsepipe.views.widgets import PartitionExplorer
 from sparsepipe.views.widgets import sizes as sizes_module
 from sparsepipe.views.widgets.explorer_controls import AS_PROFILED, LOGNORMAL

@@ -46,7 +46,7 @@ Verbs = Mapping[str, argparse.ArgumentParser]
 
 
 def as_option(name: str, value: Any, verb: str, verbs: Verbs) -> str:
-    """Return a setting as it is typed on the command line, with the value to give it where there is one.
+    """Return a setting as it is typed on the command line, with the value to give it if there is one.
 
     It is an option of the verb, or of `plan` where a plan has it; where neither has, it is written as in Python.
     """

@@ -12,10 +12,10 @@ from ..monitoring.launching import emulate
 from ..planning.forecast import forecast
 from ..planning.simulator import SimulationSettings, simulate_pipelines
 from ..records.formats.plan_files import load_plan
+from ..records.run_progress import MINIBATCHES, SAMPLES
 from ..records.run_record import check_free
-from ..records.workload_facts import MINIBATCHES, SAMPLES
 from ..util.io.settings import rows
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.plan import Plan
 from ..values.replication import parse_rule
 from ..values.stragglers import Stragglers

@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..engines import ENGINES
 from ..errors import InputError, one_line
-from ..monitoring.interference.intruding import run_intruders
-from ..monitoring.interference.kinds import KINDS
+from ..monitoring.interference.intruding import KINDS, run_intruders
 from ..monitoring.interference.measurements import Measurement
 from ..runtime.config import DEVICES
 from ..util.host.background_load import RUN_QUEUE_WAIT
 from ..util.io.fields import MOST
 from ..util.io.files import expanded
 from ..util.io.settings import Number
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from .options import Parser, count, flags, number, positive, several, whole
 from .output import Answer, Progress, cell, progress_line, table
 
@@ -118,9 +117,8 @@ def measure(options: argparse.Namespace) -> Answer:
     """Measure what is not in the file yet; with --predictor learn from all of it."""
     from ..monitoring.interference.measuring import machine_name
     from ..monitoring.interference.measuring import measure as measure_all
-    from ..monitoring.interference.places import CPU, device_here
     from ..monitoring.interference.predictor import learn
-    from ..monitoring.interference.victims import Victim
+    from ..monitoring.interference.victims import CPU, Victim, device_here
 
     if options.predictor and options.predictor.is_dir():
         raise InputError("predictor.is_folder", f"{options.predictor}: is a folder, expected a file for the predictor")

@@ -15,15 +15,13 @@ from ..errors import InputError, one_line
 from ..launching.probes import check_cluster, measure_cluster
 from ..launching.probes.check import HostFacts
 from ..networks import MODULE_NETWORKS
-from ..networks.catalogue import Entry, catalogue, table_parameters
+from ..networks.base import Entry, catalogue, table_parameters
 from ..records.formats.clusters import load_cluster, load_cluster_file
-from ..util.host.addresses import is_loopback
+from ..util.host.ssh import is_loopback
 from ..util.io.fields import json_object
 from ..util.io.files import write_atomic
 from ..util.io.quantities import meant
-from ..util.text.counting import counted, number_of
-from ..util.text.numbers import as_measured, duration
-from ..util.text.sizes import sizes_spread, spread_text
+from ..util.text.numbers import as_measured, counted, duration, number_of, sizes_spread, spread_text
 from ..values.cluster import Cluster, Link, Node
 from ..values.profile import Profile
 from ..views.values import link_text

@@ -13,12 +13,12 @@ from ..data.cache import NO_CACHE
 from ..data.order import SHUFFLE
 from ..errors import InputError, one_line
 from ..launching import LOCAL, RAY, Job
-from ..launching.inference import run_of
+from ..launching.resuming import run_of
 from ..launching.run_folders import state_of, went_on
 from ..launching.slurm import sbatch_script, submit
 from ..records import RunRecord, load_warnings
+from ..records.run_progress import MINIBATCHES, SAMPLES
 from ..records.sinks import Sink, described, open_sink
-from ..records.workload_facts import MINIBATCHES, SAMPLES
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, CheckpointConfig, EvaluationConfig, OptimizerConfig
 from ..util.host.background_load import BackgroundLoad
@@ -26,8 +26,7 @@ from ..util.io.files import expanded
 from ..util.io.functions import short_name
 from ..util.io.quantities import SIZE, TIME
 from ..util.io.settings import rows
-from ..util.text.counting import number_of
-from ..util.text.numbers import as_measured, duration, pace_text, validation_text
+from ..util.text.numbers import as_measured, duration, number_of, pace_text, validation_text
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from .follow_run import DriftLines, Forgiving, RunFollower

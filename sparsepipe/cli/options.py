@@ -120,9 +120,7 @@ def cluster_file(text: str) -> Path:
 
 
 def known_cluster(path: Path) -> Path:
-    """Return the path that `cluster_file` read. Raises InputError, which lists the names there are, where there is no
-    such file.
-    """
+    """Return the path that `cluster_file` read. Raises InputError with the known names if there is no such file."""
     return path if str(path) == IN_SLURM else shipped(str(path), "clusters", ".toml")
 
 

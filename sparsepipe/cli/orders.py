@@ -22,8 +22,7 @@ from ..planning.orders import (
 from ..runtime.config import BUDGETS
 from ..util.io.fields import number
 from ..util.io.options import split_options, typed
-from ..util.text.counting import number_of
-from ..util.text.numbers import duration, duration_or_none
+from ..util.text.numbers import duration, duration_or_none, number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

@@ -40,9 +40,17 @@ from ..util.host.cpu import waiting
 from ..util.io.fields import json_object
 from ..util.io.files import write_json
 from ..util.io.settings import rows
-from ..util.text.counting import number_of
-from ..util.text.numbers import as_measured, duration, duration_or_none, gap_text, rate_text, scaled_bytes
-from ..util.text.sizes import Certainty, spread_text
+from ..util.text.numbers import (
+    Certainty,
+    as_measured,
+    duration,
+    duration_or_none,
+    gap_text,
+    number_of,
+    rate_text,
+    scaled_bytes,
+    spread_text,
+)
 from ..values.cluster import Cluster
 from ..values.plan import Estimate, Plan
 from ..values.profile import Profile

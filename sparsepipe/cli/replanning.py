@@ -4,15 +4,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..monitoring.change_point import seconds_of
 from ..monitoring.drift import Watch
-from ..monitoring.oracle import oracle_segments
-from ..monitoring.segments import seconds_of
-from ..monitoring.simulated import ReplanForecast, check_replans, simulate_replans
+from ..monitoring.simulated import ReplanForecast, check_replans, oracle_segments, simulate_replans
 from ..monitoring.variants import VARIANTS, variant
-from ..records.workload_facts import MINIBATCHES, SAMPLES
+from ..records.run_progress import MINIBATCHES, SAMPLES
 from ..util.io.files import write_json
-from ..util.text.counting import number_of
-from ..util.text.numbers import as_measured
+from ..util.text.numbers import as_measured, number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

@@ -21,7 +21,7 @@ from ..runtime import RunConfig
 from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
 from ..util.io.files import open_regular, write_json
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 from ..values.profile import Profile
 from ..views.values import left_out

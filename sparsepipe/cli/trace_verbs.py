@@ -7,7 +7,7 @@ from ..errors import InputError, one_line
 from ..planning.replaying import replay, what_if
 from ..records import RunRecord, load_trace
 from ..util.io.files import write_atomic, write_json
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.trace import Trace
 from ..views import Table, table_text, text
 from ..views.values import left_out

@@ -30,7 +30,7 @@ from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
 from ..util.io.files import expanded, write_atomic
 from ..util.io.settings import rows
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

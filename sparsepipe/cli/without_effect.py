@@ -23,7 +23,7 @@ _KINDS = {"aligned": TRANSLATION, "plain": TEXT, "shards": TEXT}  # folders of e
 
 
 def kind_of_data(source: str) -> str | None:
-    """Say what the samples of a data set are, one of LEARNED, without reading them; None where that is not known.
+    """Say what the samples of a data set are, one of LEARNED, without reading them; None if that is not known.
 
     What a function of the user's own gives is known once it is called.
     """

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from .batch import PointBatch, Sample, collate
     from .dataset import VoxelDataset, load
     from .describing import check, info
-    from .digits import make_digits
     from .downloads import fetch
-    from .folder import open_folder
+    from .folder import find, open_folder
     from .inspection import Report
     from .labels import IGNORED
     from .layouts import DataFolder
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
         voxel_balanced_minibatches,
     )
     from .predicted_points import to_points, vote
+    from .preparing import make_digits
     from .shapes import make_shapes
-    from .sources import find
     from .voxels import unit_cube, voxelize
 
 _HOMES = {  # a file of this folder: what it gives
@@ -38,9 +37,8 @@ _HOMES = {  # a file of this folder: what it gives
     "batch": ("PointBatch", "Sample", "collate"),
     "dataset": ("VoxelDataset", "load"),
     "describing": ("check", "info"),
-    "digits": ("make_digits",),
     "downloads": ("fetch",),
-    "folder": ("open_folder",),
+    "folder": ("find", "open_folder"),
     "inspection": ("Report",),
     "labels": ("IGNORED",),
     "layouts": ("DataFolder",),
@@ -55,8 +53,8 @@ _HOMES = {  # a file of this folder: what it gives
         "voxel_balanced_minibatches",
     ),
     "predicted_points": ("to_points", "vote"),
+    "preparing": ("make_digits",),
     "shapes": ("make_shapes",),
-    "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from .labels import IGNORED
 
 
@@ -246,3 +246,14 @@ def _has_duplicates(coordinates: Tensor) -> bool:
     if bool((key[1:] > key[:-1]).all()):  # what voxelize() makes: nothing to sort
         return False
     return len(torch.unique(key)) != len(key)
+
+
+def scattered_batch(num_points: int, *, seed: int) -> PointBatch:
+    """Return one cloud of about `num_points` voxels in a cube that they fill to a tenth, one feature each."""
+    generator = torch.Generator().manual_seed(seed)
+    side = max(2, round((10 * num_points) ** (1 / 3)))
+    places = torch.randperm(side**3, generator=generator)[:num_points].sort().values
+    axes = [torch.zeros_like(places), places // side**2, places // side % side, places % side]
+    coordinates = torch.stack(axes, dim=1).to(torch.int32)
+    features = torch.rand(len(places), 1, generator=generator)
+    return PointBatch(coordinates, features, torch.zeros(1, dtype=torch.int64))

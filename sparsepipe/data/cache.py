@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from ..util.io.files import expanded, open_lock, read_whole, sealed, sha256, unsealed, write_atomic
-from .sources import user_cache
-from .split_files import unreadable
+from .folder import unreadable, user_cache
 
 NO_CACHE = "off"
 _LIMIT_BYTES = 10 * 2**30  # of the user's own folder; one that was named is the user's to clear

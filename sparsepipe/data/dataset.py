@@ -16,19 +16,17 @@ import torch
 from ..errors import InputError
 from ..util.derived import sample_seed
 from ..util.io.fields import given_integer
-from ..util.io.told import tell
-from ..util.text.counting import number_of
+from ..util.io.options import tell
+from ..util.text.numbers import number_of
 from .augmentation import Augmentation, into_cube, named_augmentation, turned_about_z
 from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
 from .crops import Crop, named_crop
-from .folder import open_folder
+from .folder import files_digest, find, look_at, open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .reach import can_be_held, near_origin
 from .recipe import ALL, MESH_POINTS, NOT_USED, OCCUPANCY, Address, Recipe, number_of_points, sample_points
-from .sources import find
-from .split_files import files_digest, look_at
 from .voxels import (
     OutOfReach,
     cube_of,

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..util.text.counting import number_of
-from ..util.text.numbers import scaled_bytes
+from ..util.text.numbers import number_of, scaled_bytes
 from . import folder
 from .cache import cache_key, open_cache
 from .examples import is_examples
+from .folder import files_digest, find, look_at
 from .layouts.base import COMPANION_SUFFIXES, UNREAD, DataFolder
 from .recipe import Recipe
-from .sources import find
-from .split_files import files_digest, look_at
 
 if TYPE_CHECKING:
     from .examples.inspection import ExampleReport

@@ -29,10 +29,10 @@ from ..util.host.imports import python_command
 from ..util.io.fields import complaint, shown
 from ..util.io.files import expanded, lock_file, open_lock, sha256
 from ..util.io.quantities import SIZE
+from .folder import data_folders, generator, place_of
 from .layouts import is_litter
 from .manifests import Manifest, PackageAddress, RemoteFile, get_manifest, package_address
 from .preparing import preparer
-from .sources import data_folders, generator, place_of
 from .transfer import Progress, download
 
 _MOST_UNSTATED_BYTES = 2**30  # of a file whose manifest does not say how large it is

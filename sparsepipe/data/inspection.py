@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, one_line
-from ..util.text.counting import number_of
-from ..util.text.numbers import as_given
+from ..util.text.numbers import as_given, number_of
 from .dataset import VoxelDataset
 from .folder import list_folder, missing_classes
 from .formats import Cloud, Mesh

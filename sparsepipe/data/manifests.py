@@ -9,10 +9,9 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ..errors import InputError
-from ..util.io.fields import shown
+from ..util.io.fields import read_yaml, shown
 from ..util.io.files import expanded
 from ..util.io.quantities import meant
-from ..util.io.yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
 _TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generator", "prepared_by", "notes")

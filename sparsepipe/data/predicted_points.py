@@ -13,14 +13,13 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..util.io.files import expanded
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from .dataset import VoxelDataset
-from .folder import open_folder
+from .folder import find, open_folder
 from .formats import Cloud, Mesh
 from .labels import IGNORED
 from .layouts import DataFolder, SampleFile
 from .recipe import NOT_USED, Address, number_of_points
-from .sources import find
 
 POINT_METRIC = "point_mean_iou"  # of a run's validation
 _FILE = "predictions.npz"

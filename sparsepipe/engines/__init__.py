@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..util.io.told import tell
+from ..util.io.options import tell
 from ..util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def _spconv() -> "Engine":
 
 
 def _auto() -> "Engine":
-    from .native import machine_code
+    from .native import direct
 
-    lanes, why_none = machine_code.compiled()
+    lanes, why_none = direct.compiled()
     if lanes:
         chosen, why = _native(), "native has machine code for this processor"
     else:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..networks.base import LayerRow
 from ..networks.batch_norm import Group
 from ..networks.rows import Row
@@ -156,3 +157,80 @@ class Engine(Protocol):
     def rows(self, output: Any) -> Tensor:
         """Return the dense [B, C] rows of a globally pooled output. Raises InputError for a sparse tensor."""
         ...
+
+
+def checked(module: nn.Module, row: Row, engine: Engine) -> nn.Module:
+    """Return the module of a row, which from now on refuses a tensor that does not fit it.
+
+    Its calls raise InputError, which names the layer, what it got and what it needs: torch's own words and
+    MinkowskiEngine's are about matrices and about places in their sources.
+    """
+    article = "an" if row.kind[0] in "aeiou" else "a"
+    channels = row.args.get("in_channels", row.args.get("channels"))
+
+    def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        tensor = inputs[0]
+        rows, meets = engine.features(tensor), f"meets {article} {row.kind}"
+        if row.dimension is not None and (axes := engine.dimension(tensor)) != row.dimension:
+            raise InputError(
+                "layer.dimension",
+                f"layer {row.id!r}: a tensor of {axes} spatial axes {meets} of {row.dimension}: see the row's "
+                "dimension",
+                layer=row.id,
+                axes=axes,
+                dimension=row.dimension,
+            )
+        if channels is not None and rows.shape[1] != channels:
+            raise InputError(
+                "layer.channels",
+                f"layer {row.id!r}: a tensor with {rows.shape[1]} channels {meets} with {channels} input channels",
+                layer=row.id,
+                channels=channels,
+            )
+        parameter = next(module.parameters(), None)
+        if parameter is not None and parameter.device != rows.device:
+            raise InputError(
+                "layer.device",
+                f"layer {row.id!r}: a tensor on {rows.device} {meets} on {parameter.device}: move one to the other",
+            )
+
+    module.register_forward_pre_hook(check)
+    return module
+
+
+class SeededDropout(nn.Module):
+    """Drop activations with a probability and scale the rest by 1 / (1 - probability); identity in evaluation.
+
+    CPUs and GPUs draw from generators of their own: between the two kinds of device the mask differs.
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def drop(self, rows: Tensor, seed: int, *, among: tuple[int, Tensor, int] | None = None) -> Tensor:
+        """Return rows with what is dropped set to zero.
+
+        `among`: of how many rows the mask is drawn, which of them these are, and their axis, if others have the rest.
+        """
+        if not self.training or self.probability == 0:
+            return rows
+        keep = 1 - self.probability
+        generator = torch.Generator(device=rows.device).manual_seed(seed)
+        if among is None:
+            return rows * self.mask_of(rows).bernoulli_(keep, generator=generator).div_(keep)
+        count, numbers, axis = among
+        room = rows.new_empty(*rows.shape[:axis], count, *rows.shape[axis + 1 :])
+        mask = self.mask_of(room).bernoulli_(keep, generator=generator).div_(keep)
+        return rows * mask.index_select(axis, numbers)
+
+    def mask_of(self, rows: Tensor) -> Tensor:
+        """Return room for the mask of rows [N, C]: a number for each activation."""
+        return torch.empty_like(rows)
+
+
+class SeededDropPath(SeededDropout):
+    """Drop whole rows likewise (Huang et al., "Deep Networks with Stochastic Depth"), as timm's DropPath does."""
+
+    def mask_of(self, rows: Tensor) -> Tensor:
+        return rows.new_empty(len(rows), *[1] * (rows.dim() - 1))

@@ -18,14 +18,11 @@ from ..networks.base import LayerRow
 from ..networks.batch_norm import GroupBatchNorm
 from ..networks.rows import Row, each_axis
 from ..util.host.imports import restore_removed_names
-from .base import CoordinateSet, Feature, Parts, SceneGroup, TableWriter
+from .base import CoordinateSet, Feature, Parts, SceneGroup, SeededDropout, TableWriter, checked
 from .dense import ACTIVATIONS, DENSE_LAYERS, Slab, dense_grid
-from .dropout import SeededDropout
-from .input_checks import checked
 from .native import layers as native
-from .native.coordinates import Stride, pack, unpack
+from .native.coordinates import SparseTensor, Stride, pack, unpack
 from .native.space import PartManager, PartMap, Regions
-from .native.tensor import SparseTensor
 from .plain import on_device
 
 restore_removed_names()

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..runtime import RunConfig
 from ..runtime.plan_fit import accumulating
 from ..runtime.workloads.resolved import ResolvedRun, resolve
-from ..util.host.addresses import is_here
+from ..util.host.ssh import is_here
 from ..util.io.quantities import check_keywords, keywords_of, knows_its_keywords
 from ..values.cluster import Cluster
 from ..values.plan import Plan
@@ -20,7 +20,7 @@ from ..values.profile import Profile
 from ..values.replication import Rule, parse_rule
 from ..values.stragglers import Stragglers
 from .base import Job, Launcher
-from .inference import first_pipeline
+from .resuming import first_pipeline
 
 
 def _local() -> Launcher:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..data.folder import found as find_source
 from ..data.samplers import split_by_size
-from ..data.sources import found as find_source
 from ..errors import InputError
 from ..runtime import RunConfig
 from ..runtime.config import (
@@ -27,11 +27,10 @@ from ..runtime.config import (
     check_limit_unit,
     limit_without_profile,
 )
-from ..runtime.forward_only import ForwardOnly
-from ..runtime.plan_fit import bytes_by_place, check_memory, needed_bytes
+from ..runtime.plan_fit import ForwardOnly, bytes_by_place, check_memory, needed_bytes
 from ..runtime.workloads.resolved import ResolvedRun
-from ..util.io.told import tell
-from ..util.text.counting import number_of
+from ..util.io.options import tell
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -310,6 +309,6 @@ def _beyond_devices(plan: Plan, cluster: Cluster | None) -> str:
     """Return what the planners say of a plan that does not fit into its devices' memory; empty if it does."""
     if cluster is None or max(plan.ranks) >= len(cluster.devices):
         return ""
-    from ..planning.doubts import beyond_memory
+    from ..planning.estimate import beyond_memory
 
     return beyond_memory(plan, cluster)

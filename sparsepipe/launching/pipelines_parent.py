@@ -16,9 +16,9 @@ from ..errors import DamagedRecord
 from ..records import RunRecord
 from ..records.run_progress import begin_plan, followed_plans, newest_plan
 from ..runtime import commands
-from ..runtime.pipelines.tallies import MINIBATCHES
+from ..runtime.pipelines.member import MINIBATCHES
 from ..util.io.files import read_rows
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.plan import Plan
 from .run_folders import went_on
 from .supervisor import GOING_ON, STATUS, kill_worker, read_status, tell_begun, tell_status

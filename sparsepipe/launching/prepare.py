@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.sources import found
+from ..data.folder import found
 from ..errors import InputError
 from ..records import Origin, RunRecord
 from ..records.provenance import Provenance
@@ -23,16 +23,15 @@ from ..records.record_files import CLOCK, read_fields
 from ..records.run_progress import begin_plan, forget_processes, num_processes
 from ..runtime import RunConfig, commands
 from ..runtime.config import OPTIMIZERS, Composition, without_profile
-from ..runtime.forward_only import write_forward_only
-from ..runtime.pipelines.resuming import RESUME
-from ..runtime.plan_fit import check_fits
+from ..runtime.pipelines.journal import RESUME
+from ..runtime.plan_fit import check_fits, write_forward_only
 from ..runtime.processes import rank_readings
 from ..runtime.training_state.checkpoint_folders import FOLDER, WHOLE
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import ResolvedRun
 from ..util.io.files import expanded, write_atomic, write_json
 from ..util.io.functions import functions_of, is_function, short_name, with_functions
-from ..util.io.told import tell
+from ..util.io.options import tell
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -40,9 +39,9 @@ from ..values.replication import rule_text
 from ..values.replication.base import Arithmetic
 from ..values.schedule import check_rule
 from ..values.stragglers import Stragglers
-from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch, fitted_to_limit, kept_devices
+from .resuming import find_checkpoint, inference_config
 
 if TYPE_CHECKING:
     from ..runtime.training_state.initial_weights import InitialState

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..records import RunRecord
 from ..records.run_progress import newest_plan, num_processes
-from ..runtime import RunConfig, commands, replan_request
+from ..runtime import RunConfig, commands
 from ..runtime.plan_fit import check_fits, check_memory, check_next_of_several, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
 from ..runtime.workloads.resolved import resolve
@@ -52,7 +52,7 @@ def request_replan(
     if record.plan.members:
         return _request_of_several(record, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
     need = _checked_plan(record, plan.one("a running job has one and keeps it so"))
-    token = replan_request.leave(
+    token = commands.leave(
         folder,
         plan,
         reason=reason,
@@ -68,7 +68,7 @@ def request_of_pipeline(
     """As `request_replan`, of pipeline `k` alone: `own` is its plan, with its job's ranks, from 0."""
     whole = record.plan.with_local(k, own)
     need = _checked_pipeline(record, whole, k)
-    token = replan_request.leave(
+    token = commands.leave(
         record.pipelines[k].folder,
         own,
         reason=reason,

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..util.host.imports import python_command
 from ..util.io.fields import complaint
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 
 _SECONDS = 60.0  # for sbatch to answer
@@ -90,7 +90,7 @@ def submit(script: str) -> str:
 
 
 def without(words: Sequence[str]) -> list[str]:
-    """The words of a command without the options that only say where it is run, or how it answers."""
+    """The words of a command without the options that only name its hosts or the form of its answer."""
     kept, skipped = [], 0
     for word in words:
         name, equals, _ = word.partition("=")

@@ -2,12 +2,12 @@
 
 factors.py        devices and links as they are now, compared with what their profile and cluster say
 drift.py          Watch: spans and sizes of a run in, alarms and factors out; the ratios of one rank or link
-expected.py       what ranks and links should take for a minibatch of a size
-observations.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
+predictions.py       what ranks and links should take for a minibatch of a size
+factors.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
 change_point.py   the test for lasting changes, with its sources
-alarms.py         the messages about them
+drift_file.py         the messages about them
 of_runs.py        the drift of a run, by its record: a watch for each pipeline, drift_of, and Follower while it goes
-run_rows.py       spans and sizes from a run's files while they grow
+of_runs.py       spans and sizes from a run's files while they grow
 drift_file.py     what a follower writes of it to the record
 
 decision.py         whether another plan pays for the devices as they are now
@@ -18,16 +18,15 @@ variants.py       never, epoch, measured, predicted, live: ways to answer, a row
 replanner.py      the loop without a job: spans in, decisions out
 following.py      the loop of a running job; launching.py starts a job with it
 predictions.py    what a predictor expects of a running job's ranks, by what the machine says of them
-simulated.py      the loop of a simulation, over segments.py; oracle.py: what who knew all that comes would get
+simulated.py      the loop of a simulation, over change_point.py; simulated.py: what who knew all that comes would get
 """
 
 from ..util.lazy_names import lazy_names
-from .alarms import Alarm, Standing
 from .decision import Decision, decide
 from .drift import Watch
+from .drift_file import Alarm, Standing
 from .factors import Factors
-from .of_runs import Follower, Watches, drift_of
-from .run_rows import RunRows
+from .of_runs import Follower, RunRows, Watches, drift_of
 
 __all__ = [
     "Alarm",

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..planning import Problem, partition
 from ..planning.by_hand import with_groups
 from ..planning.device_groups import device_classes
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

@@ -23,11 +23,21 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.trace import Span
-from .alarms import Alarm, Standing
 from .change_point import SETTLED, Change, ChangePoint
-from .expected import Expected
-from .factors import LEAST, MOST, Factors, Pair
-from .observations import LeftOutWork, MinibatchWork, Ports, Transfer, TransfersOfLinks, WorkOfRanks
+from .drift_file import Alarm, Standing
+from .factors import (
+    LEAST,
+    MOST,
+    Factors,
+    LeftOutWork,
+    MinibatchWork,
+    Pair,
+    Ports,
+    Transfer,
+    TransfersOfLinks,
+    WorkOfRanks,
+)
+from .predictions import Expected
 
 _BLOCK = 10  # minibatches: some tenths of a second
 _KNOWN = 5  # differences, before they tell anything

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ..errors import InputError, RunFailed
 from ..launching.base import Job
-from ..launching.metrics_tail import Tail
+from ..launching.followed_job import Tail
 from ..launching.replan import replanned, request_of_pipeline
 from ..records import RunRecord
 from ..records.run_progress import num_processes
@@ -26,15 +26,13 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.replication.base import Rule
-from .alarms import Alarm
 from .decision import Caution, Decision
 from .drift import Watch
-from .drift_file import DriftFile
+from .drift_file import Alarm, DriftFile
 from .interference.predictor import Predictor
-from .of_runs import devices_of, watch_of
+from .of_runs import PipelineRows, RunRows, TakenMinibatches, devices_of, watch_of
 from .predictions import Predictions
 from .replanner import Replanner
-from .run_rows import PipelineRows, RunRows, TakenMinibatches
 from .variants import LayerFactors, Variant, variant
 
 DECISIONS = "decisions.jsonl"  # in a run's folder: what was decided and why, whether it changed anything or not

@@ -14,7 +14,7 @@ from ..runtime import RunConfig
 from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..util.io.fields import shown
 from ..util.io.quantities import keywords_of
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

@@ -20,11 +20,11 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.trace import Span
-from .alarms import Alarm
 from .change_point import LEARNED, PASSED_OVER
 from .decision import faster_or_slower
-from .expected import Expected
+from .drift_file import Alarm
 from .factors import Factors
+from .predictions import Expected
 
 _LEAST = 5  # rounds, of which a pace is told
 _ASIDE = 10  # of so many, the slowest and the quickest round are left aside: spikes are no pace

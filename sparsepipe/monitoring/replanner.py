@@ -9,10 +9,9 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.trace import Span
-from .alarms import Alarm
 from .decision import CAUTION, Caution, Decision
-from .factors import Factors
-from .observations import LeftOutWork
+from .drift_file import Alarm
+from .factors import Factors, LeftOutWork
 from .outcomes import Outcomes
 from .variants import LayerFactors, Situation, Variant
 

@@ -23,8 +23,7 @@ from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .by_hand import with_stages
-from .doubts import with_doubts
-from .estimate import data_parallel_period, estimate
+from .estimate import data_parallel_period, estimate, with_doubts
 from .exact.known_plans import PlanProgress
 from .exact.optimal import CONTIGUOUS, PERIOD, Optimal
 from .published.dynpipe import DynPipe

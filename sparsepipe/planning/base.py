@@ -8,7 +8,7 @@ from typing import Protocol
 from ..errors import InputError
 from ..util.io.fields import MOST, MOST_MINIBATCHES, shown
 from ..util.io.settings import Number, row
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster
 from ..values.costs import Array, LayerTable
 from ..values.graph import LayerGraph

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..util.io.settings import Settings, WholeNumber, setting
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.costs import Array
 from ..values.plan import Plan
 from .base import Problem, check_interleaves

@@ -11,7 +11,7 @@ from itertools import accumulate, product
 import numpy as np
 
 from ..errors import InputError
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.costs import Array
 from ..values.plan import Plan
 from .base import Problem, check_interleaves

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..util.io.quantities import SIZE
-from ..util.text.sizes import Certainty
+from ..util.text.numbers import Certainty
 from ..values.cluster import Cluster, Link
 from ..values.costs import LayerTable, MemoryNeed
 from ..values.plan import Plan

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ..util.derived import remembered
-from ..util.text.counting import number_of
-from ..util.text.numbers import Printed, at_most, duration, duration_or_none, gap_text
+from ..util.text.numbers import Printed, at_most, duration, duration_or_none, gap_text, number_of
 from ..values.cluster import Cluster
 from ..values.costs import Array
 from ..values.plan import Plan

@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 
 from ..errors import InputError
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster, Node
 from ..values.costs import Array
 from ..values.plan import Plan

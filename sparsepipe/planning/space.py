@@ -30,8 +30,7 @@ from ..values.plan import Plan, Stage
 from ..values.plan_parts import SPACE
 from .base import Problem
 from .cuts import Cuts, least_payload_order
-from .doubts import beyond_memory
-from .estimate import baseline_data_parallel, between_hosts, estimate
+from .estimate import baseline_data_parallel, between_hosts, beyond_memory, estimate
 
 _MOST_DEVICES = 32
 _MOST_CUTS = 128

@@ -6,7 +6,7 @@ import sys
 from ..engines.subnetwork import build
 from ..runtime.config import RunConfig
 from ..runtime.workloads.resolved import resolve
-from ..util.host.contention import exit_with_parent, report_started
+from ..util.host.background_load import exit_with_parent, report_started
 from .devices import limited_to, usable
 from .layer_timer import Updates, update_step, whole_step
 from .of_model import opened

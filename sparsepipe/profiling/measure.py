@@ -24,9 +24,8 @@ from ..errors import InputError
 from ..networks.base import AnyNetwork, direct_reads
 from ..networks.losses import Loss
 from ..networks.rows import Row, each_axis
-from ..runtime.transport.compression import Compressor
+from ..runtime.transport.compression import Compressor, values_at
 from ..runtime.transport.packet import FORWARD, Packet, Slot, encode
-from ..runtime.transport.zero_elision import values_at
 from ..util.host.background_load import num_processors, watched
 from ..util.host.cpu import WAITING
 from ..values.profile import CostSample, LayerCost, Profile, StepOverhead

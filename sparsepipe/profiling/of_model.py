@@ -2,7 +2,8 @@
 
 Which minibatches a network is measured on: from a tenth to twice the batch, and of small and large samples.
 
-Costs are known where they were measured, so the sizes cover what training will meet: the 1st to the 99th percentile of
+Costs are known at the sizes of the measurement, so the sizes cover what training will meet: the 1st to the 99th
+percentile of
 minibatches that are drawn at random from the samples at hand, and at least a factor of 8.
 """
 
@@ -29,12 +30,11 @@ from ..errors import InputError
 from ..runtime.config import ProfileConfig, RunConfig
 from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
 from ..runtime.workloads.resolved import ResolvedRun, resolve
-from ..util.host.contention import contending_processes
+from ..util.host.background_load import contending_processes
 from ..util.host.cpu import check_threads
 from ..util.io.fields import given_integer
 from ..util.io.quantities import knows_its_keywords
-from ..util.text.counting import number_of
-from ..util.text.sizes import sizes_spread
+from ..util.text.numbers import number_of, sizes_spread
 from ..values.profile import Profile, voxels_by_stride
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile

@@ -31,7 +31,7 @@ from ..util.io.fields import (
     texts,
 )
 from ..util.io.files import read_json, read_numbered_rows, write_json
-from ..util.text.sizes import SIZE_UNITS
+from ..util.text.numbers import SIZE_UNITS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,6 +12,7 @@ it is left out.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from ..errors import DamagedRecord, InputError
 from ..util.io.fields import MOST_DEVICES, fields, integer, maybe
 from ..util.io.files import write_json
 from ..values.plan import Plan
+from ..values.profile import Profile
+from ..values.trace import Source
 from .record_files import read_fields
 
 _PLAN = fields({"first_minibatch": maybe(lambda value, what: integer(value, what, most=10**15))})
@@ -199,3 +202,41 @@ def _follows(folder: Path, plan: Plan) -> bool:
         return newest_plan(folder) == plan
     except DamagedRecord:
         return False
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """Facts of a workload for other rooms than the runtime."""
+
+    name: str
+    trains: bool = True  # else there is nothing to validate, and nothing to keep in checkpoints
+    source: Source = "measured"  # of its traces
+
+
+LEARNING = WorkloadFacts("learning")
+REPLAY = WorkloadFacts("replay", trains=False, source="emulated")
+
+_BY_ENGINE: Mapping[str, WorkloadFacts] = {"replay": REPLAY}  # those that bring what runs their layers
+
+
+def workload_facts(engine: str) -> WorkloadFacts:
+    """The workload of runs with an engine: its own if it has one, else learning, which any engine can run."""
+    return _BY_ENGINE.get(engine, LEARNING)
+
+
+SAMPLES, MINIBATCHES = "samples_per_second", "minibatches_per_second"
+
+
+def knows_samples(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether the run in a folder, with these settings, knows how many samples a minibatch of it has."""
+    if workload_facts(config.get("engine", "")).trains or config.get("batch_size", 1) > 1:
+        return True
+    try:
+        return Profile.load(folder / "profile.json").batch_size is not None
+    except InputError:  # gone, or damaged: nothing tells
+        return False
+
+
+def in_minibatches(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics whose samples are minibatches, with its pace under the name of minibatches/s."""
+    return {MINIBATCHES if key == SAMPLES else key: value for key, value in row.items()}

@@ -37,7 +37,7 @@ from ..util.host.git import git
 from ..util.io.fields import shown
 from ..util.io.files import expanded, write_json
 from ..util.io.functions import short_name
-from ..util.text.sizes import SIZE_UNITS
+from ..util.text.numbers import SIZE_UNITS
 from ..values.plan import Plan
 from ..values.stragglers import Stragglers
 from ..values.trace import Span, Trace
@@ -54,9 +54,18 @@ from .record_files import (
     read_metrics,
     stage_frame,
 )
-from .run_progress import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
+from .run_progress import (
+    FollowedPlan,
+    WorkloadFacts,
+    begin_plan,
+    followed_plans,
+    in_minibatches,
+    knows_samples,
+    newest_plan,
+    plan_at,
+    workload_facts,
+)
 from .trace_file import bytes_of_rank, merged, put_together, read_spans
-from .workload_facts import WorkloadFacts, in_minibatches, knows_samples, workload_facts
 
 _ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,10 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from .processes.gpu_file import forget_gpu
 from .processes.identity import Identity
-from .processes.last_words import keep_pipe, say
-from .processes.lifeline import watch
+from .processes.rank_readings import forget_gpu
 from .processes.run_folder import RunFolder, RunFolderGone
+from .processes.signs_of_life import keep_pipe, say, watch
 
 
 def main() -> int:

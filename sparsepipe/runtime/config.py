@@ -22,7 +22,7 @@ from ..engines import ENGINES
 from ..errors import InputError
 from ..networks.freezing import check_epochs
 from ..networks.losses import LOSSES, METRICS
-from ..records.workload_facts import WorkloadFacts, workload_facts
+from ..records.run_progress import WorkloadFacts, workload_facts
 from ..util.io.fields import MOST_MINIBATCHES, json_object, shown
 from ..util.io.files import expanded
 from ..util.io.functions import is_function, reference_to

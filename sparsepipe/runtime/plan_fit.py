@@ -1,12 +1,14 @@
 """Whether a plan goes with the settings of a run: asked before processes start, and before a job switches to it."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InputError
 from ..util.host.limits import available_bytes
-from ..util.text.counting import number_of
+from ..util.io.fields import text
+from ..util.io.files import read_json, write_json
+from ..util.text.numbers import number_of
 from ..values.plan import Plan
 from ..values.replication.base import Rule
 from ..values.schedule import check_rule, check_runs, compile, round_length
@@ -156,3 +158,36 @@ def held_bytes(run_dir: Path) -> float | None:
         except (OSError, ValueError):
             continue  # it is about to start, or this is another system
     return float(sum(found)) if found else None
+
+
+FORWARD_ONLY = "forward_only.json"
+PREDICTIONS = "predictions.npz"
+
+
+@dataclass(frozen=True)
+class ForwardOnly:
+    """The folder of the checkpoint whose weights a run of forwards alone uses, and what its summary calls that."""
+
+    checkpoint: Path
+    named: str
+
+    @classmethod
+    def of_run(cls, run_dir: Path) -> "ForwardOnly | None":
+        """Read what a run's folder says; None for one that trains. Raises InputError if it is damaged."""
+        path = run_dir / FORWARD_ONLY
+        if not path.exists():
+            return None
+        document = read_json(path, what="run of forwards alone")
+        if not isinstance(document, dict) or "checkpoint" not in document:
+            raise InputError("run.checkpoint_unnamed", f"{path}: does not name a checkpoint; start a new run")
+        checkpoint = text(document["checkpoint"], "checkpoint")
+        return cls(Path(checkpoint), text(document.get("named", checkpoint), "named"))
+
+    def to_json(self) -> dict[str, str]:
+        """Return the file's content: on another host the checkpoint lies elsewhere than where it is called from."""
+        return {"checkpoint": str(self.checkpoint), "named": self.named}
+
+
+def write_forward_only(run_dir: Path, checkpoint: Path) -> None:
+    """Make a run one of forwards alone. Its workers are not started yet."""
+    write_json(run_dir / FORWARD_ONLY, ForwardOnly(checkpoint, str(checkpoint)).to_json())

@@ -15,11 +15,10 @@ import torch
 
 from ..runtime.processes.identity import Identity
 from ..runtime.replication.all_reduce import Averaging
-from ..runtime.replication.replica_group import ReplicaGroup
+from ..runtime.replication.base import ReplicaGroup
 from ..runtime.worker.connections import Connections
 from ..runtime.worker.join import joined
-from ..util.host.background_load import RUN_QUEUE_WAIT, num_processors, thread_times, waited_share
-from ..util.host.contention import exit_with_parent
+from ..util.host.background_load import RUN_QUEUE_WAIT, exit_with_parent, num_processors, thread_times, waited_share
 from ..util.host.forked import fork
 from ..util.io.files import write_json
 from ..values.plan import Plan, Stage

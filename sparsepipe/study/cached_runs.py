@@ -22,8 +22,7 @@ from ..records.campaigns import MOST_APART, campaign_began, made_for, new_campai
 from ..records.provenance import in_few_words, plan_digest
 from ..runtime.config import RunConfig
 from ..util.io.fields import integer
-from ..util.text.counting import number_of
-from ..util.text.numbers import alike, as_measured, duration, pace_text, rate_text, validation_text
+from ..util.text.numbers import alike, as_measured, duration, number_of, pace_text, rate_text, validation_text
 from ..values.cluster import Cluster
 from ..values.plan import Plan, Stage
 from ..values.profile import Profile

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..launching import Job
-from ..launching.metrics_tail import Tail
+from ..launching.followed_job import Tail
 from ..launching.probes.measure import loopback_link
-from ..monitoring.interference.intruding import intruding
-from ..monitoring.interference.kinds import check_kind, check_share
+from ..monitoring.interference.intruding import check_kind, check_share, intruding
 from ..records import RunRecord
 from ..records.provenance import plan_digest
 from ..runtime.config import RunConfig

@@ -8,9 +8,8 @@ from typing import NamedTuple, Self
 
 from ..errors import InputError, RunFailed
 from ..launching import Job
-from ..monitoring.factors import Factors
-from ..monitoring.observations import WorkOfRanks
-from ..monitoring.oracle import Stretch, best_plans
+from ..monitoring.factors import Factors, WorkOfRanks
+from ..monitoring.simulated import Stretch, best_plans
 from ..records import RunRecord
 from ..values.cluster import Cluster
 from ..values.plan import Plan

@@ -21,9 +21,8 @@ from ..planning.replaying import Part, replay, what_if
 from ..records import load_trace
 from ..records.formats.dnn_partitioning import PartitioningFile
 from ..records.formats.sailor import SailorFiles
-from ..util.io.fields import number, shown
+from ..util.io.fields import number, read_yaml, shown
 from ..util.io.files import read_json, read_text
-from ..util.io.yaml_files import read_yaml
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import Profile
 from ..views.plots.system_bars import HeldAgainst

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data import IGNORED, VoxelDataset, find, load
-from ..data.sources import data_folders
+from ..data.folder import data_folders
 from ..errors import InputError
 from ..runtime.config import RunConfig
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.folder import place_of
 from ..data.manifests import get_manifest, manifests_folder
-from ..data.sources import place_of
 from ..errors import InputError
 from ..util.io.files import expanded
-from ..util.text.counting import counted
+from ..util.text.numbers import counted
 from ..values.cluster import Cluster, DeviceType, Link, Node
 from ..values.profile import LayerCost, Profile
 

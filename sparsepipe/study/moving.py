@@ -14,8 +14,7 @@ from ..monitoring.simulated import simulate_replans
 from ..monitoring.variants import variant as variant_of
 from ..records import RunRecord
 from ..util.io.files import read_numbered_rows
-from ..util.text.counting import number_of
-from ..util.text.numbers import as_measured
+from ..util.text.numbers import as_measured, number_of
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

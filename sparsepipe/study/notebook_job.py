@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..data.sources import find
+from ..data.folder import find
 from ..errors import InputError
 from ..records import NO_PICTURES, NOTEBOOK, PAPER
 from ..util.host.imports import ADDRESSES, HADOOP, left_out, python_environment

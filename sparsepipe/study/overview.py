@@ -19,8 +19,7 @@ from ..errors import InputError
 from ..records import RunRecord
 from ..util.io.fields import integer
 from ..util.io.files import expanded
-from ..util.text.counting import number_of
-from ..util.text.numbers import as_given, as_measured, voxel_size_text
+from ..util.text.numbers import as_given, as_measured, number_of, voxel_size_text
 from ..values.profile import Profile
 from ..views import Table, table_html
 from ..views.colors import STAGE_COLORS, work_color

@@ -19,7 +19,7 @@ import mistune
 
 from ..errors import InputError
 from ..util.io.files import read_json, write_atomic
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..views import markup
 from ..views.markup import Html, joined, unescaped
 from ..views.plots.theme import BETWEEN, tied

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from ..data.folder import place_of
 from ..data.manifests import get_manifest, manifests_folder
-from ..data.sources import place_of
 from ..errors import InputError
 from ..records.formats.dynpipe import DynPipeLog, LoggedIteration, read_curve, read_log
-from ..util.io.fields import number, shown
-from ..util.io.yaml_files import read_yaml
+from ..util.io.fields import number, read_yaml, shown
 from ..views.plots.system_bars import SystemBar
 
 MANIFEST = "dynpipe-logs"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..planning.simulator import simulate_pipelines
 from ..records.formats.spot_machines import SpotMachines, read_spot_machines
-from ..util.text.counting import number_of
+from ..util.text.numbers import number_of
 from ..values.cluster import Cluster, Link
 from ..values.graph import Layer, LayerGraph
 from ..values.plan import Plan, Stage

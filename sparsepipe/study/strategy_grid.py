@@ -7,7 +7,7 @@ from math import lcm
 from ..planning import Problem, estimate
 from ..planning.simulator import simulate
 from ..records import RunRecord
-from ..records.workload_facts import MINIBATCHES, SAMPLES
+from ..records.run_progress import MINIBATCHES, SAMPLES
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile

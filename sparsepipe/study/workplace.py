@@ -11,8 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from .. import data
-from ..data.folder import open_folder
-from ..data.sources import find
+from ..data.folder import find, open_folder
 from ..launching.run_folders import new_folder
 from ..records import RunRecord
 from ..records.provenance import Provenance, in_few_words

@@ -43,6 +43,10 @@ def lazy_names(
 
 
 _MOVED: Mapping[str, str] = {  # each move once: a name may take several; a part of a folder before the folder
+    "sparsepipe.runtime.pipelines.resuming": "sparsepipe.runtime.pipelines.journal",
+    "sparsepipe.runtime.pipelines.tallies": "sparsepipe.runtime.pipelines.member",
+    "sparsepipe.values.replication.paces": "sparsepipe.values.replication.base",
+    "sparsepipe.values.replication.handing_out": "sparsepipe.values.replication.base",
     "sparsepipe.values.replication.ad_psgd": "sparsepipe.values.replication.asynchronous",
     "sparsepipe.values.replication.wsp": "sparsepipe.values.replication.asynchronous",
     "sparsepipe.values.replication.all_reduce": "sparsepipe.values.replication.synchronous",
@@ -84,7 +88,7 @@ _MOVED: Mapping[str, str] = {  # each move once: a name may take several; a part
     "sparsepipe.replaying": "sparsepipe.planning.replaying",
     "sparsepipe.replication": "sparsepipe.values.replication",
     "sparsepipe.reproduce": "sparsepipe.study",
-    "sparsepipe.runtime.pipelines.changes": "sparsepipe.runtime.pipelines.tallies",
+    "sparsepipe.runtime.pipelines.changes": "sparsepipe.runtime.pipelines.member",
     "sparsepipe.schedule": "sparsepipe.values.schedule",
     "sparsepipe.simulator": "sparsepipe.planning.simulator",
     "sparsepipe.sinks": "sparsepipe.records.sinks",

@@ -10,12 +10,11 @@ from typing import Any
 
 from ..errors import InputError
 from ..util.derived import digest
-from ..util.host.addresses import is_loopback
+from ..util.host.ssh import is_loopback
 from ..util.io.fields import MOST_DEVICES, given_integer, integer, shown, text
 from ..util.io.files import read_text
 from ..util.io.quantities import knows_its_keywords, meant
-from ..util.text.counting import number_of
-from ..util.text.numbers import Printed
+from ..util.text.numbers import Printed, number_of
 from .cluster_parts import Device, DeviceType, Link, Node
 
 __all__ = ["Cluster", "Device", "DeviceType", "Link", "Node", "check_addresses"]

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..util.host.addresses import is_loopback
-from ..util.host.ssh import Destination
+from ..util.host.ssh import Destination, is_loopback
 from ..util.io.fields import MOST, given_number, shown
 
 # A host's name or address; what begins with a dash, ssh would take for an option.

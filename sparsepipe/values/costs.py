@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from ..util.derived import remembered
 from .cluster import Cluster, Link
-from .graph import LayerGraph
+from .graph import LayerGraph, givers, layers_across
 from .plan import Plan, Stage
 from .profile import COORDINATE_BYTES, MEMORY_FIELDS, Profile
 from .schedule import compile_until_steady
-from .skip_routes import givers, layers_across
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

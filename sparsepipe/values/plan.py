@@ -13,9 +13,7 @@ from ..errors import InputError, one_line
 from ..util.derived import digest
 from ..util.io.fields import integer, maybe, number, shown, text, texts
 from ..util.io.files import read_json, write_json
-from ..util.text.counting import listed, number_of
-from ..util.text.numbers import Printed, duration, gap_text, rate_text
-from ..util.text.sizes import Certainty, size_words
+from ..util.text.numbers import Certainty, Printed, duration, gap_text, listed, number_of, rate_text, size_words
 from .cluster import Cluster
 from .graph import LayerGraph
 from .plan_checks import beyond_bounds, overlaps, unlike_layers, violations

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..errors import InputError
 from ..util.io.fields import MOST_DEVICES, MOST_MINIBATCHES, shown
-from ..util.text.counting import listed, number_of
+from ..util.text.numbers import listed, number_of
 from .graph import LayerGraph
 from .plan_parts import StagePlan
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES

@@ -7,8 +7,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..util.io.fields import integer, number, one_of, shown, text, texts
-from ..util.text.counting import listed
-from ..util.text.sizes import SIZE_UNITS, Certainty
+from ..util.text.numbers import SIZE_UNITS, Certainty, listed
 from .schedule_rules import WEIGHT_RULES
 
 _size_unit = one_of(*SIZE_UNITS)

@@ -13,12 +13,13 @@ from ..planning.hardware_changes import HardwareChanges
 from ..planning.regret import Regret, RobustPlan
 from ..planning.replaying import Replay, WhatIf
 from ..records import RunRecord
-from ..util.text.counting import counted, number_of
 from ..util.text.numbers import (
     as_given,
+    counted,
     duration,
     duration_or_none,
     gap_text,
+    number_of,
     pace_text,
     scaled_bytes,
     validation_text,

@@ -8,7 +8,7 @@ import torch
 
 from sparsepipe import data
 from sparsepipe.data import PointBatch
-from sparsepipe.data.formats.scan import KITTI, read_scan
+from sparsepipe.data.formats.arrays import KITTI, read_scan
 from sparsepipe.errors import InputError
 
 from ..document import REPOSITORY

@@ -9,7 +9,7 @@ from scripts.bench.sleeping import DEVICE, sleeping_profile
 from sparsepipe import Cluster, Plan, Profile, partition
 from sparsepipe.monitoring.factors import Factors
 from sparsepipe.monitoring.launching import launch
-from sparsepipe.monitoring.oracle import Stretch, best_plans
+from sparsepipe.monitoring.simulated import Stretch, best_plans
 from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.study.foresight import ORACLE, Foresight, Wanted

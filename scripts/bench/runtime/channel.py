@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.engines.allocator import keep_freed_memory
-from sparsepipe.runtime.transport.base import Transport
-from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of
+from sparsepipe.runtime.transport.channel import Inbox, Outbox, Transport, tag_of
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.shared_memory import SharedMemoryTransport, meet
 from sparsepipe.runtime.transport.sockets import DEPTH, SocketTransport, connect

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from sparsepipe.runtime.processes import lifeline
+from sparsepipe.runtime.processes import signs_of_life
 
 from ..document import REPOSITORY
 
@@ -40,7 +40,7 @@ def start(
     words = [sys.executable, str(_COMMAND), "--role", role, "--workload", name, "--folder", str(folder)]
     words += ["--seconds", str(seconds), *extra]
     reading, writing = os.pipe()  # they end with this process, however it ends
-    common |= {lifeline.VARIABLE: f"/proc/self/fd/{reading}"}
+    common |= {signs_of_life.VARIABLE: f"/proc/self/fd/{reading}"}
     try:
         processes = [
             subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sparsepipe.runtime.processes import lifeline
+from sparsepipe.runtime.processes import signs_of_life
 
 from .cases import CASES
 from .channel import role_channel, role_link
@@ -36,8 +36,8 @@ ROLES = {
 
 def work(options: argparse.Namespace) -> int:
     """Do the role that the options name, write what it found, and end this process."""
-    lifeline.watch()
-    os.environ.pop(lifeline.VARIABLE, None)  # it is of this process alone
+    signs_of_life.watch()
+    os.environ.pop(signs_of_life.VARIABLE, None)  # it is of this process alone
     torch.set_num_threads(1)
     extra = {"cut": options.cut, "count": options.microbatches} if options.role in TORCH else {}
     extra |= {"shared_memory": False} if options.sockets else {}

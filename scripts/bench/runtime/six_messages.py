@@ -10,9 +10,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sparsepipe.engines import Subnetwork
-from sparsepipe.runtime.transport.compression import Compressor
+from sparsepipe.runtime.transport.compression import Compressor, values_at
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
-from sparsepipe.runtime.transport.zero_elision import values_at
 
 from .cases import CASES
 

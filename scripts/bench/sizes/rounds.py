@@ -12,9 +12,9 @@ import torch
 from scripts.bench.document import say
 from scripts.bench.sizes.stages import StagePeaks, equal_cuts, predicted_peaks
 from sparsepipe import Profile, profile_model
+from sparsepipe.data.folder import data_folders
 from sparsepipe.data.formats import read
 from sparsepipe.data.order import Minibatches
-from sparsepipe.data.sources import data_folders
 from sparsepipe.engines.subnetwork import build
 from sparsepipe.planning.scale import Scale
 from sparsepipe.profiling.devices import limited_to

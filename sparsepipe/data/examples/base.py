@@ -65,7 +65,7 @@ class ExampleDataset(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """Return the unit of sizes, one of SIZE_UNITS (util/text/sizes.py)."""
+        """Return the unit of sizes, one of SIZE_UNITS (util/text/numbers.py)."""
         ...
 
     @property

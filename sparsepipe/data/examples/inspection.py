@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError, one_line
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ..batch import PointBatch
 from ..inspection import Fault, Twins
 from ..labels import IGNORED
 from ..reach import can_be_held, reach
 from .base import ExampleBatch, ExampleDataset
-from .collate import PADDING
-from .joining import OFFSET
+from .collate import OFFSET, PADDING
 from .opening import SPLITS, open_examples
 from .texts.bert import PlainTextExamples
 

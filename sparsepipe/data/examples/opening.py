@@ -10,9 +10,10 @@ from ...util.io.fields import given_integer
 from ...util.io.files import expanded
 from ...util.io.functions import UserFunction, is_function
 from ..cache import SampleCache, open_cache
-from ..split_files import check_options
+from ..folder import check_options
 from .base import ExampleDataset
-from .images import cifar, folders, idx
+from .images import cifar, idx
+from .images import folders as image_folders
 from .images.base import Pictures
 from .images.dataset import ImageExamples
 from .own import OwnExamples
@@ -26,7 +27,7 @@ SPLITS = ("train", "test")
 _IMAGES: Mapping[str, Callable[[Path, str, SampleCache | None], Pictures]] = {
     "idx": lambda root, split, cache: idx.opened(root, split),
     "cifar": lambda root, split, cache: cifar.opened(root, split),
-    "folders": folders.opened,
+    "folders": image_folders.opened,
 }
 # kind: its options, and what opens it with (root, split, options, seed, cache)
 _TEXTS: Mapping[str, tuple[type, Callable[..., ExampleDataset]]] = {

@@ -4,7 +4,7 @@ It is called with split="train" or "test" (and, where its parameters take them, 
 returns has `len()` and gives items `(inputs, target)`, or is an iterable of them (streams.py). Inputs are a tensor, a
 tuple of tensors (forward's arguments in order) or a dict of them (by name); arrays and numbers become tensors. Items
 are stacked; if they are sequences of unlike length they are padded with 0, classes with -100; other targets of unlike
-length, such as boxes, become a tuple of tensors. An item may also be one dict, or a graph (joining.py). For clouds,
+length, such as boxes, become a tuple of tensors. An item may also be one dict, or a graph (collate.py). For clouds,
 items are `sparsepipe.data.Sample`, or the function returns what `sparsepipe.data.load` gives: a minibatch is then a
 PointBatch. A `collate` of the user's makes minibatches of items of any kind.
 
@@ -34,15 +34,26 @@ from ...errors import CODE_FAILURES, InputError
 from ...util.derived import digest, sample_seed
 from ...util.io.fields import complaint, shown
 from ...util.io.functions import UserFunction
-from ...util.text.counting import number_of
-from ...util.text.sizes import SIZE_UNITS
+from ...util.text.numbers import SIZE_UNITS, number_of
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
+from ..folder import check_indices
 from ..labels import IGNORED
-from ..split_files import check_indices
 from .base import ExampleBatch
-from .collate import as_parts, as_target, collated, each_tensor, mapped
-from .joining import OFFSET, is_named, joined_items, named_entries, num_points, target_names, with_tensors
+from .collate import (
+    OFFSET,
+    as_parts,
+    as_target,
+    collated,
+    each_tensor,
+    is_named,
+    joined_items,
+    mapped,
+    named_entries,
+    num_points,
+    target_names,
+    with_tensors,
+)
 from .streams import Stream, is_stream, with_generators
 
 _DEFAULT_LOSS = "classes"

@@ -7,9 +7,9 @@ from pathlib import Path
 from ...errors import InputError
 from ...util.io.files import expanded
 from ...util.io.functions import is_function
-from ..layouts.entries import folders
+from ..folder import find
+from ..layouts.base import folders
 from ..manifests import CLOUDS, get_manifest
-from ..sources import find
 
 # A kind's file, whose `found(root)` says whether a folder is of it: in this order.
 _HOMES = {

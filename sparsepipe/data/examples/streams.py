@@ -16,8 +16,8 @@ from torch.utils.data import IterableDataset
 
 from ...errors import InputError
 from ...util.derived import SHARED_GENERATORS, sample_seed
-from ...util.io.told import tell
-from ...util.text.counting import number_of
+from ...util.io.options import tell
+from ...util.text.numbers import number_of
 
 _T = TypeVar("_T")
 _KEPT = 1024  # items that were read last

@@ -6,15 +6,14 @@ import numpy as np
 
 from ...errors import InputError, missing_extra
 from ...util.io.files import expanded
+from .arrays import read_npy, read_npz, read_scan
 from .base import Cloud, Mesh, Reader, is_packed, stem_of, suffix_of
 from .hdf5 import read_hdf5
 from .las import read_las
 from .meshes import read_obj, read_off, read_stl
-from .npz import read_npy, read_npz
 from .pcd import read_pcd
 from .ply import read_ply
 from .reading import AS_THEY_ARE, Reading
-from .scan import read_scan
 from .text import read_csv, read_text_cloud
 
 READERS: dict[str, Reader] = {

@@ -14,8 +14,7 @@ from ...util.host.limits import available_bytes
 from ...util.io.fields import complaint
 from ...util.io.files import open_regular
 from ..labels import IGNORED
-from .bounded import unpacked_gzip
-from .reading import AS_THEY_ARE, DROP, LEFT_OUT, OTHERS, Reading
+from .reading import AS_THEY_ARE, DROP, LEFT_OUT, OTHERS, Reading, unpacked_gzip
 
 POSITION = ("x", "y", "z")
 NORMAL = ("nx", "ny", "nz")

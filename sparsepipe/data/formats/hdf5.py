@@ -28,8 +28,7 @@ from .base import (
     unreadable,
     whole_labels,
 )
-from .bounded import check_claim
-from .reading import AS_THEY_ARE, Reading
+from .reading import AS_THEY_ARE, Reading, check_claim
 
 _WHAT = "an HDF5 file of point clouds"
 _MAX_KEPT_BYTES = 32 * 2**20  # of a file's arrays

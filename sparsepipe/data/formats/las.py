@@ -13,8 +13,7 @@ from ...errors import InputError
 from ...util.host.imports import python_command, python_environment
 from ...util.io.fields import complaint
 from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, library_errors, read_bytes, too_large
-from .bounded import check_claim
-from .reading import AS_THEY_ARE, Reading
+from .reading import AS_THEY_ARE, Reading, check_claim
 
 _BESIDE_BYTES = 256 * 2**20  # for threads, buffers and the file's own bytes
 _COPIES = 6  # of the points, packed and not, while they are read and written

@@ -7,9 +7,8 @@ import numpy as np
 
 from ...errors import InputError
 from .base import COLOUR, Cloud, cloud_of, library_errors, miscounted, read_bytes, whole_number
-from .bounded import check_claim
-from .polygons import numbers_of, shown
-from .reading import AS_THEY_ARE, Reading
+from .meshes import numbers_of, shown
+from .reading import AS_THEY_ARE, Reading, check_claim
 
 _WHAT = "a PCD point cloud"
 _ENCODINGS = ("ascii", "binary", "binary_compressed")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InputError
 from .base import LABEL, POSITION, SAME, Cloud, Mesh, cloud_of, miscounted, parted, read_bytes, whole_number
-from .polygons import mesh_of, numbers_of, shown, triangle_strips
+from .meshes import mesh_of, numbers_of, shown, triangle_strips
 from .reading import AS_THEY_ARE, Reading
 
 Take = Callable[[np.ndarray, str], np.ndarray]  # the numbers at these places, of this type

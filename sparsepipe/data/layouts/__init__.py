@@ -7,8 +7,7 @@ from types import ModuleType
 
 from ..labels import CLASSIFICATION, SEGMENTATION
 from . import classes, hdf5, nuscenes, pointcept, resampled, s3dis, scannet, semantickitti, shapenetpart
-from .base import MARKER, DataFolder, LeftOut, SampleFile, read_marker
-from .entries import SPLITS, folders, is_litter
+from .base import MARKER, SPLITS, DataFolder, LeftOut, SampleFile, folders, is_litter, read_marker
 
 LAYOUTS: tuple[ModuleType, ...] = (
     *(resampled, hdf5, shapenetpart, s3dis, semantickitti, nuscenes, scannet, pointcept, classes),  # in this order

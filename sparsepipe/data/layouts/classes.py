@@ -12,8 +12,23 @@ from ...errors import InputError
 from ...util.io.fields import complaint
 from ..formats import READERS, Cloud, Mesh, Reading, read, stem_of, suffix_of
 from ..formats.base import decoded, read_bytes, whole_labels
-from .base import MARKER, UNREAD, DataFolder, Listing, Marker, SampleFile, declared_parts, formats, is_metric, sample_of
-from .entries import SPLITS, WORDS, entries, folders, split_of
+from .base import (
+    MARKER,
+    SPLITS,
+    UNREAD,
+    WORDS,
+    DataFolder,
+    Listing,
+    Marker,
+    SampleFile,
+    declared_parts,
+    entries,
+    folders,
+    formats,
+    is_metric,
+    sample_of,
+    split_of,
+)
 from .pointcept import is_scene
 
 SEGMENTS = ".seg"  # one whole number a line, as the Princeton segmentation benchmark writes them

@@ -12,8 +12,25 @@ from ...util.io.fields import shown
 from ..formats import Cloud, Reading, stem_of, suffix_of
 from ..formats.hdf5 import hdf5_labels, read_hdf5
 from . import base
-from .base import COMPANION_SUFFIXES, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
-from .entries import SPLITS, WORDS, are_parts, entries, folders, split_of, splits_named, version_of
+from .base import (
+    COMPANION_SUFFIXES,
+    MARKER,
+    SPLITS,
+    WORDS,
+    DataFolder,
+    Listing,
+    SampleFile,
+    are_parts,
+    entries,
+    folders,
+    is_file,
+    listed_lines,
+    read_marker,
+    short,
+    split_of,
+    splits_named,
+    version_of,
+)
 
 SUFFIXES = (".h5", ".hdf5")
 _NAMES = "shape_names.txt"

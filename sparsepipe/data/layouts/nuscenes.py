@@ -17,11 +17,10 @@ import numpy as np
 from ...errors import InputError
 from ...util.io.files import read_json
 from ..formats import Cloud, Reading
+from ..formats.arrays import read_scan
 from ..formats.base import INTENSITY, POSITION, read_bytes
-from ..formats.scan import read_scan
 from ..labels import IGNORED, SEGMENTATION
-from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
-from .entries import entries, folders
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, entries, folders, sample_of
 
 _TABLES = ("v1.0-trainval", "v1.0-test", "v1.0-mini")  # folders of them; mini has scenes of trainval
 _SCANS = "samples/LIDAR_TOP/"

@@ -13,12 +13,25 @@ import numpy as np
 from ...errors import InputError
 from ...util.io.fields import shown
 from ..formats import Cloud, Reading
+from ..formats.arrays import array_in, columns_of
 from ..formats.base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, cloud_of
-from ..formats.npz import array_in, columns_of
 from ..labels import IGNORED, SEGMENTATION
 from . import s3dis
-from .base import MARKER, DataFolder, LeftOut, Listing, Marker, SampleFile, declared_parts, is_metric, sample_of
-from .entries import WORDS, entries, folders, split_of
+from .base import (
+    MARKER,
+    WORDS,
+    DataFolder,
+    LeftOut,
+    Listing,
+    Marker,
+    SampleFile,
+    declared_parts,
+    entries,
+    folders,
+    is_metric,
+    sample_of,
+    split_of,
+)
 
 _COORDINATES = "coord.npy"
 _SEGMENT = "segment"  # what the files of labels begin with, and the key of dataset.json

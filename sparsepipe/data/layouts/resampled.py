@@ -9,8 +9,7 @@ from ...util.io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import NORMAL, POSITION
 from ..formats.text import read_text_cloud
-from .base import MARKER, DataFolder, Listing, Marker, SampleFile, listed_lines, sample_of
-from .entries import entries, folders
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, entries, folders, listed_lines, sample_of
 
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}  # in file names: here
 _LISTS = ("modelnet40", "modelnet10")  # both lists may lie in one folder: the larger is the data set

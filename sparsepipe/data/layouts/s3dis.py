@@ -12,8 +12,7 @@ from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, POSITION
 from ..formats.text import read_text_cloud
 from ..labels import SEGMENTATION
-from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
-from .entries import entries, folders
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, entries, folders, sample_of
 
 CLASSES = (
     "ceiling",

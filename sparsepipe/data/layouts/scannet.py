@@ -16,8 +16,18 @@ from ..formats import Cloud, Mesh, Reading
 from ..formats.base import POSITION, cloud_of
 from ..formats.ply import read_ply
 from ..labels import IGNORED, SEGMENTATION
-from .base import MARKER, DataFolder, Listing, Marker, SampleFile, declared_parts, listed_lines, sample_of
-from .entries import entries, folders
+from .base import (
+    MARKER,
+    DataFolder,
+    Listing,
+    Marker,
+    SampleFile,
+    declared_parts,
+    entries,
+    folders,
+    listed_lines,
+    sample_of,
+)
 
 _SCENES, _TEST = "scans", "scans_test"
 _LISTS = {"train": "scannetv2_train.txt", "validation": "scannetv2_val.txt"}

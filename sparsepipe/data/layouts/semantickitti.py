@@ -6,11 +6,10 @@ import numpy as np
 
 from ...errors import InputError
 from ..formats import Cloud, Reading
+from ..formats.arrays import KITTI, read_scan
 from ..formats.base import read_bytes
-from ..formats.scan import KITTI, read_scan
 from ..labels import IGNORED, SEGMENTATION
-from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
-from .entries import entries, folders
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, entries, folders, sample_of
 
 _RAW = {  # class: the raw labels that count as it, what moves with what is at rest (Behley et al., ICCV 2019)
     "car": (10, 252),

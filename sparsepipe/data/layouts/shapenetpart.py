@@ -10,8 +10,7 @@ from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud
 from ..labels import SEGMENTATION
-from .base import MARKER, DataFolder, Listing, Marker, SampleFile, listed_lines, sample_of
-from .entries import entries, folders
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, entries, folders, listed_lines, sample_of
 
 _NAMES = "synsetoffset2category.txt"
 _LISTS = "train_test_split"

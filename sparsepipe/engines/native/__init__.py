@@ -12,15 +12,13 @@ from ...data.reach import reach, within_reach
 from ...errors import InputError
 from ...networks.base import LayerRow
 from ...networks.rows import Row
-from ..base import CoordinateSet, Feature, Parts, SceneGroup
+from ..base import CoordinateSet, Feature, Parts, SceneGroup, checked
 from ..dense import Slab
-from ..input_checks import checked
 from ..subnetwork import Subnetwork
-from . import machine_code
-from .coordinates import CoordinateManager, pack
+from . import direct
+from .coordinates import CoordinateManager, SparseTensor, pack
 from .layers import AnyTensor, build
 from .space import Division, PartManager, PartRows, Regions
-from .tensor import SparseTensor
 from .tuning import fused_kernels
 from .warm_up import rehearse
 
@@ -206,7 +204,7 @@ class NativeEngine:
         self, subnetwork: Subnetwork, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:
         if torch.device(device).type == "cpu":
-            machine_code.lanes()  # compiled once for a machine, which takes seconds
+            direct.lanes()  # compiled once for a machine, which takes seconds
         if fused_kernels(torch.empty(0, device=device)) is None:
             return 0
         return rehearse(subnetwork, self.tensor(batch(), device), half)

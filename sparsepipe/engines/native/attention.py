@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...networks.rows import CURVES
+from .coordinates import SparseTensor
 from .serialisation import Windows
-from .tensor import SparseTensor
 
 
 def windowed_attention(qkv: Tensor, windows: Windows, num_heads: int) -> Tensor:

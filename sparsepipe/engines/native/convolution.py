@@ -30,8 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import direct
-from .kernel_map import Chunk, KernelMap, Offset
-from .pairs import Pairs, summed_type
+from .kernel_map import Chunk, KernelMap, Offset, Pairs, summed_type
 from .tuning import fastest, fused_kernels
 
 _CHUNK_BYTES = 2**23  # of products at a time, unless one offset has more

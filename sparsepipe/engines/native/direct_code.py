@@ -1,7 +1,7 @@
 """Machine code for convolution: input rows are read in place, multiplied in registers, added to the output rows.
 
 `python -m sparsepipe.engines.native.direct_code LANES` writes the code for this machine's processor, vectors of LANES
-float32 numbers or half of them, to standard output; machine_code.py keeps and calls it. Nothing of LLVM stays in
+float32 numbers or half of them, to standard output; direct.py keeps and calls it. Nothing of LLVM stays in
 processes that train.
 
 The code is one function, which all threads of a team call with the same int64 arguments (direct.py names them). They

@@ -17,14 +17,12 @@ from torch.autograd.function import once_differentiable
 from ...errors import InputError
 from ...networks.batch_norm import GroupBatchNorm
 from ...networks.rows import Row, each_axis
+from ..base import SeededDropout, SeededDropPath
 from ..dense import ACTIVATIONS, DENSE_LAYERS, Slab, dense_grid, slab_of_grid
-from ..dropout import SeededDropout, SeededDropPath
 from .attention import SerialisedAttention
-from .coordinates import Stride, times
-from .kernel_map import KernelMap
-from .pairs import summed_type
+from .coordinates import SparseTensor, Stride, times
+from .kernel_map import KernelMap, summed_type
 from .space import PartManager, PartMap, convolve_part
-from .tensor import SparseTensor
 
 
 class _MaxPool(torch.autograd.Function):

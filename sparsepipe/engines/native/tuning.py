@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...data.sources import user_cache
+from ...data.folder import user_cache
 from ...util.io.files import read_whole, write_json
-from ...util.io.told import tell
+from ...util.io.options import tell
 
 _TURNS = 5  # of each way, after one to warm up
 Result = TypeVar("Result")
@@ -42,9 +42,9 @@ def hash_tables(keys: Tensor) -> ModuleType | None:
     """Return the hash table of voxels if it can run on `keys`."""
     if not _runs_triton(keys) or _triton_kernels() is None:
         return None
-    from . import hash_table
+    from . import fused
 
-    return hash_table
+    return fused
 
 
 def _runs_triton(tensor: Tensor) -> bool:

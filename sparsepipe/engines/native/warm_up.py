@@ -7,9 +7,8 @@ from torch import Tensor
 
 from ...networks.rows import INPUT, Row
 from ..subnetwork import Subnetwork
-from .coordinates import Stride, times
+from .coordinates import SparseTensor, Stride, times
 from .layers import Convolution
-from .tensor import SparseTensor
 
 
 def tensor_strides(rows: Sequence[Row], stride: Stride) -> dict[str, Stride]:

@@ -35,14 +35,13 @@ from ...records import RunRecord
 from ...records.run_progress import num_processes
 from ...runtime import commands
 from ...runtime.failures import described
-from ...runtime.processes.last_words import Listener
-from ...runtime.processes.lifeline import Lifeline, watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
+from ...runtime.processes.signs_of_life import Lifeline, Listener, watch
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...util.host.forked import Forked, fork
 from ...util.host.imports import python_command
 from ...util.host.limits import MemoryKills, short_of_memory
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.plan import Plan
 from ..failure_cause import LOST, FailureCause, clear, find_cause
 from ..pipelines_parent import Parent

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...errors import InputError
 from ...runtime.wire.handshake import new_secret
-from ...util.host.addresses import is_loopback
-from ...util.text.counting import number_of
+from ...util.host.ssh import is_loopback
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster, Node
 from .hosts import HostProbe, for_each, probes
 

@@ -28,14 +28,13 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.run_progress import num_processes
 from ...runtime.config import DEVICES
-from ...runtime.processes.lifeline import watch
+from ...runtime.processes.signs_of_life import watch
 from ...util.io.files import write_atomic
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ..failure_cause import FailureCause
 from ..lock import hold, is_held
-from ..ssh.controller import controlled, of_several, parser_of
-from ..ssh.restarting import Restarting
+from ..ssh.controller import Restarting, controlled, of_several, parser_of
 from .launch_ray import read_types
 
 if TYPE_CHECKING:
@@ -268,10 +267,7 @@ def _place_of_all(record: RunRecord, arguments: argparse.Namespace) -> "Iterator
     address, gpus = arguments.address, record.config["device"] != _CPU
     types, here = read_types(record.folder, len(record.plan.ranks)), address is None
     with connected(address, num_ranks=len(types), gpus=gpus):
-        from .bundles import (
-            check_room,  # these bring Ray, which reads its settings then
-            labels,  # these bring Ray, which reads its settings then
-        )
+        from .launch_ray import check_room, labels
         from .nodes import BundlesOfAll
         from .placed_ranks import address_of_ray, all_nodes, reserved
 

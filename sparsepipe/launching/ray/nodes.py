@@ -17,23 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster, Node
 from ...values.plan import Plan
-from ..ssh.placement import HostedPipeline, HostedRanks, pipelines_on
-from ..ssh.restarting import OneOfSeveral, TakenHosts
-from .bundles import check_room, hosts_of, labels, pinned
-from .launch_ray import devices_of
+from ..ssh.controller import OneOfSeveral, TakenHosts
+from ..ssh.launch_ssh import HostedPipeline, HostedRanks, pipelines_on
+from .launch_ray import check_room, devices_of, hosts_of, labels, pinned
 from .placed_ranks import Group, PlacedRanks, Reserved, all_nodes, answers, nodes_of, reserved
 
 if TYPE_CHECKING:  # it brings planners, for which no launch waits
-    from ...planning.hosts_left import Continuation
+    from ...planning.hardware_changes import Continuation
 
 _LOOK_SECONDS = 0.5
 
 
 class NodesOfRay:
-    """Nodes of the Ray that is connected: a place, as a run that starts again has one (ssh/restarting.py)."""
+    """Nodes of the Ray that is connected: a place, as a run that starts again has one (ssh/controller.py)."""
 
     def __init__(
         self, types: Sequence[str | None], *, planned_for: Cluster | None, gpus: bool, folder: str | None
@@ -73,7 +72,7 @@ class NodesOfRay:
             self._now = reserved(wanted, gpus=self._gpus)
         except InputError:
             return self._on_those_left(plan, lost, profile)
-        from ...planning.hosts_left import Continuation
+        from ...planning.hardware_changes import Continuation
 
         self._wanted = wanted
         cluster = Cluster(tuple(hosted.node for hosted in self._now.hosts))
@@ -97,7 +96,7 @@ class NodesOfRay:
 
     def _on_those_left(self, plan: Plan, lost: Sequence[HostedRanks], profile: Path) -> "Continuation":
         """Plan for the hosts that ranks were on and that are left, each rank where it is planned to be."""
-        from ...planning.hosts_left import plan_for_devices_left
+        from ...planning.hardware_changes import plan_for_devices_left
 
         assert self._last is not None, "what was lost was taken"
         last = self._last

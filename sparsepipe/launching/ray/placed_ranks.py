@@ -13,12 +13,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Node
 from ..ssh.connection import AGENT, AgentProcess
-from ..ssh.placement import HostedRanks
+from ..ssh.launch_ssh import HostedRanks
 from . import agent_actor
-from .bundles import bundle, hosts_of
+from .launch_ray import bundle, hosts_of
 
 _PIECE = 2**16
 _KILLED = -9

@@ -24,7 +24,7 @@ from ...util.host.imports import python_on_host, this_python
 from ...util.host.ssh import command_failure, ssh_command, ssh_failure
 from ...util.io.fields import Check, fields, flag, integer, maybe, shown, text
 from ...values.cluster import Node
-from .placement import HostedRanks
+from .launch_ssh import HostedRanks
 
 AGENT = ("-m", "sparsepipe.launching.ssh.agent")  # of a Python on a host
 _SSH_FAILED = 255  # the exit code of ssh itself, not of the command there

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError
-from ...util.host.addresses import interface_address
+from ...util.host.ssh import interface_address
 from ...util.io.functions import is_function
 
 _ANY_PORT = 9
@@ -112,8 +112,8 @@ class DataFile(NamedTuple):
 
 def is_there(source: str) -> bool:
     """Return whether this host has a data set, or whoever reads it makes it."""
+    from ...data.folder import place_of
     from ...data.manifests import get_manifest  # no run of a replay needs it
-    from ...data.sources import place_of
 
     if is_function(source) or Path(source).exists():
         return True
@@ -125,7 +125,7 @@ def is_there(source: str) -> bool:
 
 def files_of(source: str) -> Iterator[DataFile]:
     """Yield the files of a data set on this host; none if it is not here."""
-    from ...data.sources import find
+    from ...data.folder import find
 
     with suppress(InputError):
         place = find(source).resolve()

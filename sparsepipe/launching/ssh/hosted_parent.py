@@ -14,11 +14,14 @@ The coordinator of several pipelines on one of their hosts, as their parent has 
 parent ──ssh── agent ── coordinator      what it writes of the record comes here as it grows
 """
 
+import argparse
 import os
 import queue
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
@@ -26,24 +29,106 @@ from typing import Any, Protocol
 
 from ...records import RunRecord
 from ...runtime import commands
-from ...runtime.pipelines.resuming import RESUME
+from ...runtime.pipelines.journal import RESUME
+from ...runtime.processes.signs_of_life import watch
 from ...runtime.training_state.checkpoint_folders import remove_partial
-from ...runtime.wire.encryption import CERTIFICATE, new_certificate
+from ...runtime.wire.handshake import CERTIFICATE, new_certificate
 from ...runtime.wire.messages import COORDINATOR, ListenerAddress
+from ...util.host.imports import python_command, python_environment
 from ...util.io.files import cut_torn_row, write_atomic
 from ...values.plan import Plan
-from ..local.coordination import start
+from ..local.coordination import LOG_FILES, Coordination, GoneAttempts, address_of, start
 from ..pipelines_parent import Parent, awaiting
 from ..resuming import go_on_from_checkpoint
 from ..run_folders import tell_going_on
+from ..supervisor import read_status
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
-from .hosted_coordinator import RECORD_FILES
+from .hosted_run import HostedRun
+from .launch_ssh import HostedRanks
 from .pieces import send_content, send_file
-from .placement import HostedRanks
 from .rows import RowsOfHosts
 from .run_files import RunFiles
 from .session import TO_CONNECT, TO_STOP, HostLost, HostUnreached, silence
+
+RECORD_FILES = (  # what is written here of the record
+    *("metrics.jsonl", "minibatches.jsonl", "merges.jsonl", *LOG_FILES),
+    *("logs/launcher.log", "control/taken.json", "control/refused.json"),
+)
+_MODULE = "sparsepipe.launching.ssh.hosted_parent"
+_COORDINATOR_LOOK_SECONDS = 0.1
+_TO_END = 25.0  # seconds for the coordinator to write its last rows
+
+
+class HostedCoordinator:
+    """The process, in the folder of a `HostedRun` that has the plan of all pipelines."""
+
+    def __init__(self, run: HostedRun) -> None:
+        self._run = run
+        self._gone = GoneAttempts(run.folder, encrypts=False)
+        self._told = False
+
+    def start(self, job: Mapping[str, Any], *, interface: str, address: str) -> None:
+        """Start it, as the controller describes it, at `address`, which the network's `interface` has."""
+        self._gone = GoneAttempts(self._run.folder, encrypts=bool(job["encrypts"]))
+        options = ["--run-dir", str(self._run.folder), "--launch", str(job["launch"]), "--host", address]
+        options += ["--seed", str(int(job["seed"])), "--timeout", str(float(job["timeout"]))]
+        options += ["--encrypt"] if job["encrypts"] else []
+        environment = python_environment(GLOO_SOCKET_IFNAME=interface, OMP_NUM_THREADS="1")
+        self._run.begin(python_command(_MODULE, *options), environment, RECORD_FILES)
+
+    def listens(self) -> dict[str, Any] | None:
+        """Return where the coordinator listens and its secret, once: as soon as it does."""
+        if self._told or (found := address_of(self._run.folder)) is None:
+            return None
+        self._told = True
+        return {"host": found.host, "port": found.port, "secret": found.secret.hex()}
+
+    def tell_gone(self, pipeline: int, attempt: int | None) -> None:
+        """Tell the coordinator that an attempt of a pipeline, or it for good, has ended."""
+        self._gone.add(pipeline, attempt)
+
+    def look(self) -> None:
+        """Tell it of what it has not heard of yet."""
+        self._gone.tell()
+
+    def end(self) -> None:
+        """Ask it to end, and wait until it has."""
+        with suppress(OSError, ValueError, KeyError):
+            os.kill(int(read_status(self._run.folder)["launcher"]), signal.SIGTERM)
+            self._run.wait(_TO_END)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--launch", required=True, help="names this launch of the run")
+    parser.add_argument("--host", required=True, help="the address to listen at")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("--encrypt", action="store_true")
+    arguments = parser.parse_args()
+    watch()
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    coordination = Coordination(
+        arguments.run_dir,
+        Plan.load(arguments.run_dir / "plan.json"),
+        seed=arguments.seed,
+        timeout=arguments.timeout,
+        launch=arguments.launch,
+        host=arguments.host,
+        encrypts=arguments.encrypt,
+    )
+    while not ended.wait(_COORDINATOR_LOOK_SECONDS):
+        coordination.look()
+    coordination.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
 
 _CLOCK = Path("logs", "clock.json")
 _LOOK_SECONDS = 0.05

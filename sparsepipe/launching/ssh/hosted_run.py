@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ...errors import InputError
 from ...records import RunRecord
 from ...runtime import RunConfig, commands
-from ...runtime.forward_only import PREDICTIONS
+from ...runtime.plan_fit import PREDICTIONS
 from ...runtime.processes import rank_readings
-from ...runtime.processes.rank_watches import RankWatches
+from ...runtime.processes.rank_readings import RankWatches
 from ...runtime.training_state.checkpoint_folders import FOLDER, MANIFEST, PARTIAL, WHOLE
 from ...runtime.wire.frames import FrameWriter
 from ...runtime.wire.messages import STORE, ListenerAddress
@@ -24,10 +24,10 @@ from ...util.host.imports import python_command
 from ...util.io.files import cut_torn_row, read_whole
 from .. import supervisor
 from ..failure_cause import KILLED
-from ..local.started import environment_of
+from ..local.launch_local import environment_of
 from ..lock import hold, is_held
+from .launch_ssh import own_prefix
 from .pieces import FolderMirror, send_file
-from .placement import own_prefix
 from .rows import ANSWERS, METRICS, OwnRows
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
@@ -241,7 +241,7 @@ class HostedRun:
             return {"state": "failed", "reason": f"the result cannot be read ({error})"}
 
     def tell(self, writer: FrameWriter) -> None:
-        """Send what has been written since the last call: rows before the checkpoint that has what they tell of."""
+        """Send what has been written since the last call: rows before the checkpoint that has what they report."""
         if self._rows is not None:
             self._rows.tell(writer)
         if self.reads and self._watches is not None and self._watches.look(self._ranks):

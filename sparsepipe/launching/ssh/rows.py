@@ -25,11 +25,11 @@ from pathlib import Path
 from ...errors import InputError
 from ...records import RunRecord
 from ...records.run_progress import begin_plan, keep_processes
-from ...runtime import commands, replan_request
+from ...runtime import commands
 from ...runtime.reporting.recorder import forget_rows
 from ...runtime.wire.frames import MOST_PAYLOAD, FrameWriter
 from ...values.plan import Plan
-from ..metrics_tail import Tail, row_of
+from ..followed_job import Tail, row_of
 from .connection import Connection
 from .pieces import send_content
 
@@ -137,12 +137,12 @@ class HostRequests:
             return
         if request.plan is not None:
             try:
-                self._plan = replan_request.read(folder, request.plan)
+                self._plan = commands.read(folder, request.plan)
             except InputError as error:
                 commands.refuse(folder, str(error), plan=request.plan)
-                replan_request.forget(folder, request.plan)
+                commands.forget(folder, request.plan)
                 return
-            name = f"{self.prefix}{replan_request.name_of(request.plan)}"
+            name = f"{self.prefix}{commands.name_of(request.plan)}"
             send_content(connection.writer, json.dumps(self._plan.to_json()).encode(), name)
         told = {key: value for key, value in request._asdict().items() if value is not None}
         send_content(connection.writer, json.dumps(told).encode(), f"{self.prefix}{commands.FOLDER}/{commands.REQUEST}")
@@ -174,7 +174,7 @@ class HostRequests:
             commands.take(folder, command, minibatch, plan=token)
         if token is None:
             return None
-        replan_request.forget(folder, token)
+        commands.forget(folder, token)
         return None if refused else self._plan
 
     def _begin(self, token: str, minibatch: int) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import InputError
 from ...records import RunRecord
 from ...records.run_progress import PROCESSES
-from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
-from ...runtime.pipelines.resuming import RESUME
+from ...runtime.pipelines.journal import RESUME
+from ...runtime.plan_fit import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from ...runtime.processes.rank_readings import PATTERN
 from ...runtime.training_state.checkpoint_folders import (
     FOLDER,
@@ -29,12 +29,12 @@ from ...runtime.wire.frames import Frame
 from ...runtime.wire.messages import COORDINATOR
 from ...util.io.files import read_json, sha256
 from ...util.io.functions import functions_of, with_functions
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.plan import Plan
 from .connection import Connection
 from .facts import files_of, name_of
+from .launch_ssh import own_prefix
 from .pieces import Arrivals, Copy, FileGrowth, place, send_content, send_file
-from .placement import own_prefix
 from .rows import METRICS, RowsOfHosts
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import threading
 import time
 from contextlib import suppress
 
-from ...util.host.contention import exit_with_parent, report_started
-from .kinds import BEGIN, KINDS
-from .places import CPU, device_at
+from ...util.host.background_load import exit_with_parent, report_started
+from .intruding import BEGIN, KINDS
+from .victims import CPU, device_at
 
 
 def intrude(

@@ -14,10 +14,8 @@ from typing import Any
 from ...errors import InputError
 from ...util.io.fields import shown
 from ...util.io.files import read_json
-from .forest import Forest
-from .growing import COARSE, Growth
-from .judging import Judged, judge
-from .rows import Row, table_of
+from .forest import COARSE, Forest, Growth
+from .measurements import Judged, Row, judge, table_of
 
 FILE = "scheduler/physical_cluster_throughputs.json"
 CARDS = ("k80", "p100", "v100")

@@ -11,11 +11,9 @@ from ...util.host import cpu
 from ...util.host.background_load import num_processors
 from ...util.host.machine_watch import MachineWatch
 from ...util.io.fields import shown
-from .intruding import intruding
-from .kinds import KINDS, check_kind
+from .intruding import KINDS, check_kind, intruding
 from .measurements import Measurement, MeasurementFile
-from .places import CPU, device_at, device_here, places, torch_device
-from .victims import OpenVictim, Victim, pinned_to
+from .victims import CPU, OpenVictim, Victim, device_at, device_here, pinned_to, places, torch_device
 
 MOST_TOGETHER = 3  # intruders at once, as DynPipe has it
 NOBODY = -1  # the place of no intruder

@@ -1,20 +1,18 @@
 """What intruders will cost each layer, learned on one machine from what that machine says."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...util.io.fields import number, shown, text, texts
-from ...util.io.files import write_json
-from ...util.text.counting import number_of
+from ...util.io.fields import number, shown, shown_key, text, texts
+from ...util.io.files import read_numbered_rows, write_json
+from ...util.text.numbers import number_of
 from ...values.profile import Profile
-from .forest import Forest, read_bounded_json
-from .growing import COARSE, Growth, grow
-from .judging import Judged, judge, split
-from .measurements import Measurement, features_of, rows_of
-from .rows import Row, table_of
+from .forest import COARSE, Forest, Growth, grow, read_bounded_json
+from .measurements import Judged, Measurement, Row, features_of, judge, rows_of, split, table_of
 from .victims import kind_of
 
 FORMAT = "sparsepipe-predictor-1"
@@ -130,3 +128,52 @@ def learn(
 
 def _flat(rows: Sequence[Sequence[Row]], places: Sequence[int]) -> list[Row]:
     return [row for place in places for row in rows[place]]
+
+
+FILE = "runtime_bert/profile/out.json"
+_TARGET = "time"  # over the time alone
+_ALONE = 1.0
+
+
+def read_rows(path: Path | str, *, alone: bool = False) -> list[Row]:
+    """Read the rows; those of victims that were alone (slow-down 1) only if asked.
+
+    Raises InputError in one line, naming file and line, for what is no such row.
+    """
+    found = []
+    for line, row in read_numbered_rows(path):
+        where = f"{path}:{line}"
+        profile, output = row.get("profile"), row.get("output")
+        if not isinstance(profile, dict) or not isinstance(output, dict) or _TARGET not in output:
+            raise InputError("dynpipe.sample_malformed", f"{where}: expected an object with profile, output and a time")
+        metrics, facts = (
+            {key: _number(value, key, where) for key, value in part.items()} for part in (profile, output)
+        )
+        slowdown = facts.pop(_TARGET)
+        if slowdown <= 0:
+            raise InputError("dynpipe.slowdown_zero", f"{where}: time is {slowdown:g}, expected a slowdown above 0")
+        if alone or slowdown != _ALONE:
+            found.append(Row(_joined(metrics, facts, where), slowdown))
+    return found
+
+
+def _number(value: object, key: str, where: str) -> float:
+    """A metric is written as text, a fact of the victim as a number."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(
+            "dynpipe.not_a_number", f"{where}: {shown_key(key)} is {shown(value)}, expected a finite number"
+        )
+    return number
+
+
+def _joined(metrics: Mapping[str, float], facts: Mapping[str, float], where: str) -> dict[str, float]:
+    if twice := metrics.keys() & facts.keys():
+        raise InputError(
+            "dynpipe.key_twice",
+            f"{where}: {shown(sorted(twice))} occurs in both profile and output, expected in only one",
+        )
+    return {**metrics, **facts}

@@ -31,8 +31,8 @@ LOSSES: Mapping[str, tuple[str, str]] = {
     "classes": ("classes", "CrossEntropy"),
     "voxels": ("classes", "Segmentation"),
     "pixels": ("classes", "PixelCrossEntropy"),
-    "tokens": ("masked_words", "TokenCrossEntropy"),
-    "masked-words": ("masked_words", "MaskedWords"),
+    "tokens": ("texts", "TokenCrossEntropy"),
+    "masked-words": ("texts", "MaskedWords"),
     "output": ("of_users", "OutputLoss"),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...data.labels import IGNORED
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from .base import (
     Outcome,
     auxiliary_outputs,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from .gnmt import attention_weights
 
 _EPSILON = 1e-12  # of layer norms

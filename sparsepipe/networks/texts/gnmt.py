@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 
 State = tuple[Tensor, Tensor]  # an LSTM's: hidden and cell, each [1, B, H]
 

@@ -5,9 +5,8 @@ stage = network.build(layer_ids, engine=engine, seed=0)
 values = stage(stage.enter(inputs), minibatch=0, keep=network.outputs)
 """
 
-from .network import TracedNetwork
 from .rows import TracedRow
-from .subnetwork import TracedSubnetwork
+from .subnetwork import TracedNetwork, TracedSubnetwork
 from .tracing import trace
 from .verification import verify
 

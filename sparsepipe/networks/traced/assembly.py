@@ -13,9 +13,8 @@ from ...values.graph import Layer as GraphLayer
 from ...values.graph import LayerGraph
 from .copies import module_at
 from .grouping import Grouping, Layer
-from .operations import is_rectified
 from .recording import CannotBeTraced, Recording, names_of
-from .rows import LayerPort, LayerProgram, Result, TracedRow
+from .rows import LayerPort, LayerProgram, Result, TracedRow, is_rectified
 from .values import Structure, features
 
 OUTPUT = ""  # reads what the forward returns, as a layer reads its inputs

@@ -100,7 +100,7 @@ class Tree:
         self.stage._non_persistent_buffers_set |= made._non_persistent_buffers_set
 
     def add_tensor(self, key: str) -> None:
-        """Put a copy of one parameter or buffer where it is in the root."""
+        """Replace one parameter or buffer of the root by a copy."""
         holder, _, name = key.rpartition(".")
         source, target = module_at(self.root, holder), self._branch(holder)
         kind = "_parameters" if name in source._parameters else "_buffers"

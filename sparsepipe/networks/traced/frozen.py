@@ -16,8 +16,8 @@ import torch
 from torch import fx, nn
 
 from .containers import ContainerCall
-from .operations import name_of
 from .recording import OF_MODULES, Recording, UnevenStatement
+from .rows import name_of
 from .statements import Statement, module_called
 from .values import Structure, is_constant, is_tensor
 

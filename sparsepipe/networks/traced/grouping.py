@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, fx, nn
 
 from .copies import module_at
-from .operations import holds_tensors, is_cheap, is_small, is_view, name_of, of_numbers
 from .recording import Recording, example_of
+from .rows import holds_tensors, is_cheap, is_small, is_view, name_of, of_numbers
 from .statements import Call, module_called, paths_called
 from .values import Structure, is_of_spconv
 

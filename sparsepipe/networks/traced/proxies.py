@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from ...errors import InputError
-from .operations import name_of, of_numbers
 from .recording import OF_HOOKS, CannotBeTraced
+from .rows import name_of, of_numbers
 from .values import is_constant, is_of_spconv, is_tensor
 
 _SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers

@@ -25,7 +25,6 @@ from .containers import ContainerCall, Reader, built, holds_record
 from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import ForwardInputs
-from .operations import OF_SPARSE, name_of
 from .outlining import positions_now, positions_of
 from .proxies import SizeDecision, ValueProxy, decidable, same_answer, stand_in, stands_for_itself
 from .recording import (
@@ -42,6 +41,7 @@ from .recording import (
     observe,
     restore,
 )
+from .rows import OF_SPARSE, name_of
 from .statements import RECORDER, Call, Statement, Uses, used_of
 from .values import Structure, entries_that_cross, entry_at, flattened, is_number, is_sparse, tensors_of
 

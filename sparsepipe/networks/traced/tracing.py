@@ -20,7 +20,6 @@ from .copies import module_at
 from .frozen import Watch
 from .grouping import Grouping
 from .inputs import ForwardInputs
-from .network import TracedNetwork
 from .outlining import Outlining
 from .proxies import OTHER_ANSWERS, SizeDecision
 from .recording import (
@@ -36,7 +35,7 @@ from .recording import (
 )
 from .rows import Sizes
 from .statements import module_called, paths_called
-from .subnetwork import LayerFailed
+from .subnetwork import LayerFailed, TracedNetwork
 from .values import (
     Structure,
     entries_that_cross,

@@ -13,10 +13,9 @@ from ...errors import InputError
 from ..base import direct_reads
 from .building import without_checkpoints
 from .copies import module_at, other_weights
-from .network import TracedNetwork
 from .recording import names_of, own_draws, put_back, seed_all
 from .statements import paths_called
-from .subnetwork import TracedSubnetwork
+from .subnetwork import TracedNetwork, TracedSubnetwork
 from .values import Structure, entries_that_cross, features, flattened, in_order, is_sparse, is_tensor
 
 Loss = Callable[[Any], Tensor]

@@ -15,18 +15,26 @@ Picard, "Maximal closure of a graph and applications to combinatorial problems",
 is fed by the source, what costs feeds the sink, and no flow limits what a layer needs.
 """
 
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...values.costs import Array
 from ..base import Problem
+from ..cuts import Cuts, least_payload_order
+from ..device_groups import DeviceGroups, device_classes
+from .chain_search import Moves, Path, all_moves, along_chain
 from .frontier_cuts import layer_seconds
+from .halving import largest_refused
 from .narrow_cut_bound import classes_of_cuts
+from .order_search import order_of
+from .search_space import Rules, Space, every_move, merged, order_space
+from .stage_cost_tables import StageModel, default_model
 
 _ENOUGH = 1 << 30  # more than all that can flow: sums of it and of what flows are below 2³¹
 
@@ -198,3 +206,125 @@ def maximal_closure(worth: Array, needs: NDArray[np.intp]) -> tuple[float, NDArr
     chosen = np.zeros(count + 2, dtype=bool)
     chosen[breadth_first_order(left, source, return_predecessors=False)] = True
     return float(units[gives].sum() - flow.flow_value) * unit, chosen[:count]
+
+
+SECONDS = 2.0  # of the processor
+_USUAL = 12  # of the best stages, that are drawn from
+_MOST_ORDER_MOVES = 20_000  # of all devices; where there are more, those along an order of them are tried
+_SAME = 1e-9
+
+
+def paths_along_connected_stages(
+    problem: Problem,
+    rules: Rules,
+    stages: ConnectedStages,
+    near: tuple[Space, Path],
+    *,
+    low: float,
+    high: float,
+    seconds: float = SECONDS,
+) -> list[tuple[Space, Path]]:
+    """Return paths of periods that fall from `high`, that of a path `near` them, to `low` at best.
+
+    No device's memory is looked at.
+    """
+    kinds = list(dict.fromkeys(device.type.name for device in problem.cluster.devices))
+    names = [device.type.name for device in problem.cluster.devices]
+    best = [[best_stage for best_stage in stages.best if best_stage.kind == kind] for kind in range(len(kinds))]
+    if not stages.best:
+        return []
+    orders = problem.layers, least_payload_order(problem.table, problem.layers)
+    every, devices = every_move(problem, _MOST_ORDER_MOVES), order_of(*near)
+    rng, until, found = random.Random(0), time.process_time() + seconds, list[tuple[Space, Path]]()
+    while high > low * (1 + _SAME) and time.process_time() < until:
+        drawn = [
+            class_best[min(int(rng.expovariate(1 / _USUAL)), len(class_best) - 1)]
+            for kind, class_best in zip(kinds, best, strict=True)
+            for _ in range(names.count(kind))
+            if class_best
+        ]
+        order = _order(problem.layers, drawn, rng.choice(orders))
+        if not order:
+            continue
+        cuts = Cuts.along(problem.table, order)
+        if every:
+            space: Space | None = Space.of(problem, rules, cuts, *every, complete=False)
+        else:
+            space = order_space(problem, rules, cuts, devices)
+        while space and isinstance(path := along_chain(space.model, space.moves, high * (1 - _SAME)), list):
+            found.append((space, path))
+            high, devices = space.model.period(path), order_of(space, path)
+    return found
+
+
+def _order(layers: tuple[int, ...], drawn: list[Connected], usual: tuple[int, ...]) -> tuple[int, ...]:
+    """The layers as they `usually` are, but for those of stages that follow one another; none where two share some."""
+    region, placed = np.zeros(len(layers), dtype=np.intp), np.zeros(len(layers), dtype=bool)
+    for number, one in enumerate(sorted(drawn, key=lambda one: int(one.before.sum()))):
+        if (one.layers & placed).any():
+            return ()
+        region[one.before & ~placed] = 2 * number
+        region[one.layers] = 2 * number + 1
+        placed |= one.before | one.layers
+    region[~placed] = 2 * len(drawn)
+    index_of = {layer: k for k, layer in enumerate(usual)}
+    return tuple(layers[k] for k in sorted(range(len(layers)), key=lambda k: (region[k], index_of[layers[k]])))
+
+
+_TOLERANCE = 5e-4
+_MOST_MOVES = 50_000
+_ROUNDING = 1e-9  # of all work
+
+
+@dataclass(frozen=True, eq=False)
+class ConnectedWalks:
+    """Walks over the numbers of devices of each type."""
+
+    stages: ConnectedStages
+    model: StageModel  # of groups by type alone
+    moves: Moves
+
+    @classmethod
+    def of(cls, problem: Problem, stages: ConnectedStages) -> "ConnectedWalks | None":
+        """None if there are too many ways to use the devices."""
+        easier, layers = merged(problem), tuple(problem.layers)
+        classes = device_classes(easier.cluster)
+        sizes = [len(device_class.ranks) for device_class in classes]
+        if prod((n + 1) * (n + 2) // 2 for n in sizes) > _MOST_MOVES:
+            return None
+        counts, moves = all_moves(sizes, np.ones(len(classes)))
+        ends = Cuts.chosen(layers, problem.table.graph.input_layers, (0, (1 << len(layers)) - 1))
+        return cls(stages, default_model(easier, ends, DeviceGroups.of(easier, classes, counts)), moves)
+
+    def exist(self, period: float) -> bool:
+        """Return whether stages that each take no longer than a period may do the whole work."""
+        stages, moves = self.stages, self.moves
+        slack, most = _ROUNDING * stages.whole, np.full(len(moves.used), -inf)
+        most[0], done = 0.0, self._done(period)
+        for level in moves.levels:
+            before = most[moves.source[level], None]
+            begins = np.where(stages.first <= before + slack, np.minimum(before, stages.last), -inf)
+            reached = (begins + done[moves.group[level]]).max(axis=1)
+            np.maximum.at(most, moves.target[level], reached)
+        return bool(most.max() >= stages.whole - slack)
+
+    def _done(self, period: float) -> Array:
+        """The most that a stage on each group does where it begins at each class, [G, K]."""
+        done_work = np.full((len(self.model.groups), len(self.stages.first)), inf)
+        room = np.maximum(period - self.model.fixed, 0.0)
+        for kind, rates in enumerate(self.model.rates.T):
+            classes_with_work = np.flatnonzero(rates > 0)
+            done_work[classes_with_work] = np.minimum(
+                done_work[classes_with_work], self.stages.done(kind, room[classes_with_work] / rates[classes_with_work])
+            )
+        return done_work
+
+
+def connected_stages_bound(
+    problem: Problem, stages: ConnectedStages, *, low: float, high: float, seconds: float = SECONDS
+) -> float:
+    """Return a bound of the period of all plans: at least `low`, which is one, at most `high`."""
+    until, walks = time.process_time() + seconds, ConnectedWalks.of(problem, stages)
+    if walks is None:
+        return low
+    return largest_refused(lambda one: not walks.exist(one), low, high, tolerance=_TOLERANCE, until=until)

@@ -26,8 +26,8 @@ from ...values.costs import Array
 from ..base import Problem
 from ..cuts import Cuts, Index
 from .chain_search import Moves, Path
+from .frontier_cuts import ListedCuts
 from .halving import largest_refused
-from .listed_cuts import ListedCuts
 from .search_space import Rules, Space, with_cuts
 from .stage_cost_tables import StageModel
 

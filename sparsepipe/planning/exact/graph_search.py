@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...util.io.quantities import SIZE
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ..cuts import Index
 from .chain_search import Limit, Moves, Path, last_true
 from .memory_limits import MemoryRule

@@ -22,8 +22,7 @@ from ..base import Problem
 from ..cuts import Cuts, Index, added_up
 from ..device_groups import DeviceGroups
 from .chain_search import Moves
-from .frontier_cuts import UNITS, FrontierCuts
-from .listed_cuts import ListedCuts
+from .frontier_cuts import UNITS, FrontierCuts, ListedCuts
 from .memory_limits import MemoryRule
 from .min_step_time import LeastSum
 from .search_space import LATENCY_BUDGET, MAX_CUTS, every_move, merged

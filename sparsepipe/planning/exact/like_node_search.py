@@ -15,10 +15,10 @@ import numpy as np
 from ..base import Problem
 from ..cuts import Cuts, Index
 from .chain_search import Moves, Path, along_chain, useful_moves
-from .cut_profile_bound import CutProfile
 from .frontier_cuts import row_of_type
 from .graph_search import StageEnds, over_sets
 from .halving import largest_refused
+from .narrow_cut_bound import CutProfile
 from .search_space import CHAIN_BUDGET, Space, every_move, symmetric_space
 from .stage_cost_tables import StageModel, default_model
 

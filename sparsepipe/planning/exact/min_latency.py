@@ -29,10 +29,9 @@ from ..base import Problem
 from ..cuts import Index
 from ..estimate import forward_estimate
 from .chain_search import Path
-from .frontier_cuts import FrontierCuts
+from .frontier_cuts import FrontierCuts, ListedCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .latency_walks import crossing_bytes, walk_latency_bound
-from .listed_cuts import ListedCuts
 from .min_period import minimise_period
 from .min_step_time import LeastSum, sum_and_limit
 from .network_time import least_period, network_spaces

@@ -18,30 +18,34 @@ from ..forecast import steady_rate
 from ..published.contiguous import contiguous_plan
 from ..simulator import simulate
 from .chain_search import Path, along_chain
-from .connected_orders import paths_along_connected_stages
-from .connected_stages import ConnectedStages
-from .connected_stages_bound import connected_stages_bound
+from .connected_stages import ConnectedStages, connected_stages_bound, paths_along_connected_stages
 from .counted_search import counted_search
-from .cut_profile_bound import CutProfile
 from .fewest_devices import paths_over_listed
-from .frontier_cuts import FrontierCuts
+from .frontier_cuts import FrontierCuts, ListedCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
-from .guided_path import devices_in_order, guided_path
 from .improvement import SECONDS, deepened, masks_nearby
-from .joined_nodes import JoinedNodes
-from .known_plans import INTERRUPTED, Found, Known, PlanProgress, path_of_plan, timed_model
-from .lagrangian_bound import lagrangian_bound, placed_bound
+from .known_plans import (
+    INTERRUPTED,
+    Found,
+    Known,
+    PlanProgress,
+    devices_in_order,
+    guided_path,
+    path_of_plan,
+    timed_model,
+)
 from .like_node_search import paths_on_like_nodes
-from .listed_cuts import ListedCuts
+from .like_nodes import JoinedNodes
 from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step
+from .narrow_cut_bound import CutProfile
 from .network_time import least_period, space_near, whole_space
 from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
 from .recomputed_segments import is_limited, segmented_plan
-from .relaxed_bound import frontier_with_sums, relaxed_bound, work_bound
+from .relaxed_bound import frontier_with_sums, lagrangian_bound, placed_bound, relaxed_bound, work_bound
 from .returning_stages import returning_stages
 from .search_space import (
     MAX_CUTS,

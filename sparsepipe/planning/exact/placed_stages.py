@@ -40,7 +40,7 @@ from ..base import Problem
 from ..cuts import Cuts, Index
 from ..device_groups import MAX_SHARE, DeviceGroups, device_classes
 from .chain_search import Moves, _reach, all_moves
-from .joined_nodes import best_link
+from .like_nodes import best_link
 from .stage_cost_tables import StageModel, default_model
 
 _ROUNDING = 1e-9

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...values.costs import Array
 from ..cuts import Index
 from .chain_search import Limit, _reach
-from .joined_nodes import JoinedNodes
+from .like_nodes import JoinedNodes
 
 _ROUNDS = 40  # of cutting planes
 _MORE = 1e-9  # than all devices cost, beyond rounding

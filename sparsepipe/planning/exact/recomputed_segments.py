@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...util.io.quantities import SIZE
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.costs import OPTIMIZER_SLOTS, depth
 from ...values.plan import Plan, Stage
 from ...values.recomputation import Segments, StageMemory

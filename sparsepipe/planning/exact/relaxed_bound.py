@@ -1,23 +1,27 @@
 """The best bound of the period that is known if not all plans can be searched.
 
 All plans must do the whole work (`work_bound`). On identical devices, sums of all cuts prove more
-(cut_profile_bound.py). They are listed; if they are too many, frontiers compute them (frontier_cuts.py). If frontiers
+(narrow_cut_bound.py). They are listed; if they are too many, frontiers compute them (frontier_cuts.py). If frontiers
 are too many, the widths that stages need to send what crosses cuts prove a bound (narrow_cut_bound.py). On other
 devices and several nodes, all cuts are taken for a chain (`row_bound`). If steps flush or there are too many moves,
 walks over the sums are searched with the existing groups (walk_bound.py).
 """
 
+import time
 from collections import Counter
 from math import inf
 
 import numpy as np
 
+from ...values.costs import Array
 from ..base import Problem
-from .cut_profile_bound import CutProfile
-from .frontier_cuts import FrontierCuts, layer_seconds, seconds_and_weights
+from .frontier_cuts import FrontierCuts, ListedCuts, layer_seconds, seconds_and_weights
+from .halving import largest_refused
 from .like_node_search import row_bound
-from .listed_cuts import ListedCuts
-from .narrow_cut_bound import narrow_cut_bound
+from .like_nodes import JoinedNodes
+from .narrow_cut_bound import CutProfile, narrow_cut_bound
+from .placed_stages import Placements
+from .priced_stages import PricedStages, ever_dearer, too_dear
 from .search_space import Space, merged
 from .walk_bound import walk_bound
 
@@ -119,3 +123,34 @@ def _least(space: Space, count: int) -> tuple[float, float]:
     """(share of its work, seconds of a byte of weights) of a stage on so many devices, at least."""
     groups = np.flatnonzero(space.model.groups.sizes == count)
     return float(space.model.rates[groups, 0].min()), float(space.model.weight_rates[groups].min())
+
+
+TOLERANCE = 0.001
+LAGRANGIAN_SECONDS = 5.0  # of the processor, after which the bound that is proven by then counts
+PLACED_SECONDS = 2.0  # the same, by the nodes
+
+
+def lagrangian_bound(joined: JoinedNodes, *, low: float, high: float, seconds: float = LAGRANGIAN_SECONDS) -> float:
+    """Return a bound of the period of all plans: at least `low`, which is one, at most `high`."""
+    until = time.process_time() + seconds
+    while high - low > TOLERANCE * high and time.process_time() < until:
+        period = (low + high) / 2
+        *_, dearest = PricedStages(joined, period).ever_dearer()
+        if too_dear(dearest):
+            low = period
+        else:
+            high = period
+    return low
+
+
+def placed_bound(placed: Placements, *, low: float, high: float, seconds: float = PLACED_SECONDS) -> float:
+    """Return a bound of the period of all plans on several nodes: at least `low`, which is one, at most `high`."""
+    until, prices = time.process_time() + seconds, list[Array]()
+
+    def refused(period: float) -> bool:
+        cheapest = placed.stages(period).cheapest
+        *_, dearest = ever_dearer(cheapest, placed.available, prices[-1] if prices else None)
+        prices.append(dearest.prices)  # of one period they are good ones of the next
+        return too_dear(dearest)
+
+    return largest_refused(refused, low, high, tolerance=TOLERANCE, until=until)

@@ -7,7 +7,7 @@ The first device has the first and the last interval, the next one those inside,
     device 2                    |-------|-------|
                         a       a'              b'       b
 
-A skip connection of a U-Net whose ends are on one device is kept there and crosses no boundary (values/skip_routes.py).
+A skip connection of a U-Net whose ends are on one device is kept there and crosses no boundary (values/graph.py).
 What crosses the two boundaries around an interval then depends on its ends (a, b) alone. So a dynamic program over
 intervals, from the inside outwards, has the least time of the busiest device, or of its busiest port, over all cuts:
 
@@ -27,14 +27,13 @@ from math import inf
 import numpy as np
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.costs import Array, Flags, boundary_link
 from ...values.plan import Plan
 from ..base import Problem
 from ..baselines import ModelParallel
 from ..cuts import Cuts, Index
-from ..doubts import beyond_memory
-from ..estimate import estimate
+from ..estimate import beyond_memory, estimate
 from .known_plans import INTERRUPTED, PlanProgress
 from .relaxed_bound import work_bound
 

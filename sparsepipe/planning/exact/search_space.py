@@ -12,9 +12,8 @@ from ..base import Problem
 from ..cuts import Cuts, Index, least_payload_order
 from ..device_groups import DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, Path, all_moves, slice_moves
-from .frontier_cuts import FrontierCuts
+from .frontier_cuts import FrontierCuts, ListedCuts
 from .like_nodes import like_nodes, num_moves, symmetric_moves
-from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
 from .stage_cost_tables import StageModel, default_model, published_model
 

@@ -19,8 +19,8 @@ class StageModel:
 
     A stage of group g from cut a to cut b takes the max over types t of
         rates[g, t] × (times[t, b] − times[t, a]) + weight_rates[g] × (weights[b] − weights[a]) + fixed[g]
-    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups. If groups
-    tell their ends, times[t, b] − times[t, a] has network[t, a] more if what comes crosses the network, and
+    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups. If groups name
+    their ends, times[t, b] − times[t, a] has network[t, a] more if what comes crosses the network, and
     network[t, b] if what goes does: then a stage that holds more may take less.
     """
 

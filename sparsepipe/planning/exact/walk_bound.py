@@ -1,6 +1,6 @@
 """A lower bound of every plan's period on any nodes, where cuts are too many to search: only their sums are kept.
 
-As in cut_profile_bound.py a plan is a walk over cuts that are identified by the work and the bytes of weights before
+As in narrow_cut_bound.py a plan is a walk over cuts that are identified by the work and the bytes of weights before
 them and by what crosses them; here devices may sit on several nodes and be of several types. A stage of a group takes
 at least
 
@@ -28,11 +28,10 @@ from ..base import Problem
 from ..cuts import Cuts, Index
 from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Limit, Moves, all_moves
-from .cut_profile_bound import CutProfile
 from .frontier_cuts import layer_seconds, row_of_type
 from .halving import largest_refused
-from .joined_nodes import JoinedNodes
-from .like_nodes import num_moves, symmetric_moves
+from .like_nodes import JoinedNodes, num_moves, symmetric_moves
+from .narrow_cut_bound import CutProfile
 from .stage_cost_tables import StageModel, default_model
 
 SECONDS = 4.0  # of the processor, after which the bound that is proven by then counts

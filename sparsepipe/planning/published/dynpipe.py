@@ -34,7 +34,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...util.io.settings import Settings, Several, WholeNumber, setting
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.costs import Array, boundary_link
 from ...values.plan import Plan, Stage
 from ..base import Problem

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ...util.io.fields import shown
 from ...util.io.settings import Choice, Flag, Settings, row, setting
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.costs import Array
 from ...values.plan import Estimate, Plan, StageEstimate
 from ..base import COMPRESSION_RATIO, Problem

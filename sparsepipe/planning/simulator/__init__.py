@@ -16,11 +16,11 @@ from ...errors import InputError
 from ...util.io.fields import MOST, MOST_MINIBATCHES, given_integer, given_number, number, shown
 from ...util.io.quantities import knows_its_keywords
 from ...util.io.settings import Number, Settings, WholeNumber, setting
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
-from ...values.replication.paces import pace
+from ...values.replication.base import pace
 from ...values.schedule import check_rule, compile
 from ...values.stragglers import Stragglers, held_up_fact
 from ...values.stragglers.restarts import RESTART_SECONDS, with_restart

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile
-from ...values.replication.handing_out import READ_AHEAD
+from ...values.replication.base import READ_AHEAD
 from ...values.schedule import Action, Op, compile, refuse_stuck, unit_length
 from ...values.stragglers import Stragglers
 from ...values.trace import Span

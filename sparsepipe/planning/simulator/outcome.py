@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...values.replication import Rule, rule_to_json
-from ...values.replication.paces import pace
+from ...values.replication.base import pace
 from ...values.trace import Trace
 
 CAUSES = ("group", "exchange", "bound", "straggler")
@@ -17,7 +17,7 @@ class PipelinePace:
 
     minibatches: int
     seconds: float  # from its start until the last of them was done, and no bound kept it from the next
-    samples_per_second: float  # over all of these seconds (values/replication/paces.py)
+    samples_per_second: float  # over all of these seconds (values/replication/base.py)
     # Samples per second of the same minibatches with the same stragglers and no other pipeline, all known beforehand:
     # beside others a stage may stand at a forward that does not come, until the last minibatch is taken.
     own_pace: float

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
 

@@ -28,7 +28,7 @@ from typing import Any
 from ...errors import InputError
 from ...util.io.fields import MOST_DEVICES, integer, number, shown
 from ...util.io.files import expanded, read_json, read_text
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.graph import Layer, LayerGraph
 from ...values.plan import Plan, Stage
 from ...values.profile import CostSample, LayerCost, Profile

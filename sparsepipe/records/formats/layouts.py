@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import InputError, one_line
-from ...util.io.fields import MOST_DEVICES, shown
+from ...util.io.fields import MOST_DEVICES, read_yaml, shown
 from ...util.io.files import expanded, read_text
-from ...util.io.yaml_files import read_yaml
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.graph import LayerGraph
 from .blocks import Block, blocks_of, module_layers
 

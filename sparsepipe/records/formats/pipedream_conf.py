@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...networks import MODULE_NETWORKS, NETWORKS
 from ...util.io.fields import MOST_DEVICES, Check, flag, integer, number, one_of, shown, text
 from ...util.io.files import expanded, read_json, write_json
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.graph import LayerGraph
 from ...values.graph_text import GraphText
 from ...values.plan import Plan, Stage

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...util.io.fields import shown
+from ...util.io.fields import read_yaml, shown
 from ...util.io.files import expanded
 from ...util.io.functions import is_function
-from ...util.io.yaml_files import read_yaml
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from .clusters.detection import hosts_of_machines

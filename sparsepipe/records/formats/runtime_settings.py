@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...util.io.files import expanded, write_atomic
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
 from .blocks import Block, blocks_of, cut_at_blocks, module_layers

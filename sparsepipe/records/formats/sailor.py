@@ -22,7 +22,7 @@ from typing import Any
 from ...errors import InputError
 from ...util.io.fields import MOST_DEVICES, integer, number, real, shown, shown_key, text
 from ...util.io.files import expanded, read_json
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster, DeviceType, Node
 from ...values.graph import Layer, LayerGraph
 from ...values.plan import Plan, Stage

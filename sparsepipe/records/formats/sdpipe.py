@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...util.io.fields import MOST_DEVICES, complaint, flag, integer, shown
+from ...util.io.fields import MOST_DEVICES, complaint, flag, integer, read_yaml, shown
 from ...util.io.files import expanded, read_text
-from ...util.io.yaml_files import read_yaml
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster, DeviceType, Link, Node
 from ...values.graph import LayerGraph
 from ...values.plan import Plan, Stage

@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...networks.rows import INPUT, Network, Row
 from ...util.io.files import expanded, write_atomic
 from ...util.io.functions import UserFunction
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
 from .runtime_settings import TORCH_SCHEDULES, PlanForm, RuntimeExport

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import InputError
-from ...util.text.counting import number_of
-from ...util.text.numbers import duration
+from ...util.text.numbers import duration, number_of
 from ...values.trace import Span, Trace
 from .activity import Activity, Piece, RankExchange
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...values.replication.base import SERVER, Groups, Merge
-from .tallies import MERGES, Changes
+from .member import MERGES, Changes
 
 _KEPT = 256  # contributions of a pipeline, the latest: its ranks lag each other by fewer
 

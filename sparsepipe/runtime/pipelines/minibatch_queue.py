@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.fields import each, fields, integer, shown
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 
 _MOST = 10**15  # minibatches of a run, as its record's files allow
 

@@ -22,9 +22,9 @@ from ...errors import InputError
 from ...util.io.files import read_json
 from ...values.replication import rule_from_json
 from .. import commands
-from ..processes.lifeline import watch
 from ..processes.run_folder import RunFolder
-from ..wire.encryption import Encryption, tls_of
+from ..processes.signs_of_life import watch
+from ..wire.handshake import Encryption, tls_of
 from ..wire.messages import COORDINATOR, ListenerAddress
 from ..wire.switchboard import Peer, Switchboard
 from .journal import Journal

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
-from .member import Member, Phase
+from .member import METRICS, MINIBATCHES, REPLAN, Changes, Member, Phase, Sums
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
-from .tallies import METRICS, MINIBATCHES, REPLAN, Changes, Sums
 from .work import WAIT, Wait, Work
 
 START_SECONDS = 30.0  # that pipelines which are ready wait for the others at most, before the first minibatch

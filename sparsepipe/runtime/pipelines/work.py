@@ -11,10 +11,9 @@ from typing import Any
 from ...util.host.background_load import BackgroundLoad, worst
 from ...values.replication.base import Arithmetic
 from .base import Kind, Task
-from .member import Member
+from .member import METRICS, MINIBATCHES, Changes, Member, Sums, Tallies
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
-from .tallies import METRICS, MINIBATCHES, Changes, Sums, Tallies
 
 _MOST_AT_ONCE = 256  # minibatches in an answer
 

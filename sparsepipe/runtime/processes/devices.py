@@ -3,7 +3,7 @@
 import torch
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 
 
 def check_device(name: str) -> None:

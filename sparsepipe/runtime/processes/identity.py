@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import InputError
-from ...util.host.addresses import interface_address
+from ...util.host.ssh import interface_address
 
 _LOOPBACK = "127.0.0.1"
 

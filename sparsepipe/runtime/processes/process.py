@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import wait_for
-from ..wire.encryption import Encryption
-from .heartbeats import Heartbeats
+from ..wire.handshake import Encryption
+from .signs_of_life import Heartbeats
 
 
 @dataclass(frozen=True)

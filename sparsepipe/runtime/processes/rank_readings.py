@@ -1,16 +1,18 @@
 """What each rank's machine says, from the rank's host to whoever asks a predictor about the run.
 
-record   control/readings           somebody asks for it  ──►  host   its ranks are read (rank_watches.py)
+record   control/readings           somebody asks for it  ──►  host   its ranks are read (rank_readings.py)
          logs/rankN.machine.json                          ◄──         logs/rankN.machine.json, again every two seconds
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ...errors import InputError
+from ...util.host.machine_watch import MachineWatch
 from ...util.io.fields import number, shown
 from ...util.io.files import write_atomic
 from ..commands import FOLDER, read_own
@@ -66,3 +68,80 @@ def newest(logs: Path, rank: int) -> dict[str, float] | None:
 
 def _path(logs: Path, rank: int) -> Path:
     return logs / f"rank{rank}.machine.json"
+
+
+def uuid_of(device: Any) -> str:
+    """Return the UUID of a torch.device that is a GPU."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def tell_gpu(logs: Path, rank: int, device: Any) -> None:
+    """Write down which GPU a rank computes on."""
+    with suppress(OSError):  # a full disk: nobody watches its GPU then
+        (logs / f"rank{rank}.gpu").write_text(f"{uuid_of(device)}\n")
+
+
+def forget_gpu(logs: Path, rank: int) -> None:
+    """Remove what a worker of that rank wrote before."""
+    (logs / f"rank{rank}.gpu").unlink(missing_ok=True)
+
+
+def gpu_of(logs: Path, rank: int) -> str | None:
+    """Return the UUID of the GPU that a rank computes on; None if it has not told of one."""
+    with suppress(OSError, ValueError):
+        return (logs / f"rank{rank}.gpu").read_text().strip() or None
+    return None
+
+
+SECONDS = 2.0  # that a reading is about: as long as `sparsepipe interference measure` measures
+
+
+class RankWatches:
+    """Reads the ranks of a run by the process ids in its logs; one that was started again is reread.
+
+    On GPUs a rank is read from when it has told which GPU is its own, with that one's gauges. The other ranks are no
+    intruders.
+    """
+
+    def __init__(self, logs: Path, *, on_gpus: bool) -> None:
+        self.metrics: dict[int, dict[str, float]] = {}  # the newest reading of each rank
+        self._logs, self._on_gpus = logs, on_gpus
+        self._watches: dict[int, MachineWatch] = {}
+        self._due = 0.0
+
+    def look(self, ranks: Collection[int]) -> bool:
+        """Take a reading of each of the ranks, if the last is two seconds old; return whether it is."""
+        if time.monotonic() < self._due:
+            return False
+        self._due = time.monotonic() + SECONDS
+        pids = {rank: self._pid(rank) for rank in ranks}
+        for rank, pid in pids.items():
+            self._read(rank, pid, ours={other for other in pids.values() if other and other != pid})
+        return True
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()
+
+    def _pid(self, rank: int) -> int | None:
+        with suppress(OSError, ValueError):  # it is about to start, or on another host
+            return int((self._logs / f"rank{rank}.pid").read_text())
+        return None
+
+    def _read(self, rank: int, pid: int | None, *, ours: Collection[int]) -> None:
+        watch = self._watches.get(rank)
+        if watch is not None and watch.pid == pid:
+            try:
+                self.metrics[rank] = watch.read()
+                return
+            except InputError:  # it has ended
+                pid = None
+        self.metrics.pop(rank, None)
+        if watch is not None:
+            self._watches.pop(rank).close()
+        gpu = gpu_of(self._logs, rank) if self._on_gpus else None
+        if pid is not None and (gpu or not self._on_gpus):
+            self._watches[rank] = MachineWatch(pid, ours=ours, gpu=gpu)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch_norm import StatisticsGroup
-from .replica_group import ReplicaGroup
+from .base import ReplicaGroup, StatisticsGroup
 
 _BUCKET_BYTES = 2**22  # of gradients that are summed over the replicas at once
 

@@ -13,7 +13,7 @@ from ...records.record_files import read_metrics
 from ...records.trace_file import TRACE_BYTES, thinned
 from ...util.io.files import cut_torn_row, write_atomic, write_rows
 from ..failures import work_path
-from ..processes.heartbeats import Heartbeats
+from ..processes.signs_of_life import Heartbeats
 
 _ROWS_AT_ONCE = 256
 _WORK_BYTES = 500  # of the file that says what is at work

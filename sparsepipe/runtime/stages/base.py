@@ -1,7 +1,7 @@
 """What every runner of a stage offers the worker, and what it keeps of a minibatch between forward and backward."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ...networks.batch_norm import Group
 from ...networks.losses import Outcome
 from ...values.replication.base import Merge
+from ..processes.process import Process
+from ..replication.base import Alone, Replication, StatisticsGroup
 from ..training_state.weights import Version
 from ..transport.packet import Packet
 
@@ -136,7 +138,7 @@ class StageRunner(Protocol):
     @property
     def kept_from(self) -> tuple[int, ...]:
         """The earlier stages of the same rank, no neighbours, that keep tensors for this one: see
-        values/skip_routes.py.
+        values/graph.py.
         """
         ...
 
@@ -264,3 +266,23 @@ class StageRunner(Protocol):
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
         """Pack the gradients of `flight.leaves` for the stage before."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """A process at one of its stages. Interleaved, a process has several."""
+
+    process: Process
+    stage: int
+    replication: Replication = field(default_factory=Alone)
+    # How packets to the next stage and to the one before are made smaller where nothing is asked for.
+    compression: tuple[str, str] = ("none", "none")
+    scenes: StatisticsGroup | None = None  # the ranks that share each scene with this one, if any do
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank
+
+    @property
+    def device(self) -> torch.device:
+        return self.process.device

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...networks.base import LayerRow
-from ...util.io.told import tell
+from ...util.io.options import tell
 from ...values.cluster import Cluster
 from ...values.costs import OPTIMIZER_SLOTS, LayerTable
 from ...values.plan import Plan

@@ -32,16 +32,15 @@ from ...networks.losses import CrossEntropy, Loss, Outcome
 from ...networks.losses.of_users import UserLoss
 from ...networks.traced.copies import other_weights
 from ...networks.traced.values import is_sparse
+from ...values.graph import SkipRoute, routes_of_values, teams_of
 from ...values.plan import Plan
 from ...values.replication.base import Merge
-from ...values.skip_routes import SkipRoute, routes_of_values, teams_of
 from ..config import RunConfig
 from ..failures import PacketMismatch
-from ..replication.batch_norm import StatisticsGroup
+from ..replication.base import StatisticsGroup
 from ..training_state.weights import Version
-from ..transport.compression import Compressor, restored
+from ..transport.compression import Compressor, num_present, restored, values_at, with_zeros
 from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id, parts_of, with_parts
-from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, Outputs, PackedOutputs, PacketAndSamples, SplitSamples, each_part
 from .kept_tensors import HostMemory, MovedTensors, run_in_segments, unchanged_buffers
 from .memory_limit import RankMemory, SegmentChoice, unrepeatable_layers

@@ -12,9 +12,9 @@ from ...errors import InputError
 from ...networks import Network
 from ...networks.base import AnyNetwork
 from ...networks.losses import Outcome
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.plan import Plan
-from ..replication.batch_norm import StatisticsGroup
+from ..replication.base import StatisticsGroup
 from ..transport.packet import Packet
 
 _OF_WHOLE_SCENES = frozenset({"serialised_attention"})  # looks farther than a halo

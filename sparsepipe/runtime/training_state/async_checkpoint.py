@@ -15,7 +15,7 @@ _GRACE = 1.0  # seconds for a thread that waited in vain to say for whom, before
 
 
 class Snapshots:
-    """At most one checkpoint of this rank under way. What goes wrong in the thread is raised where it is waited for."""
+    """At most one checkpoint of this rank under way. Errors of its thread are raised by the call that waits for it."""
 
     def __init__(self, run_dir: Path, *, timeout: float) -> None:
         self._run_dir, self._timeout = run_dir, timeout

@@ -30,7 +30,7 @@ from ...records.record_files import read_fields
 from ...util.io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text, texts
 from ...util.io.files import read_json, sha256, write_json
 from ...util.io.quantities import SIZE, TIME
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from .checkpoint_folders import (
     ASIDE,
     FOLDER,

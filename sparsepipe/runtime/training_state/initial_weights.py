@@ -25,10 +25,10 @@ from ...networks import Network
 from ...networks.base import AnyNetwork
 from ...util.io.fields import complaint
 from ...util.io.files import write_atomic, write_json
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from . import checkpoint
 from .checkpoint_folders import INITIAL, MANIFEST
-from .moving_average import validated_weights
+from .weights import validated_weights
 
 REPORT = "initial.json"  # in a run's folder
 _NESTED = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights")  # of a file's dictionary
@@ -76,7 +76,7 @@ class StateNames:
         if isinstance(network, Network):
             layers = nn.ModuleDict({row.id: engine.layer(row) for row in network.rows})
             return cls.of(layers)
-        from ...networks.traced.network import TracedNetwork  # here: tables need none of it
+        from ...networks.traced.subnetwork import TracedNetwork  # here: tables need none of it
 
         assert isinstance(network, TracedNetwork)
         return cls.of(network.module)

@@ -22,16 +22,12 @@ from ...values.schedule import Op, Program
 from ..failures import translated
 from ..processes.process import Process
 from ..replication.all_reduce import AllReduce
-from ..replication.alone import Alone
-from ..replication.base import Replication
-from ..replication.batch_norm import StatisticsGroup
+from ..replication.base import Alone, ReplicaGroup, Replication, StatisticsGroup
 from ..replication.over_hosts import SumOverHosts, replicas_by_host
-from ..replication.replica_group import ReplicaGroup
-from ..stages.position import Position
-from ..transport.base import Transport
-from ..transport.channel import tag_of
-from ..transport.nccl import NcclLink, NcclTransport
+from ..stages.base import Position
+from ..transport.channel import Transport, tag_of
 from ..transport.packet import BACKWARD, FORWARD
+from ..transport.process_groups import NcclLink, NcclTransport
 from ..transport.shared_memory import SharedMemory, SharedMemoryTransport, meet
 from ..transport.sockets import Sockets, SocketTransport, Way, connect
 from .gloo_listeners import gloo_connects

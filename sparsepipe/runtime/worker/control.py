@@ -17,13 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...records.run_progress import followed_plans
+from ...values.plan import Plan
 from ...values.schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
-from ..processes.announcement import Announcement, SpreadAnnouncement
+from ..processes.ballot import Announcement, SpreadAnnouncement
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
+from ..reporting.memory import PeakMemory
+from ..reporting.recorder import Recorder
+from ..workloads.base import Workload
 from .feed import Feed
+from .packet_exchange import PacketExchange
 from .replanning import Replanning, State
+from .straggler import Straggler
 
 _SECONDS = 0.1  # between two looks into the run's folder, which take some microseconds each
 _SOON = 0.01  # while it is asked for something: when all are ready, the old plan trains no longer than it must
@@ -191,3 +197,36 @@ def _open(run_dir: Path, process: Process) -> Announcement:
         aside = process.store.again()  # commands wait for nobody who waits at the store to be connected
         return SpreadAnnouncement(path, process, aside, name="announcement")
     return Announcement(path, blank=process.rank == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerContext:
+    """One rank's view of a run: its plan, what it trains on, and what carries, records and times its work."""
+
+    plan: Plan
+    process: Process
+    workload: Workload
+    exchange: PacketExchange
+    recorder: Recorder
+    memory: PeakMemory
+    timeout: float  # seconds, the longest wait for another rank
+    straggler: Straggler | None = None  # what makes this rank slow, where it is asked to be
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank
+
+    @property
+    def writes_metrics(self) -> bool:
+        """Return whether this rank writes the run's metrics: the first of the last stage, which knows the losses."""
+        return self.rank == self.plan.stages[-1].ranks[0]
+
+    @property
+    def leaves_out(self) -> bool:
+        """Return whether the plan leaves out ranks of the job: see targets.py."""
+        return len(self.plan.ranks) < self.process.world_size
+
+    @property
+    def is_left_out(self) -> bool:
+        """Return whether this rank is one of them."""
+        return self.rank not in self.plan.ranks

@@ -26,9 +26,9 @@ from ..processes.process import Process
 from ..reporting.recorder import Recorder
 from ..training_state.checkpoint_folders import folder_of
 from ..training_state.initial_weights import module_state
-from ..training_state.moving_average import AVERAGE
+from ..training_state.weights import AVERAGE
 from ..transport.state_transfer import StateTransfer
-from .context import WorkerContext
+from .control import WorkerContext
 from .stage_replica import StageReplica
 
 _LOWER_IS_BETTER = ("loss", "perplexity", "error")  # how names of such scores end

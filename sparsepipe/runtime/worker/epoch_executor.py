@@ -24,9 +24,9 @@ from ...values.trace import SPAN_KINDS
 from ..failures import SMALLER_LIMIT, DeadlinePassed, LossNotFinite, OutOfMemory, PeerLost
 from ..reporting import metrics
 from ..stages.base import InFlight, Output, Outputs, each_part
-from ..transport.base import PacketSource
+from ..transport.channel import PacketSource
 from ..transport.packet import BACKWARD, Packet
-from .context import WorkerContext
+from .control import WorkerContext
 from .epoch_parts import Averaged, EpochPart, Units
 from .feed import Feed
 from .inputs import Inputs

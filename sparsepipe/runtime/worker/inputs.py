@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ...values.replication.handing_out import READ_AHEAD
+from ...values.replication.base import READ_AHEAD
 from ...values.schedule import Action, Op
 from ..failures import DeadlinePassed
 from ..stages.base import PacketAndSamples, SplitSamples
 from ..transport.packet import FORWARD
 from ..workloads.base import Samples
-from .context import WorkerContext
+from .control import WorkerContext
 from .feed import Feed
 from .stage_replica import StageReplica
 from .targets import TargetReader, Targets

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -10,21 +10,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ...errors import InputError
-from ...util.host.addresses import is_loopback
+from ...util.host.ssh import is_loopback
+from ...values.plan import Plan
 from ..failures import DeadlinePassed, seconds_left, translated
 from ..processes.devices import check_device
-from ..processes.gpu_file import tell_gpu
-from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process
+from ..processes.rank_readings import tell_gpu
+from ..processes.signs_of_life import Heartbeats
 from ..rendezvous.store import KeyedStore
-from ..transport import encrypted_group
-from ..wire.encryption import Encryption
+from ..training_state.checkpoint import belongs
+from ..transport import process_groups
+from ..transport.state_transfer import StateTransfer
+from ..wire.handshake import Encryption
 from ..wire.messages import STORE, ListenerAddress
 from .gloo_listeners import gloo_connects
+from .stage_replica import StageReplica
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
 _ALONE = "127.0.0.1"  # where a process without others is
@@ -78,14 +83,14 @@ def joined(
         encryption,
     )
     if encryption:
-        encrypted_group.use(encryption, address=process.address)
+        process_groups.use(encryption, address=process.address)
     try:
         heartbeats.tell("meet")
         message, limit = f"rank {rank} waited {timeout:g} s for the other ranks to connect", timedelta(seconds=timeout)
         with translated(message, peer=-1, deadline=time.monotonic() + timeout):
             with gloo_connects():
                 dist.init_process_group(process.backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-            if carrier != encrypted_group.BACKEND:
+            if carrier != process_groups.BACKEND:
                 _set_pg_timeout(NEVER, None)
         yield process
     except DeadlinePassed as error:
@@ -101,7 +106,7 @@ def backend(device: str, identity: Identity, *, encrypted: bool = False) -> str:
     refuses two ranks on one); else gloo all. `encrypted`: neither, for what they open is in clear.
     """
     if encrypted:
-        return encrypted_group.BACKEND
+        return process_groups.BACKEND
     if device != "cuda" or torch.cuda.device_count() < _ranks_of_host(identity) or not dist.is_nccl_available():
         return "gloo"
     if identity.hosts:  # what NCCL opens between hosts asks nobody who they are
@@ -180,3 +185,46 @@ def _device(name: str, identity: Identity) -> torch.device:
     if ":" in name:
         return torch.device(name)
     return torch.device("cuda", identity.local_rank % torch.cuda.device_count())
+
+
+def source_of(stage: int, target: int, before: Plan) -> int:
+    """Return the rank that gives layers of one of the old stages to rank `target`: itself, if it holds them."""
+    holders = before.stages[stage].ranks
+    return target if target in holders else holders[target % len(holders)]
+
+
+def layers_of(rank: int, plan: Plan) -> Sequence[str]:
+    """Return the layers that a rank holds under a plan."""
+    return [id for k in plan.stages_of(rank) for id in plan.stages[k].layers]
+
+
+class HandOver:
+    """This rank's part in it."""
+
+    def __init__(self, process: Process, *, before: Plan, after: Plan, own: Mapping[int, StageReplica]) -> None:
+        """`own`: this rank's stages under the plan before. All ranks come here. Raises DeadlinePassed or PeerLost."""
+        self._after, self._rank = after, process.rank
+        self._kept: dict[str, Tensor] = {}
+        outgoing: dict[int, dict[str, Tensor]] = {}
+        for k, replica in own.items():
+            tensors = replica.tensors()
+            for target in after.ranks:
+                given = dict(replica.kept)
+                given |= tensors if source_of(k, target, before) == self._rank else {}
+                wanted = set(layers_of(target, after))
+                found = {key: tensor for key, tensor in given.items() if belongs(key, wanted, layers=before.layers)}
+                (self._kept if target == self._rank else outgoing.setdefault(target, {})).update(found)
+        self.transfer = StateTransfer.of(process, outgoing)
+
+    def finish(self, own: Mapping[int, StageReplica]) -> None:
+        """Send and receive, and give this rank's stages under the new plan what they are made of.
+
+        All ranks come here, with the room that they need. Raises DeadlinePassed or PeerLost.
+        """
+        received = {key: tensor.clone() for key, tensor in self.transfer.run().items()}  # not a view of all that came
+        tensors = self._kept | received
+        for replica in own.values():
+            wanted = set(replica.own.layers)
+            layers = self._after.layers
+            found = {key: tensor for key, tensor in tensors.items() if belongs(key, wanted, layers=layers)}
+            replica.adopt(found)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from ...values.schedule import Action, Op
 from ..reporting.recorder import Recorder
-from ..transport.base import PacketSource
-from ..transport.channel import Inbox, JoinedSource, LocalQueue, Outbox
+from ..transport.channel import Inbox, JoinedSource, LocalQueue, Outbox, PacketSource
 from ..transport.packet import BACKWARD, FORWARD, Packet
 from .connections import Connections
 from .feed import Feed

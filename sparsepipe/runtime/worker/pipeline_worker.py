@@ -25,7 +25,7 @@ from ..commands import REPLAN
 from ..config import FittingSizes, RunConfig
 from ..pipelines.base import Averager, Coordinator, Kind, Settled, Task
 from ..pipelines.client import connect
-from ..pipelines.resuming import RESUME
+from ..pipelines.journal import RESUME
 from ..plan_fit import check_next_of_several
 from ..processes.identity import Identity
 from ..replication.between_pipelines.opening import open_averagers
@@ -33,7 +33,7 @@ from ..replication.between_pipelines.state import fetch_state
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
 from ..training_state.checkpoint_folders import FOLDER
-from ..wire.encryption import Encryption
+from ..wire.handshake import Encryption
 from ..workloads.base import Workload
 from .connections import Connections
 from .control import Horizon
@@ -41,7 +41,7 @@ from .epoch_end import BestEpoch
 from .epoch_parts import EpochPart, Units
 from .feed import SharedFeed
 from .replanning import Moment, Pause
-from .run_summary import measured, run_summary
+from .run_checkpoints import measured, run_summary
 from .straggler import Straggler
 from .worker import Worker
 

@@ -5,7 +5,7 @@
                                                                                         ▐ 40, an empty pipeline ▌
     all                                            layers change hands ► agreed? ► rank 0 writes plan.json ► continue
 
-Over several hosts what they tell each other goes through the job's store (ballot.py), and plan.json is of the
+Over several hosts what they send each other goes through the job's store (ballot.py), and plan.json is of the
 host of rank 0: whoever launched the job makes it the run's.
 
 Until plan.json is written the old plan has all it needs, and continues where any rank cannot: the request is refused
@@ -30,14 +30,13 @@ from ...errors import InputError
 from ...records.run_progress import begin_plan, keep_processes
 from ...util.derived import SHARED_GENERATORS
 from ...values.plan import Plan
-from .. import commands, replan_request
+from .. import commands
 from ..failures import DeadlinePassed, PeerLost, described
-from ..processes.announcement import Announcement
-from ..processes.ballot import Answer, Ballot, SpreadBallot
+from ..processes.ballot import Announcement, Answer, Ballot, SpreadBallot
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
 from .connections import Connections
-from .hand_over import HandOver
+from .join import HandOver
 from .stage_replica import StageReplica
 
 _LOOK_SECONDS = 0.005  # between two looks of the thread at how far the other ranks are
@@ -159,7 +158,7 @@ class Replanning:
         """Be done with the request, whatever became of it, or if there is none any more; on rank 0."""
         self._withdraw()
         if self._request and self._request.plan:
-            replan_request.forget(self._run_dir, self._request.plan)
+            commands.forget(self._run_dir, self._request.plan)
         self._request = None
 
     def tell_cost(self, row: Mapping[str, Any]) -> None:
@@ -181,7 +180,7 @@ class Replanning:
             found = commands.request(self._run_dir)
             if found and found.plan:
                 commands.refuse(self._run_dir, "the run came to its end first", plan=found.plan)
-                replan_request.forget(self._run_dir, found.plan)
+                commands.forget(self._run_dir, found.plan)
         self._withdraw()
         self._number += 1  # the thread sees that it is not wanted
         if self._thread is not None:
@@ -249,7 +248,7 @@ class Replanning:
         """Read the plan that is asked for, and propose it to the other ranks: all have the same one, whatever becomes
         of the file.
         """
-        plan = replan_request.read(self._run_dir, token)
+        plan = commands.read(self._run_dir, token)
         if plan == self._worker.plan:
             self._same = True
             raise InputError("replan.same_plan", "the run already follows this plan")

@@ -15,11 +15,11 @@ from ...util.io.files import cut_torn_row
 from ...values.plan import Plan
 from ...values.schedule import compile_until_steady
 from ..config import RunConfig
-from ..forward_only import ForwardOnly
+from ..plan_fit import ForwardOnly
 from ..processes.identity import Identity
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
-from ..reporting.clock import began
+from ..reporting.metrics import began
 from ..reporting.recorder import Recorder, forget_rows
 from ..training_state import checkpoint
 from ..training_state.checkpoint_folders import folder_of

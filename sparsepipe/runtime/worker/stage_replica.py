@@ -9,12 +9,10 @@ from torch import Tensor
 from ...values.plan import Plan, Stage
 from ..config import RunConfig
 from ..pipelines.base import Averager
-from ..stages.base import StageRunner
-from ..stages.position import Position
+from ..stages.base import Position, StageRunner
 from ..training_state import checkpoint
-from ..training_state.moving_average import AVERAGE, UPDATES, MovingAverage, validated_weights
 from ..training_state.parameter_groups import open_optimizer
-from ..training_state.weights import Version, Weights
+from ..training_state.weights import AVERAGE, UPDATES, MovingAverage, Version, Weights, validated_weights
 from ..workloads.base import Workload
 from .epoch_parts import Averaged
 

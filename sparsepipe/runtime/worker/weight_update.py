@@ -10,9 +10,9 @@ from torch import Tensor
 from ...values.schedule import Action
 from ..config import RunConfig
 from ..learning_rate import LearningRate
-from ..training_state.loss_scale import LossScale
+from ..training_state.optimizer import LossScale
 from .connections import Connections
-from .context import WorkerContext
+from .control import WorkerContext
 from .epoch_parts import Averaged
 from .stage_replica import StageReplica
 

@@ -24,23 +24,21 @@ from ..processes.process import Process
 from ..reporting.memory import PeakMemory, shared_load
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
-from ..training_state.loss_scale import LossScale
+from ..training_state.optimizer import LossScale
 from ..workloads.base import Workload
 from .connections import Connections, check_ranks
-from .context import WorkerContext
-from .control import Control, Horizon
+from .control import Control, Horizon, WorkerContext
 from .epoch_end import EpochEnd, call_on_epoch, gather_weights
 from .epoch_executor import EpochExecutor, EpochSoFar, TrainedEpochs, epoch_row, summed
 from .epoch_parts import EpochPart, Programs, RunLength, Units
 from .feed import Feed, GivenFeed
-from .left_out import Probe, meet, rejoin
+from .inference import add_up, scores, validate
 from .packet_exchange import PacketExchange
 from .replanning import Moment, Pause, last_end, usual_gap
-from .run_checkpoints import RunCheckpoints
-from .run_summary import run_summary
+from .run_checkpoints import RunCheckpoints, run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
-from .validation import add_up, scores, validate
+from .targets import Probe, meet, rejoin
 from .weight_update import WeightUpdate
 
 TOLD_OF_EPOCHS = ("train", "validation", "best", "samples_per_second", "sent_bytes", "stages", "load")

@@ -1,7 +1,7 @@
 """What a run trains on: a network and data, or a profile that is slept through.
 
 A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in
-records/workload_facts.py.
+records/run_progress.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError
 from ...networks import network
-from ...records.workload_facts import LEARNING, REPLAY
+from ...records.run_progress import LEARNING, REPLAY
 from ...util.io.functions import is_function
 from ...values.cluster import Cluster
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
 from ...values.profile import Profile
 from ..config import RunConfig
-from ..forward_only import ForwardOnly
+from ..plan_fit import ForwardOnly
 from .resolved import ResolvedRun
 
 if TYPE_CHECKING:  # they bring torch, for which nobody who launches need wait
@@ -57,8 +57,7 @@ def _check_learning(plan: Plan, run: ResolvedRun, profile: Profile | None, clust
         if shares:
             _check_shared(network(run.config.model, num_classes=2), run.config.engine, plan, run.config.loss)
         return
-    from .opening import open_task
-    from .verifying import verify_once
+    from .opening import open_task, verify_once
 
     task = open_task(run, phases=(True, False) if run.config.validate else (True,), validates=False)
     plan.check(task.network.graph())

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from ...networks.losses import Loss, Tally
-from ...records.workload_facts import WorkloadFacts
+from ...records.run_progress import WorkloadFacts
 from ...values.plan import Plan
-from ..stages.base import StageRunner
-from ..stages.position import Position
+from ..stages.base import Position, StageRunner
 from ..training_state.checkpoint import Checkpoint
 from ..training_state.initial_weights import StateNames
 
@@ -63,7 +62,7 @@ class Workload(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """Unit of a minibatch's size: one of SIZE_UNITS (util/text/sizes.py)."""
+        """Unit of a minibatch's size: one of SIZE_UNITS (util/text/numbers.py)."""
         ...
 
     @property

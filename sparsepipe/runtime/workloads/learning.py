@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import data
 from ...data.examples.base import ExampleBatch
-from ...data.examples.joining import OFFSET
+from ...data.examples.collate import OFFSET
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import POINT_METRIC, PointVotes, joined
 from ...data.samplers import checked_indices, dealt, draw, repeated, split_by_size, substituted
@@ -27,29 +27,29 @@ from ...networks.losses.base import described, further_outputs, main_output
 from ...networks.losses.classes import PixelCrossEntropy
 from ...networks.losses.metrics import Measures
 from ...networks.losses.of_users import UserLoss
-from ...records.workload_facts import LEARNING, WorkloadFacts
+from ...records.run_progress import LEARNING, WorkloadFacts
 from ...util.derived import digest
 from ...util.io.fields import json_object
-from ...util.io.told import tell
-from ...util.text.counting import number_of
+from ...util.io.options import tell
+from ...util.text.numbers import number_of
 from ...values.plan import Plan
 from ..config import BUDGETS, Composition, FittingSizes, RunConfig
+from ..stages.base import Position
 from ..stages.kept_tensors import HostMemory
 from ..stages.memory_limit import RankMemory
 from ..stages.network_stage import NetworkStage
-from ..stages.position import Position
 from ..stages.scene_parts import check_shares_scenes
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from ..training_state.checkpoint_folders import INITIAL
 from ..training_state.initial_weights import InitialWeights, Match, StateNames, renamed
-from ..training_state.moving_average import validated_weights
 from ..training_state.parameter_groups import open_optimizer
+from ..training_state.weights import validated_weights
 from .base import Rows
 from .opening import Dataset, LearningTask, open_task, point_split
 from .reading import KEPT, ReadOnce
 from .resolved import ResolvedRun, resolve
 
-_BLEU = ("bleu", "bleu_sentences")  # of networks/losses/bleu.py, which needs a package that other data do without
+_BLEU = ("bleu", "bleu_sentences")  # of networks/losses/texts.py, which needs a package that other data do without
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +183,7 @@ class Learning:
         count, split = self.config.bleu_sentences, self.task.validation
         if not self.score_names or split is None:
             return {}
-        from ...networks.losses.bleu import bleu
+        from ...networks.losses.texts import bleu
         from ...networks.traced.building import build_module
 
         config = self.config

@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ... import data
 from ...data.examples import ExampleDataset
 from ...data.examples.own import OwnExamples
+from ...data.folder import user_cache
 from ...data.formats import Mesh
 from ...data.labels import IGNORED
 from ...data.predicted_points import POINT_METRIC, not_of_points
@@ -23,9 +25,13 @@ from ...networks.base import AnyNetwork
 from ...networks.losses import CrossEntropy, Loss, Segmentation, Tally
 from ...networks.losses.classes import PixelCrossEntropy
 from ...networks.losses.metrics import REPORTED, unknown_best
+from ...networks.traced import verify
+from ...util.derived import digest
 from ...util.io.fields import json_object
+from ...util.io.files import write_atomic
 from ...util.io.functions import is_function, short_name
-from ...util.io.told import tell
+from ...util.io.options import tell
+from ...values.plan import Plan
 from .resolved import ResolvedRun
 
 Dataset = ExampleDataset  # point clouds offer the same
@@ -201,3 +207,40 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
             "engine.of_modules", f"engine {asked!r} requested, but {model} consists of {name} modules; omit the engine"
         )
     return name
+
+
+_COMPARISON = 2  # counts up where more is compared: what passed before is compared again
+
+
+def verify_once(task: LearningTask, plan: Plan, run: ResolvedRun) -> bool:
+    """Compare the plan's stages with the network in one piece: outputs, gradients and buffers, training and not.
+
+    On other samples than it was traced on, and on a single one where a minibatch of the run has one.
+    What was compared before, the same code cut at the same places, is not compared again. Returns whether it was now.
+    Raises InputError that names the first layer that differs.
+    """
+    config, stages = run.config, [stage.layers for stage in plan.stages]
+    mark = user_cache() / "verified" / _digest(stages, run)
+    if mark.exists():
+        return False
+    sizes = data.sizes(len(task.training), config.batch_size, last=config.last_minibatch)
+    for samples in (other_samples(task.training), range(1)) if 1 in sizes else (other_samples(task.training),):
+        inputs = task.engine.tensor(task.training.batch(samples))
+        try:
+            verify(task.network, inputs, engine=task.engine, stages=stages)  # type: ignore[arg-type]  # a traced one
+        except InputError:
+            raise
+        except Exception:
+            if len(samples) > 1:
+                raise  # else the module takes no single sample, which the run says when it comes to it
+    tell(f"{task.network.name}: it is the same network when cut into the stages of the plan ({len(stages)})")
+    write_atomic(mark, "")
+    return True
+
+
+def _digest(stages: Sequence[Sequence[str]], run: ResolvedRun) -> str:
+    """A name for what is compared: the code, what it is given, the example's form, the cuts, the library."""
+    config, function = run.config, run.functions.get("model")
+    code = function.sha256() if function else config.model
+    given: list[object] = [config.model, config.model_args, config.data, config.data_args, *config.freeze]
+    return digest([_COMPARISON, code, given, [list(stage) for stage in stages], str(torch.__version__)])

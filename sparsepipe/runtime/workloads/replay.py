@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ...networks.batch_norm import Group
 from ...networks.losses import CrossEntropy, Loss, Outcome, Tally
-from ...records.workload_facts import REPLAY
+from ...records.run_progress import REPLAY
 from ...util.io.files import lock_file
 from ...values.cluster import Cluster
 from ...values.costs import Array, LayerTable, MergeCosts, averaging_time, network_time, ports
@@ -42,11 +42,10 @@ from ...values.schedule import Op, Program, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..failures import translated
 from ..processes.identity import Identity
-from ..processes.mapped_file import mapped_file
 from ..processes.process import Process
+from ..processes.signs_of_life import mapped_file
 from ..rendezvous.store import KeyedStore
-from ..stages.base import InFlight, Outputs, PackedOutputs
-from ..stages.position import Position
+from ..stages.base import InFlight, Outputs, PackedOutputs, Position
 from ..training_state.checkpoint import Checkpoint
 from ..training_state.weights import Version
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id

@@ -9,19 +9,18 @@ from ...data.augmentation import named_augmentation
 from ...data.crops import named_crop
 from ...data.describing import check_split
 from ...data.examples.recognising import is_examples
-from ...data.folder import open_folder
+from ...data.folder import find, open_folder
 from ...data.labels import SEGMENTATION
 from ...data.layouts import DataFolder
 from ...data.recipe import Recipe
 from ...data.samplers import class_weights
-from ...data.sources import find
 from ...errors import InputError
 from ...networks import is_table, network
 from ...networks.losses import open_loss
-from ...records.workload_facts import WorkloadFacts
+from ...records.run_progress import WorkloadFacts
 from ...util.io.fields import json_object
 from ...util.io.functions import UserFunction, functions_of
-from ...util.io.told import tell
+from ...util.io.options import tell
 from ..config import RunConfig
 
 if TYPE_CHECKING:  # they bring torch, for which nobody who launches a table need wait
@@ -197,7 +196,7 @@ class ResolvedRun:
 
     @property
     def size_unit(self) -> str:
-        """Unit of a minibatch's size: one of SIZE_UNITS (util/text/sizes.py)."""
+        """Unit of a minibatch's size: one of SIZE_UNITS (util/text/numbers.py)."""
         return self.data.training.size_unit
 
     def check_clouds(self, splits: Iterable[str], *, engine: str) -> None:

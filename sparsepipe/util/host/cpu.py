@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...errors import InputError
-from ..text.counting import number_of
+from ..text.numbers import number_of
 from .background_load import num_processors
 
 

@@ -1,9 +1,13 @@
 """The system's `ssh`: keys, aliases and jump hosts are those of the user's own ssh_config; no password is asked for."""
 
+import fcntl
 import ipaddress
 import re
 import shlex
+import socket
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 from ...errors import InputError
@@ -121,4 +125,28 @@ def command_failure(code: int, interpreter: str, said: str) -> str | None:
         return f"no Python at {interpreter} on that host{why}; name its interpreter in the cluster file"
     if code == _NOT_RUN:
         return f"{interpreter} cannot be run on that host{why}; name a Python in the cluster file"
+    return None
+
+
+_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address is the loopback of whoever uses it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_here(host: str) -> bool:
+    """Return whether a host's name or address is this machine's: its loopback, or the name that it has itself."""
+    return is_loopback(host) or host == socket.gethostname()
+
+
+def interface_address(name: str) -> str | None:
+    """Return the IPv4 address of a network interface of this machine, None if it has none."""
+    asked = struct.pack("256s", name.encode()[:15])
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
     return None

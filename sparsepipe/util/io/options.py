@@ -1,6 +1,7 @@
 """Options as they are typed: NAME:option=value,option=value, and how they become the fields of a dataclass."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
@@ -110,3 +111,17 @@ def written_value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def tell(line: str) -> None:
+    """Write a line after all that was written to stdout before it and before all that comes after it.
+
+    A notebook's kernel holds both back for a moment, each by itself: lines came in another order there.
+    """
+    sys.stdout.flush()
+    print(line, file=sys.stdout if _in_a_cell() else sys.stderr, flush=True)
+
+
+def _in_a_cell() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None

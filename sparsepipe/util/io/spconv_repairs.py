@@ -7,7 +7,7 @@ from inspect import signature
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from .told import tell
+from .options import tell
 
 Tensor: TypeAlias = Any  # torch's, which this folder does not import
 

@@ -15,9 +15,7 @@ from ...util.derived import Answer, Kept, canonical_text, digest_with, object_te
 from ...util.host.background_load import BackgroundLoad
 from ...util.io.fields import number, shown, text, texts
 from ...util.io.files import expanded, read_json, write_json
-from ...util.text.counting import number_of
-from ...util.text.numbers import Printed
-from ...util.text.sizes import SIZE_UNITS, Certainty
+from ...util.text.numbers import SIZE_UNITS, Certainty, Printed, number_of
 from ..graph import Layer, LayerGraph
 from ..graph_text import GraphText, GraphTextNode
 from .layer_cost import (

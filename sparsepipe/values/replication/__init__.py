@@ -2,7 +2,7 @@
 
     base.py         what a rule is, and a merge
     gathering.py    who is live and who waits: what all rules keep
-    handing_out.py  how far ahead of what they train pipelines take minibatches
+    base.py  how far ahead of what they train pipelines take minibatches
     synchronous.py, partial_reduce.py, asynchronous.py    the rules, a class each
 
 A rule is chosen as RULE[:option=value,…], such as `partial-reduce:wait=0.01,overlap=false`.

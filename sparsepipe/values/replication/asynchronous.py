@@ -70,7 +70,7 @@ class Wsp:
     that are bound to each other (wave synchronous parallel). A pipeline's clock is the number of its waves; it takes
     no minibatch while its clock is more than `bound` (HetPipe's D) ahead of the slowest live one. What it had taken by
     then it trains on: what its stages have in flight, as in HetPipe, and what its loaders have read ahead
-    (handing_out.py), in runs and simulations in the same way.
+    (base.py), in runs and simulations in the same way.
 
     Changes are added up at the server, `scale` of each. HetPipe adds them whole (`scale=1`); by default it is one part
     in as many as there are pipelines, as in SDPipe's copy of it, so that a sample counts for as much as with averages.

@@ -1,7 +1,7 @@
 """Schedules as data: for each rank, the ordered actions it performs. The simulator and the runtime obey the same lists.
 
     actions.py                  what an action is, and who feeds whom
-    rounds.py                   which minibatches a replica takes, and which an update is made of
+    one_forward_one_backward.py                   which minibatches a replica takes, and which an update is made of
     one_forward_one_backward.py, interleaved.py, looped_bfs.py, zero_bubble.py, interleaved_zero_bubble.py, zbv.py,
     dualpipe_v.py               one order function each, which a row of schedule_rules.py names
     list_scheduler.py, steps.py what they share: an order found by timing; one of a step, repeated step by step
@@ -19,8 +19,8 @@ from ..schedule_rules import SCHEDULE_RULES
 from .actions import Action, Op, fed_by, feeds
 from .check import check_rule, check_runs, refuse_stuck, unit_length
 from .interleaved import steady_period
+from .one_forward_one_backward import lookahead, round_length, together, warmup
 from .program import Held, Program, compile, compile_until_steady
-from .rounds import lookahead, round_length, together, warmup
 from .zero_bubble import weights_share
 
 SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_RULES.items()}

@@ -7,8 +7,8 @@ from ...errors import InputError
 from ..plan import Plan
 from ..replication.base import Arithmetic
 from .actions import Action, Op
+from .one_forward_one_backward import round_length, together
 from .program import Program
-from .rounds import round_length, together
 
 
 def check_runs(program: Program, *, synchronised: bool = False) -> None:

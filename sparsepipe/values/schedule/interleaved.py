@@ -25,7 +25,7 @@ from functools import lru_cache
 from ..plan import Plan
 from .actions import Action, Op
 from .list_scheduler import BACKWARD_PER_FORWARD, Ordered, Part, timed_order
-from .rounds import num_rounds, paces, round_minibatches, turns_of
+from .one_forward_one_backward import num_rounds, paces, round_minibatches, turns_of
 
 
 def forwards(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[tuple[int, int]]:

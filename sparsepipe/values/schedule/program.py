@@ -13,12 +13,12 @@ from math import lcm
 from typing import NamedTuple
 
 from ...errors import InputError
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ..plan import Estimate, Plan, StageEstimate
 from . import one_forward_one_backward
 from .actions import Action, Op, fed_by, feeds
 from .interleaved import evaluation_order
-from .rounds import lookahead, num_rounds, round_length, round_minibatches, turns_of, warmup
+from .one_forward_one_backward import lookahead, num_rounds, round_length, round_minibatches, turns_of, warmup
 
 Order = Callable[[Plan, int], dict[int, tuple[Action, ...]]]
 

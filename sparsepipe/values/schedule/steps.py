@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ..plan import Plan
 from .actions import Action, Op
-from .rounds import num_rounds, round_minibatches, turns_of
+from .one_forward_one_backward import num_rounds, round_minibatches, turns_of
 
 Part = tuple[str, int, int]  # the letter of an operation, stage, which of the rank's minibatches in the step
 # (minibatches of a step, the rank's position in the pipeline, its stages) → its parts of the step

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ..plan import Plan
 from .actions import Action, Op
 from .list_scheduler import BACKWARD_PER_FORWARD, Part, timed_order
-from .rounds import lookahead, num_rounds, paces, round_minibatches, turns_of
+from .one_forward_one_backward import lookahead, num_rounds, paces, round_minibatches, turns_of
 
 
 @dataclass

@@ -7,7 +7,7 @@ from ...errors import InputError
 from ...util.derived import derived_seed
 from ...util.io.fields import integer, number
 from ...util.io.quantities import TIME
-from ...util.text.counting import listed
+from ...util.text.numbers import listed
 
 
 class Straggler(Protocol):

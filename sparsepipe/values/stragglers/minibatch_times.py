@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from ...errors import InputError
 from ...util.io.fields import shown
 from ...util.io.files import expanded, read_text
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 
 _TIMES = ("batch_time_norm", "batch_time")  # what the column of times is called
 

@@ -11,7 +11,7 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.campaigns import when
 from ...records.provenance import Provenance
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ..markup import Html
 from .marks import level_line
 from .table import noted_of, of_readable, readable, record_names, run_places

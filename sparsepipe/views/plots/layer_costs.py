@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...errors import InputError
-from ...util.text.numbers import voxel_size_text
-from ...util.text.sizes import size_words
+from ...util.text.numbers import size_words, voxel_size_text
 from ...values.profile import Profile
 from ..colors import STAGE_COLORS
 from ..markup import Html

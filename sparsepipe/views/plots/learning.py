@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.campaigns import when
 from ...records.provenance import Provenance
-from ...records.workload_facts import MINIBATCHES, SAMPLES
+from ...records.run_progress import MINIBATCHES, SAMPLES
 from ..markup import Html, figure_text
 from .accuracy import accuracy_table
 from .marks import SHORTER, THICK, Numbers, fitted, level_line, nothing_to_draw, outline_of

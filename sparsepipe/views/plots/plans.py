@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...errors import InputError
-from ...util.text.counting import number_of
-from ...util.text.numbers import duration
+from ...util.text.numbers import duration, number_of
 from ...values.plan import Plan
 from ..markup import Html, figure_text
 from .marks import category_axis, fitted, nothing_to_draw

@@ -7,8 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...errors import InputError
-from ...util.text.counting import counted, number_of
-from ...util.text.numbers import duration
+from ...util.text.numbers import counted, duration, number_of
 from ...values.plan import Plan
 from ..markup import Html, figure_text
 from .marks import SHORTER, fitted, level_line, outlined, width_of

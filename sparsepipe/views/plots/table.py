@@ -14,7 +14,7 @@ import pandas as pd
 from ...errors import DamagedRecord, InputError
 from ...records import RunRecord
 from ...records.provenance import Provenance
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.costs import LayerTable
 from ...values.graph import LayerGraph
 from ...values.plan import Plan

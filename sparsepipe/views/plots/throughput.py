@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.campaigns import when
 from ...records.provenance import Provenance
-from ...records.workload_facts import MINIBATCHES, SAMPLES
+from ...records.run_progress import MINIBATCHES, SAMPLES
 from ...util.text.numbers import alike, as_measured, byte_unit, scaled_bytes
 from ..markup import Html
 from .marks import SHORTER, fitted, in_room

@@ -10,7 +10,7 @@ from ...planning.scale import Scale
 from ...runtime.config import RunConfig
 from ...util.io.options import option_values, written_value
 from ...util.io.settings import rows
-from ...util.text.sizes import EXTRAPOLATED
+from ...util.text.numbers import EXTRAPOLATED
 from ...values.cluster import Cluster
 from ...values.profile import Profile
 from ...values.replication import RULES, parse_rule

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...errors import InputError
 from ...util.io.files import expanded, write_atomic
 from ...util.io.quantities import BANDWIDTH
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from ..markup import Html

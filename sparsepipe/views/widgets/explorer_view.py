@@ -8,8 +8,7 @@ from typing import Any
 from ...errors import InputError
 from ...planning.simulator import PipelinePace, PipelinesForecast
 from ...records.provenance import Provenance
-from ...util.text.counting import number_of
-from ...util.text.numbers import duration, gap_text, rate_text
+from ...util.text.numbers import duration, gap_text, number_of, rate_text
 from ...values.profile import Profile
 from ...values.replication import rule_text
 from ...values.stragglers import Stragglers

@@ -18,8 +18,7 @@ from ...records import RunRecord
 from ...records.provenance import Provenance
 from ...records.run_progress import num_processes
 from ...runtime.config import RunConfig
-from ...util.text.counting import number_of
-from ...util.text.numbers import duration, pace_text, rate_text
+from ...util.text.numbers import duration, number_of, pace_text, rate_text
 from ...values.plan import Estimate, Plan
 from ...values.trace import Trace
 from .. import plots

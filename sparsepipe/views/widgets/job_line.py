@@ -11,8 +11,7 @@ from ...errors import DamagedRecord, InputError, RunFailed
 from ...launching import Job
 from ...records import RunRecord
 from ...runtime.config import RunConfig
-from ...util.text.counting import counted, number_of
-from ...util.text.numbers import as_measured, rate_text, validation_text
+from ...util.text.numbers import as_measured, counted, number_of, rate_text, validation_text
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.replication import rule_text

@@ -14,7 +14,7 @@ from ...data.manifests import shipped
 from ...errors import InputError
 from ...records.formats.clusters import load_cluster
 from ...util.host.background_load import num_processors
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster, DeviceType
 from ...values.profile import Profile
 from . import looks

@@ -20,7 +20,7 @@ from ...runtime.config import RunConfig
 from ...util.host.background_load import num_processors
 from ...util.io.fields import shown
 from ...util.io.files import expanded
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile

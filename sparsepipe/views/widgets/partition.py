@@ -11,7 +11,7 @@ from ...errors import InputError
 from ...planning import PlanProgress, Problem
 from ...planning.scale import Scale
 from ...util.io.files import expanded
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile

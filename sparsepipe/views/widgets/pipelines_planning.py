@@ -13,7 +13,7 @@ from ...planning.run_estimate import judged
 from ...planning.scale import Scaled
 from ...planning.simulator import PipelinesForecast, simulate_pipelines
 from ...util.derived import Kept, remembered
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.replication import parse_rule

@@ -10,12 +10,12 @@ from ...planning.run_estimate import estimated_for_run
 from ...planning.scale import Scale
 from ...records import RunRecord
 from ...records.provenance import work_digest
-from ...records.workload_facts import workload_facts
+from ...records.run_progress import workload_facts
 from ...runtime.config import BUDGETS, RunConfig
 from ...util.host import cpu
 from ...util.host.background_load import num_processors
 from ...util.io.fields import json_object
-from ...util.text.counting import counted, number_of
+from ...util.text.numbers import counted, number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile

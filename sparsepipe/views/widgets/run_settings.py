@@ -11,7 +11,7 @@ from ...planning import PlanSettings
 from ...runtime.config import RunConfig
 from ...util.io.files import expanded
 from ...util.io.settings import rows
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.plan import Plan
 from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from ..markup import Html

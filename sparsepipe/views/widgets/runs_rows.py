@@ -18,8 +18,7 @@ from ...launching.supervisor import GOING_ON
 from ...records import RunRecord
 from ...records.record_files import STATES, Labels
 from ...util.io.files import expanded
-from ...util.text.counting import number_of
-from ...util.text.numbers import Form, alike, as_given, as_measured
+from ...util.text.numbers import Form, alike, as_given, as_measured, number_of
 from ..glossary import definitions
 from ..markup import Html
 from ..plots.table import strategy

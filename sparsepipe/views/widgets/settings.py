@@ -10,8 +10,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.io.quantities import BANDWIDTH, SIZE, TIME
-from ...util.text.counting import counted
-from ...util.text.numbers import voxel_size_text
+from ...util.text.numbers import counted, voxel_size_text
 from ...values.cluster import Cluster, DeviceType, Link, Node
 from ...values.stragglers import Stragglers
 

@@ -20,8 +20,7 @@ from ...planning.orders import (
 )
 from ...planning.run_estimate import stage_costs
 from ...util.derived import Kept, remembered
-from ...util.text.counting import number_of
-from ...util.text.numbers import duration
+from ...util.text.numbers import duration, number_of
 from ...values.cluster import Cluster
 from ...values.plan import Plan
 from ...values.profile import Profile

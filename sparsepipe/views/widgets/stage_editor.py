@@ -7,7 +7,7 @@ import ipywidgets
 
 from ...errors import InputError
 from ...planning import check_interleaves, planner_for, planners_with
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.schedule_rules import SCHEDULE_RULES
 from ..glossary import definition
 from ..markup import Html

@@ -10,9 +10,7 @@ import numpy as np
 from ...planning import Problem, estimate
 from ...planning.estimate import port_seconds
 from ...util.io.quantities import SIZE
-from ...util.text.counting import counted, number_of
-from ...util.text.numbers import alike, duration, gap_text, rate_text, scaled_bytes
-from ...util.text.sizes import Certainty
+from ...util.text.numbers import Certainty, alike, counted, duration, gap_text, number_of, rate_text, scaled_bytes
 from ...values.cluster import Cluster
 from ...values.plan import Plan, PositionEstimate
 from ...values.plan_parts import Estimate

@@ -13,7 +13,7 @@ from ...planning.simulator import PipelinesForecast, simulate_pipelines
 from ...records.provenance import Provenance
 from ...util.io.fields import integer
 from ...util.io.files import expanded
-from ...util.text.counting import number_of
+from ...util.text.numbers import number_of
 from ...values.cluster import Cluster, Link
 from ...values.plan import Plan
 from ...values.profile import Profile

@@ -5,8 +5,7 @@ from decimal import Decimal
 from itertools import groupby
 
 from ...planning.simulator import PipelinePace, PipelinesForecast
-from ...util.text.counting import number_of
-from ...util.text.numbers import as_measured, rate_text
+from ...util.text.numbers import as_measured, number_of, rate_text
 from ...values.replication import rule_text
 from .. import plots
 from ..markup import Html, joined

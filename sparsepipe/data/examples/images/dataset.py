@@ -16,7 +16,7 @@ from ....util.derived import sample_seed
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...augmentation import OF_IMAGES
-from ...split_files import check_indices, look_at, named_digest
+from ...folder import check_indices, look_at, named_digest
 from ..base import ExampleBatch
 from .base import Pictures, centre_crop, fitted, resized
 

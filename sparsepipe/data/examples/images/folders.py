@@ -14,8 +14,7 @@ import numpy as np
 from ....errors import InputError
 from ...cache import SampleCache, sample_key
 from ...formats import READERS, suffix_of
-from ...layouts.base import duplicate_names
-from ...layouts.entries import entries, folders, is_litter, split_of
+from ...layouts.base import duplicate_names, entries, folders, is_litter, split_of
 from .base import SUFFIXES, Style, decoded
 
 _STYLE = Style((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224, margin=256 / 224)  # of ImageNet's training images

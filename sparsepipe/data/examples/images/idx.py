@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from ....errors import InputError
-from ....util.text.counting import number_of
+from ....util.text.numbers import number_of
 from ...formats.base import read_bytes
-from ...layouts.entries import entries
+from ...layouts.base import entries
 from .base import Style
 
 _UNSIGNED_BYTES = 8

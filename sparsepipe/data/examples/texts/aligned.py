@@ -13,7 +13,7 @@ from pathlib import Path
 from ....errors import InputError
 from ....util.io.files import read_whole
 from ...formats.base import check_regular
-from ...layouts.entries import entries, splits_named
+from ...layouts.base import entries, splits_named
 
 _LANGUAGE = re.compile(r"[a-z]{2}([_-][A-Za-z]{2})?|ces|deu|eng|fra|ita|rus|spa|zho")
 # Endings of two letters that are no languages.

@@ -18,8 +18,8 @@ from ....util.derived import sample_seed
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
+from ...folder import check_indices, look_at, named_digest
 from ...labels import IGNORED
-from ...split_files import check_indices, look_at, named_digest
 from ..base import ExampleBatch, TextExamples
 from . import masking
 from .masking import Chunks, MaskedSample, PlainTexts, masked_sample

@@ -19,7 +19,7 @@ from numpy.random import Generator
 from ....errors import InputError
 from ....util.io.files import open_regular
 from ...labels import IGNORED
-from ...layouts.entries import entries, folders, split_of
+from ...layouts.base import entries, folders, split_of
 from .aligned import read_lines
 from .vocabulary import Ragged
 

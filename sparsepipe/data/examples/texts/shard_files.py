@@ -11,7 +11,7 @@ from typing import Any
 
 from ....errors import InputError
 from ...formats.hdf5 import check_storage, hdf5_file
-from ...layouts.entries import entries, folders, split_of, splits_named
+from ...layouts.base import entries, folders, split_of, splits_named
 
 ARRAYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _SUFFIXES = (".hdf5", ".h5")

@@ -11,8 +11,8 @@ import numpy as np
 from ....errors import InputError
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text, read_text
+from ...folder import check_indices, look_at, named_digest
 from ...labels import IGNORED
-from ...split_files import check_indices, look_at, named_digest
 from ..base import ExampleBatch, TextExamples
 from .bert import bert_batch
 from .masking import MaskedSample

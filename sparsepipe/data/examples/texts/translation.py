@@ -19,8 +19,8 @@ from ....errors import InputError
 from ....util.io.fields import given_integer
 from ....util.io.files import name_text
 from ...cache import SampleCache, sample_key
+from ...folder import check_indices, look_at, named_digest
 from ...labels import IGNORED
-from ...split_files import check_indices, look_at, named_digest
 from ..base import ExampleBatch, TextExamples
 from . import aligned
 from .aligned import AlignedTexts

@@ -41,10 +41,9 @@ from typing import Any
 
 from ....errors import InputError
 from ....util.host.ssh import Destination
-from ....util.io.fields import MOST_DEVICES, integer, shown
+from ....util.io.fields import MOST_DEVICES, integer, read_yaml, shown
 from ....util.io.files import expanded, read_json, read_text
-from ....util.io.yaml_files import read_yaml
-from ....util.text.counting import number_of
+from ....util.text.numbers import number_of
 from ....values.cluster import Cluster, Link
 from ..dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..pipedream_conf import checked_values

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ....errors import InputError
 from ....util.io.fields import MOST_DEVICES, shown
-from ....util.text.counting import number_of
+from ....util.text.numbers import number_of
 from ....values.cluster import Cluster, DeviceType, Link, Node
 
 

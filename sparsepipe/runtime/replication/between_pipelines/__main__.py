@@ -21,11 +21,10 @@ from ...failures import DeadlinePassed, PeerLost
 from ...pipelines.base import Holder
 from ...pipelines.client import connect
 from ...processes.identity import Identity
-from ...processes.lifeline import watch
 from ...processes.run_folder import RunFolder
-from ...wire.encryption import Encryption
-from .parameter_server import Store
-from .server import Server
+from ...processes.signs_of_life import watch
+from ...wire.handshake import Encryption
+from .parameter_server import Server, Store
 
 
 def main() -> int:

@@ -12,19 +12,15 @@ from torch import Tensor
 from ....values.replication.base import Arithmetic, Merge, Rule
 from ...failures import DeadlinePassed
 from ...pipelines.base import Averager, Coordinator, Holder, Settled
-from ...wire.encryption import Encryption
-from .encodings import EightBits, Encoding, Exact
-from .mean import Mean, MeanExchange, MeanWeights
-from .merging import Contribution, Merging, distance
-from .messages import CalledOff
+from ...wire.handshake import Encryption
+from .mean import Contribution, Mean, MeanExchange, MeanWeights, Merging, distance
+from .messages import CalledOff, EightBits, Encoding, Exact
 from .outer_step import VERSION, Exchanging, Held, OuterDesk, OuterOptions, OuterStep, Replica, Waited, outer_state
 from .pair import Offer, Pair
-from .parameter_server import ServerStep
+from .parameter_server import Handler, Server, ServerStep
 from .peers import Peers
 from .reduction import Contributions, Reductions
-from .server import Handler, Server
-from .state import StateDesk
-from .under_way import Outcome, UnderWay
+from .state import Outcome, StateDesk, UnderWay
 
 _ASK_SECONDS = 0.5
 

@@ -15,16 +15,13 @@ from ...failures import PacketMismatch, seconds_left
 from ...processes.process import Process
 from ...training_state.weights import Weights
 from ..base import Replication
-from .layout import BUFFER, REACHED, WEIGHT, Layout
-from .mean import MeanExchange, MeanWeights
-from .merging import Contribution, Merged, Merging, distance
-from .messages import NO_PAYLOAD, CalledOff, Message
+from .mean import Contribution, MeanExchange, MeanWeights, Merged, Merging, distance
+from .messages import BUFFER, NO_PAYLOAD, REACHED, WEIGHT, CalledOff, Layout, Message
 from .pair import Offer
+from .parameter_server import Server
 from .peers import Peers, called_off
 from .reduction import Contributions, Reductions, packed, packed_bytes, unpacked
-from .server import Server
-from .state import StateDesk
-from .under_way import UnderWay
+from .state import StateDesk, UnderWay
 
 OUTER, VELOCITY, VERSION = "outer:", "outer_velocity:", "outer_version:all"
 

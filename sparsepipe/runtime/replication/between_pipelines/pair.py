@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ....values.replication.base import Merge
 from ...failures import PacketMismatch
-from .layout import Layout, put, taken
-from .merging import Contribution, Merged, distance
-from .messages import Message
+from .mean import Contribution, Merged, distance
+from .messages import Layout, Message, put, taken
 from .peers import Peers, called_off
 
 _WHOLE = (0, 1)  # a share of one: all elements

@@ -14,9 +14,7 @@ from torch import Tensor
 from ....values.replication.base import Merge
 from ...failures import PacketMismatch, seconds_left
 from ...pipelines.base import Coordinator
-from .encodings import Encoding
-from .layout import Layout, put
-from .messages import NO_PAYLOAD, CalledOff, Message
+from .messages import NO_PAYLOAD, CalledOff, Encoding, Layout, Message, put
 
 _LOOK = 0.25  # seconds between two looks whether those that are missing are still alive
 _REMEMBERED = 1000  # merges that are over

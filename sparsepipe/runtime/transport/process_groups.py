@@ -1,18 +1,8 @@
-"""Sums over ranks on several hosts through TLS: a process group of torch.distributed in the place of gloo's, whose own
-connections are in clear and ask no one who they are.
+"""Process groups of torch: NCCL between GPUs, and gloo whose connections are encrypted."""
 
-    all_reduce   each rank adds up one part of the tensor, in the order of the ranks, and sends it to the others:
-                 2 (n - 1) / n of the tensor leave each rank, as in a ring, and all have the same bits
-    all_gather, broadcast, all_to_all_single      each rank's own, the root's, or a part for each, to the others
-    send, recv   from one rank to another, between two of those that all ranks do together
-
-A thread does one after the other in the order in which they were begun, so every rank has to begin them in the same
-way; of sends and receives between the same two, a rank begins its sends first. What a message is goes in pieces, each
-of which is put, or added, where it belongs as it comes: a rank holds a few of them besides the tensors that it was
-given. If one of them is not what was sent, the connection breaks, and what has come of the message stays in the tensor.
-Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
-"""
-
+import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +10,111 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..failures import DeadlinePassed, PacketMismatch, PeerLost
+from ..failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left, translated, wait_for
 from ..in_order import Begun, InOrder
-from ..wire.encryption import Encryption
-from .base import Sending
-from .packet import Packet, Slot, decode
-from .sockets import Sockets, SocketTransport, connect
+from ..wire.handshake import Encryption
+from .channel import Sending
+from .packet import Packet, Slot, decode, encode, payload_bytes
+from .sockets import DEPTH, Sockets, SocketTransport, Way, connect
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class NcclLink:
+    """Channel for the payloads of one cut in one direction from device to device: a group that carries nothing else.
+
+    NCCL knows no tags, and two ranks that each send before they receive would wait for each other on one communicator.
+    """
+
+    group: Any
+    device: torch.device
+
+
+class NcclTransport:
+    """The member of `Transport` over links, by tag, alongside sockets that carry headers alone."""
+
+    def __init__(self, links: Mapping[int, NcclLink], headers: Sockets) -> None:
+        self._links, self._headers = links, headers
+        self._turns = {tag: threading.Lock() for tag in links}
+        self._arriving: dict[Way, _Arriving] = {}  # of those from whom something was expected
+
+    def reaches(self, peer: int) -> bool:
+        return peer in self._headers.peers
+
+    def send(self, packet: Packet, peer: int, tag: int, *, deadline: float, message: str) -> "_OnLink":
+        link = self._links[tag]
+        header, payload = encode(packet, device=link.device)
+        works: list[Any] = [self._headers.send(peer, tag, header, _NOTHING)]
+        if len(payload):
+            with translated(message, peer=peer):
+                works.append(dist.isend(payload, peer, group=link.group))
+        return _OnLink(peer, works, payload)
+
+    def expect(self, peers: Sequence[int], tag: int) -> None:
+        for way in {(peer, tag) for peer in peers} - self._arriving.keys():
+            self._arriving[way] = _Arriving(self._links[tag], self._headers, way, self._turns[tag])
+
+    def receive(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        return self._arriving[peer, tag].take(deadline, message)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnLink:
+    """A packet under way in two parts, and the payload's memory."""
+
+    peer: int
+    works: Sequence[Any]
+    payload: Tensor
+
+    def wait(self, deadline: float, message: str) -> None:
+        for work in self.works:
+            wait_for(work, deadline, message, peer=self.peer)
+
+
+class _Arriving:
+    """A peer's packets with one tag, and the thread that receives their payloads, `DEPTH` ahead of who takes them.
+
+    It ends when the sockets are closed.
+    """
+
+    def __init__(self, link: NcclLink, headers: Sockets, way: Way, turn: threading.Lock) -> None:
+        """`turn`: of the threads of a link, which opens a communicator for each peer as it first receives."""
+        self._link, self._headers, self._way, self._turn = link, headers, way, turn
+        self._arrived: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(maxsize=DEPTH)
+        threading.Thread(target=self._bring, name=f"nccl {way}", daemon=True).start()
+
+    def take(self, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        peer, _ = self._way
+        try:
+            found = self._arrived.get(timeout=seconds_left(deadline))
+        except queue.Empty:
+            raise DeadlinePassed(message, peer=peer) from None
+        if isinstance(found, BaseException):
+            with translated(message, peer=peer):
+                raise found
+        return found
+
+    def _bring(self) -> None:
+        peer, tag = self._way
+        try:
+            while True:
+                header, _ = self._headers.take(peer, tag, deadline=math.inf, message="receives")
+                payload = torch.empty(payload_bytes(header), dtype=torch.uint8, device=self._link.device)
+                if len(payload):
+                    with self._turn:
+                        receiving = dist.irecv(payload, peer, group=self._link.group)
+                    assert receiving is not None, "both ranks are of the group"
+                    receiving.wait()
+                self._arrived.put((header, payload))
+                del header, payload  # a peer that sends nothing more would have them kept
+        except BaseException as error:  # handed on to the worker, who raises it
+            self._arrived.put(error)
+
 
 BACKEND = "encrypted"  # in torch.distributed's words
 _TAG = 0  # of all its connections
