@@ -162,7 +162,7 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     for (staying, _), (left, moved) in zip(kept[::2], kept[1::2], strict=True):
         assert left < 1.05 * staying - 0.6 * moved  # some of what moves is held by others, too
-    assert kept[1][1] and kept[1][0] < 0.6 * kept[0][0], "kernel maps stay"
+    assert kept[1][1] and kept[1][0] < 0.75 * kept[0][0], "kernel maps stay"
 
 
 def test_an_allocation_that_fails_is_told_with_its_minibatch() -> None:

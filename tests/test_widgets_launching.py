@@ -345,7 +345,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     assert shown == details.end.speeds.value and "not predicted" not in shown
     for name in ("pipeline 0, stage 0 computes", "pipeline 0, stage 1 computes", "pipeline 1, stage 2 computes"):
         assert name in shown
-    assert details.end.culprit.value.startswith("Delays: ")  # no culprit: no two ranks have the same layers
+    assert not mentions(details.end.culprit.value, "rank")  # no two ranks have the same layers
 
 
 @pytest.fixture
