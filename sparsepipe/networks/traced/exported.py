@@ -11,12 +11,15 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import wraps
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from .copies import module_at
@@ -44,9 +47,7 @@ def record(module: nn.Module, inputs: ForwardInputs) -> Recording:
     except CannotBeTraced:
         raise
     except Exception as error:  # of many kinds
-        raise CannotBeTraced(
-            "export.failed", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
-        ) from error
+        raise CannotBeTraced("export.failed", _reason(error)) from error
     assert isinstance(traced, fx.GraphModule)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     names, leaves = _in_order(traced, inputs)
@@ -78,6 +79,22 @@ def record(module: nn.Module, inputs: ForwardInputs) -> Recording:
     tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
     sizes = {name: tuple(_length(axis, program) for axis in node.meta["val"].shape) for name, node in tensors.items()}
     return Recording(recorded, tensors, outputs, spec, sizes=sizes)
+
+
+def _reason(error: Exception) -> str:
+    """Return why torch.export failed, with the line of the user's module."""
+    places = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if isinstance(module := frame.f_locals.get("self"), nn.Module)
+        and not type(module).__module__.startswith("torch")
+    ]
+    text = " ".join(str(error).split())
+    if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in text:
+        text = "Python code depends on the numbers of a tensor"
+    else:
+        text = f"{type(error).__name__}: {text[:100]}"
+    return f"{text} ({places[-1]})" if places else text
 
 
 def _attributes_assigned() -> contextlib.AbstractContextManager[Any]:
