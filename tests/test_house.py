@@ -7,8 +7,8 @@ import pytest
 from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
-    "files": 592,
-    "lines": 131_900,
+    "files": 593,
+    "lines": 131_950,
     "modules at the root": 3,
     "folders at the root": 14,
     "modules that serve one other of their folder": 78,

@@ -26,18 +26,8 @@ from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.transport import process_groups, sockets
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
-from sparsepipe.runtime.wire.handshake import (
-    CERTIFICATE,
-    NAME_BYTES,
-    OPENING_BYTES,
-    PROOF_BYTES,
-    Caller,
-    Encryption,
-    Listener,
-    new_certificate,
-    reply,
-    tls_of,
-)
+from sparsepipe.runtime.wire.encryption import CERTIFICATE, Encryption, new_certificate, tls_of
+from sparsepipe.runtime.wire.handshake import NAME_BYTES, OPENING_BYTES, PROOF_BYTES, Caller, Listener, reply
 from sparsepipe.runtime.wire.messages import ListenerAddress
 from sparsepipe.runtime.worker.join import joined
 

@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...runtime.failures import DeadlinePassed
 from ...runtime.pipelines.client import connect
 from ...runtime.pipelines.journal import RESUME, complete_record
-from ...runtime.wire.handshake import Encryption
+from ...runtime.wire.encryption import Encryption
 from ...runtime.wire.messages import COORDINATOR, ListenerAddress
 from ...util.host.imports import python_command
 from ...values.plan import Plan

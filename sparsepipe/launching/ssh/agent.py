@@ -18,8 +18,8 @@ from typing import Any
 
 from ...errors import InputError
 from ...runtime.rendezvous.server import StoreServer
+from ...runtime.wire.encryption import Encryption
 from ...runtime.wire.frames import Frame, FrameReader, FrameWriter
-from ...runtime.wire.handshake import Encryption
 from ...util.host.limits import limit_met
 from .facts import check_ways, facts_here, interface_of, is_there
 from .hosted_parent import HostedCoordinator

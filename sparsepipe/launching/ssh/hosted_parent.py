@@ -32,7 +32,7 @@ from ...runtime import commands
 from ...runtime.pipelines.journal import RESUME
 from ...runtime.processes.signs_of_life import watch
 from ...runtime.training_state.checkpoint_folders import remove_partial
-from ...runtime.wire.handshake import CERTIFICATE, new_certificate
+from ...runtime.wire.encryption import CERTIFICATE, new_certificate
 from ...runtime.wire.messages import COORDINATOR, ListenerAddress
 from ...util.host.imports import python_command, python_environment
 from ...util.io.files import cut_torn_row, write_atomic

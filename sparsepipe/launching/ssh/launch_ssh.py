@@ -10,7 +10,7 @@ from typing import Unpack
 from ...errors import InputError
 from ...records.record_files import HOSTS
 from ...runtime import RunConfig
-from ...runtime.wire.handshake import check_openssl
+from ...runtime.wire.encryption import check_openssl
 from ...runtime.workloads.resolved import ResolvedRun
 from ...util.host.imports import check_current_folder, python_command, python_environment
 from ...util.io.files import write_atomic

@@ -10,7 +10,8 @@ from ...errors import InputError
 from ...records import RunRecord
 from ...records.run_progress import went_back
 from ...runtime.processes import rank_readings
-from ...runtime.wire.handshake import CERTIFICATE, new_certificate, new_secret
+from ...runtime.wire.encryption import CERTIFICATE, new_certificate
+from ...runtime.wire.handshake import new_secret
 from ...values.plan import Plan
 from ..failure_cause import KILLED, FailureCause
 from .connection import Connection, Event, Reach

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import InputError
 from ...values.replication.base import Merge
 from ..failures import DeadlinePassed, PacketMismatch, PeerLost
-from ..wire.handshake import Encryption, tls_of
+from ..wire.encryption import Encryption, tls_of
 from ..wire.messages import COORDINATOR, ListenerAddress, Requests
 from .base import Holder, Task
 from .messages import GIVEN_UP, INPUT, encoded, read_answer

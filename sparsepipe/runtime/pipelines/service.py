@@ -24,7 +24,7 @@ from ...values.replication import rule_from_json
 from .. import commands
 from ..processes.run_folder import RunFolder
 from ..processes.signs_of_life import watch
-from ..wire.handshake import Encryption, tls_of
+from ..wire.encryption import Encryption, tls_of
 from ..wire.messages import COORDINATOR, ListenerAddress
 from ..wire.switchboard import Peer, Switchboard
 from .journal import Journal

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import wait_for
-from ..wire.handshake import Encryption
+from ..wire.encryption import Encryption
 from .signs_of_life import Heartbeats
 
 

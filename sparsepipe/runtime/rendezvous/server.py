@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import InputError
 from ...util.io.fields import each, fields, integer, number, one_of, text
 from ..pipelines.messages import encoded
-from ..wire.handshake import Encryption, tls_of
+from ..wire.encryption import Encryption, tls_of
 from ..wire.switchboard import Peer, Switchboard
 
 _MOST_KEYS, _MOST_BYTES = 10**6, 2**28  # of all that is kept: a rank's mistake costs the host no more

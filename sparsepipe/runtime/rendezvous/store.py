@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..failures import PacketMismatch
 from ..pipelines.messages import encoded
-from ..wire.handshake import Encryption, tls_of
+from ..wire.encryption import Encryption, tls_of
 from ..wire.messages import ListenerAddress, Requests
 
 _LOOKS = 10  # at the clock of the store's host

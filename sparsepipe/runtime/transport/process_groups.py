@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left, translated, wait_for
 from ..in_order import Begun, InOrder
-from ..wire.handshake import Encryption
+from ..wire.encryption import Encryption
 from .channel import Sending
 from .packet import Packet, Slot, decode, encode, payload_bytes
 from .sockets import DEPTH, Sockets, SocketTransport, Way, connect

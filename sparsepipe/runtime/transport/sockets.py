@@ -28,8 +28,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated, wait_for
+from ..wire.encryption import Encryption, tls_of
 from ..wire.frames import LENGTHS_BYTES, lengths, read_lengths
-from ..wire.handshake import Caller, Encryption, Listener, call, fill, new_secret, tls_of
+from ..wire.handshake import Caller, Listener, call, fill, new_secret
 from .packet import HEADER_BYTES, Packet, encode, payload_bytes
 
 Way = tuple[int, int]  # (peer, tag)

@@ -26,7 +26,7 @@ from ..rendezvous.store import KeyedStore
 from ..training_state.checkpoint import belongs
 from ..transport import process_groups
 from ..transport.state_transfer import StateTransfer
-from ..wire.handshake import Encryption
+from ..wire.encryption import Encryption
 from ..wire.messages import STORE, ListenerAddress
 from .gloo_listeners import gloo_connects
 from .stage_replica import StageReplica

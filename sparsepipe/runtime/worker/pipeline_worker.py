@@ -33,7 +33,7 @@ from ..replication.between_pipelines.state import fetch_state
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
 from ..training_state.checkpoint_folders import FOLDER
-from ..wire.handshake import Encryption
+from ..wire.encryption import Encryption
 from ..workloads.base import Workload
 from .connections import Connections
 from .control import Horizon

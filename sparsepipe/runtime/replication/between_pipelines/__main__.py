@@ -23,7 +23,7 @@ from ...pipelines.client import connect
 from ...processes.identity import Identity
 from ...processes.run_folder import RunFolder
 from ...processes.signs_of_life import watch
-from ...wire.handshake import Encryption
+from ...wire.encryption import Encryption
 from .parameter_server import Server, Store
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ....values.replication.base import Arithmetic, Merge, Rule
 from ...failures import DeadlinePassed
 from ...pipelines.base import Averager, Coordinator, Holder, Settled
-from ...wire.handshake import Encryption
+from ...wire.encryption import Encryption
 from .mean import Contribution, Mean, MeanExchange, MeanWeights, Merging, distance
 from .messages import CalledOff, EightBits, Encoding, Exact
 from .outer_step import VERSION, Exchanging, Held, OuterDesk, OuterOptions, OuterStep, Replica, Waited, outer_state

@@ -13,7 +13,8 @@ from torch import Tensor
 from ....values.replication.base import SERVER, Merge
 from ...failures import DeadlinePassed, PacketMismatch, PeerLost
 from ...pipelines.base import Address
-from ...wire.handshake import Caller, Encryption, Listener, new_secret, tls_of
+from ...wire.encryption import Encryption, tls_of
+from ...wire.handshake import Caller, Listener, new_secret
 from .mean import Contribution, Merged, distance
 from .messages import NO_PAYLOAD, WEIGHT, CalledOff, Layout, Message, receive, send
 from .peers import Link, Peers, called_off

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left
 from ...pipelines.base import Address, Coordinator, Holder
-from ...wire.handshake import Encryption, call, tls_of
+from ...wire.encryption import Encryption, tls_of
+from ...wire.handshake import call
 from .messages import CalledOff, Message, receive, send
 
 

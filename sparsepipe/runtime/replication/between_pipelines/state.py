@@ -13,7 +13,7 @@ from torch import Tensor
 from ....values.replication.base import Merge
 from ...failures import DeadlinePassed, PacketMismatch, seconds_left
 from ...pipelines.base import Coordinator, Holder
-from ...wire.handshake import Encryption
+from ...wire.encryption import Encryption
 from .mean import Contribution, Merged, Merging
 from .messages import NO_PAYLOAD, CalledOff, Message
 from .peers import Link, called_off
