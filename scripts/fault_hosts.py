@@ -229,7 +229,7 @@ def _prepared(kind: str, fault: Fault) -> dict[str, str]:
     elif kind == "version":
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "sparsepipe", home / "other" / "sparsepipe", ignore=ignored, dirs_exist_ok=True)
-        changed = home / "other" / "sparsepipe" / "util" / "text" / "sizes.py"
+        changed = home / "other" / "sparsepipe" / "util" / "text" / "numbers.py"
         changed.write_text(changed.read_text() + "# another version")
         return {"python_path": "/run/home/other"}
     return {}

@@ -102,7 +102,7 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     first, second, third = desk.network.hosts
     other = second.home / "other"
     shutil.copytree(REPOSITORY / "sparsepipe", other / "sparsepipe", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = other / "sparsepipe" / "util" / "text" / "sizes.py"
+    changed = other / "sparsepipe" / "util" / "text" / "numbers.py"
     changed.write_text(changed.read_text() + "# another version")
     for words in ("link add other type veth peer name end", "addr add 192.168.9.2/24 dev other", "link set other up"):
         assert second.run("ip", *words.split()).returncode == 0
