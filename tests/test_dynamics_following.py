@@ -135,7 +135,8 @@ def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path, rule):
     code, out, _ = sparsepipe("runs", "show", tmp_path / "run")
     assert code == 0 and mentions(out, "pipeline 1", f"minibatch {changed[0]}")
     drift = drift_of(job.record)
-    assert {alarm.rank for alarm in drift.alarms if alarm.slower} == {3}
+    ranks = {alarm.rank for alarm in drift.alarms if alarm.slower}
+    assert ranks - {None} == {3}  # None: a link, which other work delays
 
 
 def test_pipelines_that_find_drifts_at_once_write_each_to_the_record(tmp_path):
