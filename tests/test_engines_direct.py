@@ -224,7 +224,7 @@ def test_half_precision_is_summed_in_single_and_rounded_once(dtype: torch.dtype)
 GUARDED = """
 import ctypes, mmap, sys
 import torch
-from sparsepipe.engines.native import direct, machine_code
+from sparsepipe.engines.native import direct
 from sparsepipe.engines.native.kernel_map import KernelMap
 from sparsepipe.util.io.files import sealed, unsealed
 from sparsepipe.util.io.options import tell
@@ -244,7 +244,7 @@ def at_the_end(tensor):
     kept.append(memory)
     return own.copy_(tensor)
 
-lanes = machine_code.lanes()
+lanes = direct.lanes()
 for rows, channels in ((61, (lanes, 3 * lanes)), (200, (5 * lanes, 4 * lanes)), (7, (9 * lanes, 7 * lanes))):
     same = torch.arange(rows)
     kernel_map = KernelMap(at_the_end(same.repeat(2)), at_the_end(same.repeat(2)), (rows, rows), rows, rows)
