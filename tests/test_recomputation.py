@@ -161,7 +161,7 @@ def test_segments_change_no_bit(name: str, schedule: str, tmp_path) -> None:
     for other in results[1:]:
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     for (staying, _), (left, moved) in zip(kept[::2], kept[1::2], strict=True):
-        assert left < 1.05 * staying - 0.6 * moved  # some of what moves is held by others, too
+        assert left < 1.05 * staying - 0.5 * moved  # some of what moves is held by others, too
     assert kept[1][1] and kept[1][0] < 0.75 * kept[0][0], "kernel maps stay"
 
 

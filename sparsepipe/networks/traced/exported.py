@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
         f"{Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in walk_tb(error.__traceback__)
         if isinstance(module := frame.f_locals.get("self"), nn.Module)
-        and not type(module).__module__.startswith("torch")
+        and not re.match("torch", type(module).__module__)
     ]
     text = " ".join(str(error).split())
     if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in text:
