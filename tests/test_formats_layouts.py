@@ -169,6 +169,7 @@ def test_a_name_in_several_stages_counts_once_and_is_reported():
     [
         *(("Et*2|t*3|tL)", "layout.letters"), ("E(t|*2", "layout.letters"), ("E((t)*2)*2L", "layout.letters")),
         *(("Ex|tL", "layout.letters"), ("", "layout.count"), ("[", "layout.malformed"), ("{}", "layout.malformed")),
+        *(("absent.json", "file.not_found"), ("a/b\n.txt", "file.not_found")),
         *(("E" + "t*1000000000" + "L", "layout.too_large"), ("E(t*999|)*999999999L", "layout.too_large")),
         *(("Et*99999999999999999999999999L", "layout.too_large"), ("E" + "(t*9999)*9," * 9 + "L", "layout.too_large")),
         *(("[" * 3000, "layout.malformed"), ("E" * 2_000_000, "layout.too_large"), ("[[1], [2]]", "layout.malformed")),

@@ -29,6 +29,7 @@ from .blocks import Block, blocks_of, module_layers
 
 KINDS: Mapping[str, str] = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}  # Megatron's names
 MOST_LAYERS = 100_000  # of a layout, all repetitions written out
+_SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".txt")  # of files
 _MOST_TEXT = 1_000_000  # characters of a layout
 _FQNS = ("module_fqns_per_model_part", "pipeline_parallel_module_fqns_per_model_part")  # torchtitan's, by version
 Item = TypeVar("Item")
@@ -55,10 +56,12 @@ class StageLayout:
 def read_layout(source: str | Path) -> StageLayout:
     """Read a layout, or the file that has it.
 
-    Raises InputError in one line: no form that is known, unbalanced parentheses, more than `MOST_LAYERS` layers.
+    Raises InputError in one line: no such file or form, unbalanced parentheses, more than `MOST_LAYERS` layers.
     """
     text = str(source)
     path = _file(text)
+    if path is None and text.endswith(_SUFFIXES):  # no layout ends so
+        raise InputError("file.not_found", f"{shown(text)}: no such file; check the path")
     if path is None:
         return _of_text(text)
     try:
