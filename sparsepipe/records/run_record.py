@@ -291,7 +291,7 @@ class RunRecord:
         "started" is the state before the first message of a worker.
         """
         path = self.folder / "status.json"
-        if not path.exists() and not path.is_symlink():
+        if not os.path.lexists(path):  # a link to nothing is damaged
             return {"state": "started"}
         return read_fields(path, STATUS, what="run's status")
 

@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from .copies import module_at
@@ -90,7 +89,7 @@ def _reason(error: Exception) -> str:
         and not re.match("torch", type(module).__module__)
     ]
     text = " ".join(str(error).split())
-    if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in text:
+    if "data-dependent" in text:
         text = "Python code depends on the numbers of a tensor"
     else:
         text = f"{type(error).__name__}: {text[:100]}"

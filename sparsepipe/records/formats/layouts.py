@@ -60,9 +60,9 @@ def read_layout(source: str | Path) -> StageLayout:
     """
     text = str(source)
     path = _file(text)
-    if path is None and text.endswith(_SUFFIXES):  # no layout ends so
-        raise InputError("file.not_found", f"{shown(text)}: no such file; check the path")
     if path is None:
+        if text.endswith(_SUFFIXES):  # no layout ends so
+            raise InputError("file.not_found", f"{shown(text)}: no such file; check the path")
         return _of_text(text)
     try:
         if path.suffix == ".toml":
