@@ -27,6 +27,7 @@ from .supervisor import GOING_ON, gone, read_status
 _BYTES_AT_ONCE = 2**22  # so that a long record is not in memory as a whole
 
 
+# Tail of metrics.jsonl: rows read from a file while it grows
 class Tail:
     """Reads whole rows as they come, by the file's name: of another file put in its place it reads what is new in it.
 

@@ -190,6 +190,7 @@ _SHORTEST = 1e-6  # seconds: what was timed as less took no time that a clock te
 _WAITED = 0.5  # of a transfer's time, at the least, somebody waited for it: else it may have been there long before
 
 
+# Times of ranks and links from spans: seconds of work on a minibatch, and seconds of a transfer
 class MinibatchWork(NamedTuple):
     """A rank's forward and backward of one minibatch, of all its stages, are done."""
 

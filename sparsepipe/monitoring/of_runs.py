@@ -25,6 +25,7 @@ _BYTES_AT_ONCE = 2**22
 _LOOKS = 20  # after which nobody says any more who took a minibatch: it was before
 
 
+# What a run's files say while they grow: new spans of its ranks, and the sizes of new minibatches
 class RunRows:
     """Read the rows of a run since the last call. Ended and resumed runs are read in the same way.
 

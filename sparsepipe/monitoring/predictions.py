@@ -112,6 +112,7 @@ _MOST = 65_536  # sizes whose times are kept
 _STEPS = 4  # of a doubling beyond the measured sizes, of which the uncertainty is worked out
 
 
+# What a plan's ranks and links should take for a minibatch of a size, by its profile and its cluster
 @dataclass(frozen=True, slots=True)
 class OfSize:
     """Seconds and bytes of one size of minibatch."""

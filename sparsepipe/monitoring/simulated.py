@@ -177,6 +177,7 @@ _MOST_STRETCHES = 64
 _MOST_PLANS = 12
 
 
+# The oracle: the best sequence of plans for one who knows every slow-down in advance, with the cost of each change
 @dataclass(frozen=True)
 class Stretch:
     """Minibatches in which no device changes."""

@@ -218,6 +218,7 @@ def _faster(link: Link) -> Link:
     return replace(link, bandwidth=_FASTER * link.bandwidth)
 
 
+# A plan for the hosts that are left when others are lost: as before, by the run's profile, or by joining stages
 @dataclass(frozen=True)
 class Continuation:
     """Continuation of a run: the plan, the hosts, and a short text on the plan's origin."""

@@ -207,6 +207,7 @@ def _cycle(waiting: dict[str, int], consumers: dict[str, list[str]]) -> str:
     return " -> ".join([*reversed(loop), loop[-1]])
 
 
+# Which stage boundaries a tensor crosses, and where a device keeps it for a later one of its stages
 class SkipRoute(NamedTuple):
     """The way of one tensor.
 

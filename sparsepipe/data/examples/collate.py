@@ -178,6 +178,7 @@ _TARGETS = ("segment", "category", "labels", "label", "target", "y")  # entries 
 _UNNUMBERED = (str, bytes, type(None))  # entries, such as a scene's name, that no network takes
 
 
+# Minibatches that are not stacked: items as dicts joined along their points or nodes, and what a `collate` returns
 def is_named(item: object) -> bool:
     """Return whether an item is a dict of entries, or a graph that can be written as one: not a pair."""
     return isinstance(item, Mapping) or hasattr(item, "to_dict")

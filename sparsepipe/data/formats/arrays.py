@@ -41,6 +41,7 @@ _MOST_COLUMNS = 16
 Columns = list[tuple[str, np.ndarray]]
 
 
+# Point clouds in NumPy arrays (.npy) and archives (.npz), by usual array names; pickled objects are refused
 def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read `points` [P, 3] and, if there, `normals`, `colours`, `intensity` and `labels`, each with P rows.
 
@@ -185,6 +186,7 @@ _MOST_NUMBERS = 60_000  # that are looked at for it
 _CLEAR, _CLEAR_OF_MULTIPLE = 0.25, 0.5  # by how much the logarithm must be less; two rows as one may differ a little
 
 
+# Scans as bare float32 rows (.bin): KITTI's x y z intensity and ScanNet's x y z red green blue
 def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
     """Read little-endian float32 rows of the columns that the folder declares, else of those given.
 

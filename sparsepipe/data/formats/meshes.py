@@ -25,6 +25,7 @@ from .base import (
 from .reading import AS_THEY_ARE, Reading
 
 
+# Triangulate polygons of any number of corners; each triangle knows the polygon that it is a piece of
 def mesh_of(
     path: Path,
     vertices: np.ndarray,

@@ -34,6 +34,7 @@ _NAMES = {
 _STREAM = ":zone.identifier"  # Windows: where a file was downloaded from
 
 
+# Entries of folders: those that systems and tools leave there are ignored in every layout, others may name a split
 def is_litter(name: str) -> bool:
     """Return whether a file or folder of this name belongs to no data set: hidden (`._x`, `.DS_Store`) or a
     system's.

@@ -31,6 +31,7 @@ _FEW_WORKERS = 8  # which any machine starts
 _WORKER_BYTES = 250e6  # of a worker that has done nothing yet but to bring torch in
 
 
+# A run's processes, begun: with a lifeline to this process unless they are detached, and followed
 def followed(
     record: RunRecord,
     locks: Sequence[int],

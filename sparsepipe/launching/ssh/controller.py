@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN_SECONDS = 2.0  # for a host that is waited for
 
 
+# A plan on hosts to its end: again if that helps, on the hosts that are left or, as asked, once all are back
 class TakenHosts(NamedTuple):
     """Hosts with the ranks of a plan, that of rank 0 first, and the way to them."""
 

@@ -60,6 +60,7 @@ _COORDINATOR_LOOK_SECONDS = 0.1
 _TO_END = 25.0  # seconds for the coordinator to write its last rows
 
 
+# The coordination of several pipelines on one of their hosts, as the agent there has it: a process under a supervisor
 class HostedCoordinator:
     """The process, in the folder of a `HostedRun` that has the plan of all pipelines."""
 

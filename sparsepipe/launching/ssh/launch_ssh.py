@@ -24,6 +24,7 @@ from ..prepare import for_hosts, prepare
 from ..probes.check import unlike_networks
 
 
+# Which ranks of a plan run on which host: a device's place among all devices of the cluster is its rank
 def own_prefix(pipeline: int | None) -> str:
     """Return the prefix of a pipeline's file names in the folder of the whole run; empty if it is the whole run."""
     return "" if pipeline is None else f"pipelines/{pipeline}/"

@@ -22,6 +22,7 @@ _CLOUD_POINTS, _CHANNELS = 4000, 32
 _TRAINED = "minkvgg11bn-narrow"
 
 
+# What intruders do, by name: each kind makes a function that is called again and again, on a processor or a GPU
 def matrix_products(device: str = CPU) -> Step:
     """Products of two matrices: arithmetic units alone. On a CPU they stay in the caches."""
     if device != CPU:

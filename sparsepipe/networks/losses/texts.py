@@ -17,6 +17,7 @@ from ..texts.gnmt import GNMT, State
 from .base import Outcome, check_known, check_rows, described, main_output, mean_of, num_correct, num_known, weighed
 
 
+# What BERT is trained by (Devlin et al. 2018, section 3.1): masked words, and whether a sentence follows another
 @dataclass(frozen=True)
 class TokenCrossEntropy:
     """Of words: `output` float [B, T, vocabulary], `target` int64 [B, T], IGNORED for padding.
@@ -155,6 +156,7 @@ def _mean(logits: Tensor, target: Any, what: str) -> tuple[Tensor, int, int]:
 _INPUTS, _IDS = ("source", "source_mask", "target"), ("begin", "end")
 
 
+# BLEU (Papineni et al. 2002) of a network's translations, as sacrebleu counts it (Post 2018)
 class WordWriter(Protocol):
     """Writes words out: a tokenizer of tokenizers is one."""
 

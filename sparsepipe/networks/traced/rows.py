@@ -181,6 +181,7 @@ MAKERS = frozenset(
 OF_SPARSE = frozenset(["replace_feature"])  # of spconv's tensors: other numbers at the same places
 
 
+# Which operations are layers of their own, and which are too small: those join the layer of a value they read
 def name_of(node: fx.Node) -> str:
     """Return the plain name of what a node does: "add" for operator.add, Tensor.add, torch.add and aten.add.Tensor."""
     target = node.target

@@ -257,6 +257,7 @@ def synchronise(stage: nn.Module, group: Any) -> int:
     return len(norms)
 
 
+# A network made of any torch module: its layers, what crosses between them, and how stages of it are built
 @dataclass(frozen=True, eq=False)
 class TracedNetwork:
     """A torch module as layers that can be profiled, planned for, cut and run: see `trace`.

@@ -279,6 +279,7 @@ def _distinct(values: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Index]:
 MOST_CUTS = 300_000
 
 
+# All cuts of a graph that has too many to search: listed once with what is before each and what crosses it
 @dataclass(frozen=True, eq=False)
 class ListedCuts:
     """Every down-set, small ones first."""

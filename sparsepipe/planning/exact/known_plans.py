@@ -160,6 +160,7 @@ _PRICES = 8  # of those that were asked last
 _MORE = 1 + 1e-9
 
 
+# A path that uses no more devices than there are, looked for where prices of devices say that one may be
 @dataclass(frozen=True, eq=False)
 class _Beginnings:
     """Stages from a cut to the end of the network, a row each."""

@@ -119,6 +119,7 @@ _MOST_LISTED = 2_000
 ON_A_NODE, SPREAD = 0, 1  # placements
 
 
+# Devices of all nodes by their types alone, for bounds if there are too many nodes and types to try each place
 @dataclass(frozen=True, slots=True)
 class Fluid:
     """Groups of several types and `least` devices or more, up to some number, that are not listed one by one.

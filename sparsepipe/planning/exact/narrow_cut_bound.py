@@ -170,6 +170,7 @@ _CROSSING_BINS = 0.01  # as a share of what crosses
 _OTHER_BINS = 4  # of work, for what other types take more or less
 
 
+# A lower bound of every plan's period where cuts can be listed, but not searched: only their sums are kept
 @dataclass(frozen=True, eq=False)
 class CutProfile:
     """Of each kind of cut the least and the most work and bytes of weights before it, and the least that crosses it."""

@@ -191,6 +191,7 @@ _BUCKET = 5e8  # bytes of gradients that are averaged at a time
 _SHARDS = 4  # the most GPUs of a replica that are taken to share its gradients
 
 
+# Predict as Sailor's own simulator does, by its published formulas
 def published_prediction(measured: MeasuredPlan) -> Prediction:
     """Return the prediction of Sailor's simulator for a measured plan."""
     stages = range(len(measured.plan.stages))

@@ -44,6 +44,7 @@ from .state import Request, RunOfPipelines, RunState
 RESUME = Path("logs", "resume.json")
 
 
+# What the record of a run of several pipelines keeps when the run continues from a checkpoint
 def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
     """Take from the metrics what will be done again, and say in each file of the record that the run continues from
     here.

@@ -130,6 +130,7 @@ class Member:
 _KEPT = 64  # epochs, the latest
 
 
+# What the minibatches of all pipelines add up to: loss, accuracy and pace of an epoch, the run's pace
 @dataclass
 class Sums:
     """Over the minibatches that are done, of an epoch or of the run."""

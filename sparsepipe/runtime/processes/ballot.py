@@ -111,6 +111,7 @@ _SIZE = 8  # bytes: one aligned word, which is written and read as a whole
 _COMMANDS = 2**8
 
 
+# One thing that rank 0 announces to all ranks of this host, in memory that they share: a command, and when it is due
 class Announced(NamedTuple):
     command: int  # its number
     minibatch: int  # of the run, before which it is due

@@ -24,6 +24,7 @@ from .sockets import DEPTH, Sockets, SocketTransport, Way, connect
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
+# Packets between GPUs of their own: headers by sockets, payloads from device to device by NCCL
 @dataclass(frozen=True)
 class NcclLink:
     """Channel for the payloads of one cut in one direction from device to device: a group that carries nothing else.

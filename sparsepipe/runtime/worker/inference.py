@@ -33,6 +33,7 @@ from .packet_exchange import PacketExchange
 from .stage_replica import StageReplica
 
 
+# The validation split through the stages: forward only, the newest weights, running statistics
 class Watcher(Protocol):
     """Sees the minibatches of this rank's stages."""
 

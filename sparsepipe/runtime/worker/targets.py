@@ -124,6 +124,7 @@ _SIDE, _PRODUCTS = 256, 10  # of matrices
 _NUMBERS, _PASSES = 2_000_000, 4  # over 8 MB
 
 
+# Ranks that a plan leaves out: their processes stay in the job, and a later plan can take them back
 def rejoin(context: WorkerContext, control: Control, weight_update: WeightUpdate, *, look: Callable[[], None]) -> None:
     """Let ranks that are left out know where a part of an epoch ended, and what its updates made of the loss scale.
 

@@ -197,6 +197,7 @@ def listed(numbers: Iterable[int]) -> str:
 SIZE_UNITS = ("voxels", "points", "tokens", "pixels", "samples")
 
 
+# Units of a minibatch's size (voxels, tokens, pixels, samples), with which costs grow; and how sure costs are
 def size_words(unit: str) -> str:
     """Return a unit of size as figures and messages write it: "active voxels" are those that hold points."""
     return f"active {unit}" if unit == "voxels" else unit

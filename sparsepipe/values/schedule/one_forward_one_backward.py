@@ -14,6 +14,7 @@ from ..plan import Plan, Stage
 from .actions import Action, Op
 
 
+# Rounds: the minibatches of each replica and of each update, and how far forwards run ahead of backwards
 def round_length(plan: Plan, stage: int) -> int:
     """Minibatches of one update of `stage`."""
     if plan.flushes:

@@ -50,6 +50,7 @@ REACHED = "reached:"  # of a weight, one number: whether the loss reaches it. By
 _MOST_SHARES = 1000  # that are remembered
 
 
+# Tensors by name as one flat vector: what a rank contributes, merges and takes back in one piece
 class Layout:
     """Positions of named tensors in a float32 vector on the CPU, ordered by name."""
 
@@ -143,6 +144,7 @@ _FLOAT_BYTES = 4
 _LARGEST = 127.0
 
 
+# How numbers travel that are averaged: as they are, or as 8-bit integers whose rounding is made good later
 class Encoding(Protocol):
     """Turns pieces of tensors, one after the other in a vector of float32, into bytes, uint8 [a multiple of 4]."""
 

@@ -172,6 +172,7 @@ _TO_CLOSE = 5.0  # seconds for answers under way, when the server closes
 Answer = tuple[Mapping[str, Any], Tensor]  # facts and payload
 
 
+# What a rank offers the other pipelines' ranks: a port that answers those who know its secret
 class Handler(Protocol):
     """Answers one kind of request. Called by a thread for each connection."""
 

@@ -180,6 +180,7 @@ def _state_bytes(facts: Mapping[str, Any]) -> int:
 _ASK_SECONDS = 0.5  # for which the coordinator is asked at once whether a merge is decided
 
 
+# Contributions under way: a thread waits for the merges that they are in and carries them out, in their order
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Outcome of a contribution."""
