@@ -49,7 +49,7 @@ for path in Path("tests").resolve().glob("test_*.py"):
 check "ruff check" .venv/bin/ruff check .
 check "ruff format" .venv/bin/ruff format --check .
 shopt -s nullglob
-notebooks=(notebooks/*.ipynb)
+notebooks=(notebooks/*.ipynb notebooks/*/*.ipynb)
 if [ ${#notebooks[@]} -gt 0 ]; then
   check "notebooks without outputs" .venv/bin/nbstripout --verify --keep-id \
     --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info" "${notebooks[@]}"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -204,9 +205,9 @@ SETTINGS = {"voxel_size": 0.2, "num_points": 100, "batch_size": 8, "learning_rat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_trains_in_two_processes_as_in_one(tmp_path):
-    guide = Path(__file__).parent.parent / "notebooks" / "guides" / "own_network.md"
-    code = next(block for block in guide.read_text().split("```python\n") if block.startswith("# spconv_net.py"))
-    (tmp_path / "net.py").write_text(code.partition("```")[0])
+    guide = nbformat.read(Path(__file__).parent.parent / "notebooks" / "guides" / "own_network.ipynb", as_version=4)
+    (code,) = (cell.source for cell in guide.cells if cell.source.startswith("%%writefile spconv_net.py"))
+    (tmp_path / "net.py").write_text(code.partition("\n")[2])
     config = RunConfig(f"{tmp_path}/net.py:make", "digits", **SETTINGS, minibatches=12, validate=False)
     task = open_task(resolve(config))
     assert task.engine.name == "spconv"

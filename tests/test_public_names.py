@@ -77,7 +77,7 @@ def test_what_a_docstring_points_to_exists():
     for name, value in PUBLIC.items():
         (section,) = re.findall(r"^See also:\n((?: +.*\n?)+)", inspect.getdoc(value), re.M) or [""]
         for page in re.findall(r"\b(?:guides|background)/\w+", section):
-            assert (pages / f"{page}.md").exists(), (name, page)
+            assert any((pages / f"{page}.{suffix}").exists() for suffix in ("md", "ipynb")), (name, page)
         assert [other for other in re.findall(r"`([\w.]+)`", section) if not callable(resolve(other))] in (
             [],
             ["SCHEDULES"],

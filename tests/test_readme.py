@@ -1,7 +1,8 @@
 """README, guides and background pages are run as a newcomer would run them: copied and pasted.
 
-Of the pages' blocks `python` is run, or written to the file that its first line names (`# net.py`); `bash` is run, and
-blocks without a language are read: each `sparsepipe` line is one that the command takes.
+Guides with Python are notebooks, read here as Markdown. Of the pages' blocks `python` is run, or written to the file
+that its first line names (`# net.py`); `bash` is run, and blocks without a language are read: each `sparsepipe` line
+is one that the command takes.
 """
 
 import io
@@ -18,22 +19,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
+import nbformat
 import pytest
 from command_line import sparsepipe
 
 import sparsepipe as package
+from scripts.docs.build import as_markdown
 from sparsepipe import SCHEDULES
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.command import parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
-PAGES = [README, *sorted(REPOSITORY.glob("notebooks/*/*.md"))]
+GUIDES = REPOSITORY / "notebooks" / "guides"
+PAGES = [README, *sorted([*REPOSITORY.glob("notebooks/*/*.md"), *GUIDES.glob("*.ipynb")])]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(path: Path, *languages: str) -> list[str]:
-    return [text for language, text in FENCED.findall(path.read_text()) if language in languages]
+    return [text for language, text in FENCED.findall(as_markdown(path)) if language in languages]
 
 
 def commands(text: str) -> list[list[str]]:
@@ -72,7 +76,7 @@ def test_each_verb_and_option_in_the_text_exists():
     options = {option for verb in verbs.values() for option in verb._option_string_actions}
     options |= {"--version", "--fast", "--labels", "--what", "--seeds", "--published", "--coded-bytes"}
     for path in PAGES:
-        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", path.read_text())):
+        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", as_markdown(path))):
             assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code)) <= options, (path.name, code)
             if match := re.match(r"sparsepipe ([a-z]+)(?: ([a-z]+))?", code):
                 assert {match[1], f"{match[1]} {match[2]}"} & set(OPTIONS), (path.name, code)
@@ -80,7 +84,7 @@ def test_each_verb_and_option_in_the_text_exists():
 
 def test_all_that_pages_name_is_reached_from_the_package():
     """Each `sparsepipe.module.name` and `sp.module.name` is an attribute."""
-    text = "".join(path.read_text() for path in PAGES)
+    text = "".join(map(as_markdown, PAGES))
     named = set(re.findall(r"(?<![\w/.@])(?:sp|sparsepipe)((?:\.[A-Za-z_]\w*)+)", text))
     assert len(named) > 20
     for name in named:
@@ -88,18 +92,27 @@ def test_all_that_pages_name_is_reached_from_the_package():
 
 
 def test_every_guide_and_background_page_is_in_its_list():
-    for folder in ("guides", "background"):
-        listed = (REPOSITORY / "notebooks" / folder / "README.md").read_text()
-        for path in (REPOSITORY / "notebooks" / folder).glob("*.md"):
-            assert path.name == "README.md" or f"]({path.name})" in listed, path
+    for path in (path for path in PAGES if path.name != "README.md"):
+        assert f"]({path.name})" in (path.parent / "README.md").read_text(), path
 
 
-def run_python(text: str, folder: Path) -> str:
-    """Run a block of a page in this process, as a cell would be; return what it printed."""
+def test_guides_with_python_are_notebooks_and_carry_no_output():
+    for path in (path for path in PAGES if path.parent == GUIDES):
+        assert (path.suffix == ".ipynb") == bool(blocks(path, "python")), path
+    for path in GUIDES.glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        assert set(notebook.metadata) == {"kernelspec"}
+        for cell in notebook.cells:
+            assert cell.cell_type == "markdown" or not cell.outputs and cell.execution_count is None
+
+
+def run_python(text: str, folder: Path, known: dict[str, object]) -> str:
+    """Run a block of a page in this process, as a cell would be; return what it printed. `known`: names so far."""
     printed = io.StringIO()
     with patch.dict(os.environ), chdir(folder), redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("default")  # they are told, not raised as in tests
-        exec(compile(text, "block of a page", "exec"), {"__name__": "__main__"})
+        exec(compile(text, "block of a page", "exec"), known)
     return printed.getvalue()
 
 
@@ -156,15 +169,22 @@ def test_a_page_runs_from_its_first_block_to_its_last(path, workplace, tmp_path)
     if (module := NEEDS.get(path.stem)) and find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     folder = tmp_path / "work"
-    shutil.copytree(workplace[0], folder)
-    for language, text in FENCED.findall(path.read_text()):
+    if path.suffix == ".md":  # a notebook stands alone
+        shutil.copytree(workplace[0], folder)
+    else:
+        folder.mkdir()
+    known: dict[str, object] = {"__name__": "__main__"}
+    for language, text in FENCED.findall(as_markdown(path)):
         if language == "python":
             if named := re.match(r"# (\w+\.py)\n", text):
                 (folder / named[1]).write_text(text)
             else:
-                printed = run_python(text, folder)
+                printed = run_python(text, folder, known)
         if language == "bash":
             for words in commands(text):
                 run_command(words, folder)
+            if text.startswith("torchrun "):
+                module = [sys.executable, "-m", "torch.distributed.run", *shlex.split(text)[1:]]
+                subprocess.run(module, cwd=folder, check=True)
     if path.stem == "inference":  # a class for each point
         assert printed.splitlines()[-1] == "(5000,)"

@@ -112,13 +112,26 @@ def assemble(source: Path, figures: Path) -> list[str]:
 def listed(folder: str) -> list[str]:
     """Return the pages of a folder in the order of the links in its README, which is the first."""
     text = (REPOSITORY / "notebooks" / folder / "README.md").read_text(encoding="utf-8")
-    names = [path.name for path in (REPOSITORY / "notebooks" / folder).glob("*.md")]
+    names = [path.name for path in (REPOSITORY / "notebooks" / folder).glob("*.*") if path.suffix in (".md", ".ipynb")]
     return [f"notebooks/{folder}/{name}" for name in sorted(names, key=lambda name: text.find(f"]({name})"))]
 
 
 def write_page(source: Path, name: str) -> None:
     """Copy a page of the repository, and the files of the repository that it links to."""
-    text = (REPOSITORY / name).read_text(encoding="utf-8")
+    if name.endswith(".ipynb"):
+        notebook = nbformat.read(REPOSITORY / name, as_version=4)
+        notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # which knows `!command`
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = as_page(source, name, cell.source)
+        write(source / name, nbformat.writes(notebook))
+    else:
+        text = as_page(source, name, (REPOSITORY / name).read_text(encoding="utf-8"))
+        write(source / ("index.md" if name == "README.md" else name), text)
+
+
+def as_page(source: Path, name: str, text: str) -> str:
+    """Return Markdown of a page as the site has it, and copy the files that it links to."""
     text = text.replace("```mermaid\n", "```text\n")  # drawn by scripts from the network
     text = re.sub(r'<a href="[^"]*">(<img [^>]*>)</a>', r"\1", text)
     folder = (REPOSITORY / name).parent
@@ -129,8 +142,7 @@ def write_page(source: Path, name: str) -> None:
             target = source / path.relative_to(REPOSITORY)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-    text = re.sub(r"\]\(((?:\.\./)*)README\.md", _index, text) if name.count("/") != 1 else text
-    write(source / ("index.md" if name == "README.md" else name), text)
+    return re.sub(r"\]\(((?:\.\./)*)README\.md", _index, text) if name.count("/") != 1 else text
 
 
 def _index(match: re.Match[str]) -> str:
@@ -233,9 +245,29 @@ def resolve(name: str) -> Any:
     return value
 
 
+def as_markdown(page: Path) -> str:
+    """Return a page as Markdown: a notebook's cells of code are fenced, as a file (`# net.py`), Python or shell."""
+    if page.suffix == ".md":
+        return page.read_text(encoding="utf-8")
+    return "\n\n".join(
+        fenced(cell.source) if cell.cell_type == "code" else cell.source
+        for cell in nbformat.read(page, as_version=4).cells
+    )
+
+
+def fenced(code: str) -> str:
+    """Return a cell of code as a block of Markdown."""
+    first, _, rest = code.partition("\n")
+    if first.startswith("%%writefile "):
+        return f"```python\n# {first.removeprefix('%%writefile ')}\n{rest}\n```"
+    if all(line.startswith("!") for line in code.replace("\\\n", "").splitlines()):
+        return f"```bash\n{re.sub('^!', '', code, flags=re.MULTILINE)}\n```"
+    return f"```python\n{code}\n```"
+
+
 def named_by_guides() -> set[str]:
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "notebooks").rglob("*.md")]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    pages = [*(REPOSITORY / "notebooks").rglob("*.md"), *(REPOSITORY / "notebooks" / "guides").glob("*.ipynb")]
+    text = "\n".join(as_markdown(page) for page in (REPOSITORY / "README.md", *pages))
     return set(re.findall(r"\b(?:sp|sparsepipe)\.((?:[a-z_]+\.)*[A-Za-z]\w*(?:\.[a-z]\w+)?)(?=\W)", text))
 
 
@@ -326,11 +358,8 @@ def copy_markdown(pages: list[str], source: Path, built: Path) -> None:
         page = source / f"{name}.md"
         if name == "reference/python":
             text = python_names_as_text()
-        elif page.exists():
-            text = page.read_text(encoding="utf-8").partition("\n```{toctree}")[0]
         else:
-            cells = nbformat.read(source / f"{name}.ipynb", as_version=4).cells
-            text = "\n\n".join(f"```python\n{c.source}\n```" if c.cell_type == "code" else c.source for c in cells)
+            text = as_markdown(page if page.exists() else page.with_suffix(".ipynb")).partition("\n```{toctree}")[0]
         write(built / f"{name}.md", text)
         title = next(line.lstrip("# ") for line in text.splitlines() if line.startswith("# "))
         lines.append(f"- [{title}]({name}.md)")

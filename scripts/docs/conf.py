@@ -18,7 +18,8 @@ html_static_path, html_css_files = ["site.css"], ["site.css"]
 myst_enable_extensions = ["html_image", "dollarmath"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = False
-suppress_warnings = ["myst.header"]  # the gallery's headings begin at level 3
+# The gallery's headings begin at level 3; a `!command` may go on in the next line, which no lexer knows.
+suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 # Notebooks are shown as `sparsepipe reproduce` left them. Widgets need a kernel, so their text stands there.
 nb_execution_mode = "off"
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
