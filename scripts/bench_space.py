@@ -39,14 +39,14 @@ _WAIT_SECONDS = 3600.0
 
 
 def building(num_voxels: int, *, seed: int = 0) -> PointBatch:
-    """Return about so many voxels of a building's floor, with a class of 5 and 3 random features each."""
+    """Return so many voxels of a building's floor, with a class of 5 and 3 random features each."""
     generator = torch.Generator().manual_seed(seed)
     rooms, count, row = [], 0, 0
     while count < num_voxels:
         corner = torch.tensor([row % 8 * _ROOM[0], row // 8 * _ROOM[1], 0])
-        rooms.append(_room(generator) + corner)
+        rooms.append((_room(generator) + corner).unique(dim=0))  # furniture overlaps
         count, row = count + len(rooms[-1]), row + 1
-    voxels = torch.cat(rooms).unique(dim=0)[:num_voxels]
+    voxels = torch.cat(rooms)[:num_voxels]
     features = torch.randn(len(voxels), 3, generator=generator)
     labels = (voxels.sum(dim=1) // 16) % 5
     return PointBatch(torch.nn.functional.pad(voxels, (1, 0)).int(), features, labels.long(), per_voxel=True)

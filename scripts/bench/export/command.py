@@ -38,11 +38,11 @@ class Case:
     batch_size: int
 
 
-_TEXTS = {"samples": 512, "length": 64}
+_TEXTS = {"samples": 512, "length": 128}
 CASES = {
-    "gpt": Case("gpt", {"hidden": 128, "blocks": 4}, "words", _TEXTS, "tokens", 4),
-    "bert": Case("bert", {"hidden": 128, "blocks": 4}, "words", _TEXTS, "tokens", 4),
-    "resnet": Case("resnet", {"hidden": 16, "blocks": 8}, "images", {"samples": 512, "size": 64}, "classes", 4),
+    "gpt": Case("gpt", {"hidden": 256, "blocks": 4}, "words", _TEXTS, "tokens", 8),
+    "bert": Case("bert", {"hidden": 256, "blocks": 4}, "words", _TEXTS, "tokens", 8),
+    "resnet": Case("resnet", {"hidden": 32, "blocks": 8}, "images", {"samples": 512, "size": 64}, "classes", 16),
 }
 
 
@@ -81,6 +81,7 @@ def timed(case: Case, folder: Path, steps: int) -> dict[str, Any]:
         data_args=case.data_args,
         loss=case.loss,
         threads=1,
+        beside=1,  # as the other stage computes while a step is timed
     )
     cluster = Cluster.uniform(2, device_type=found.device_types[0], link=LINK)
     layout, plan = best_layout(found, cluster)
