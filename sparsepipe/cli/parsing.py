@@ -4,8 +4,10 @@
 """
 
 import argparse
+import itertools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from textwrap import TextWrapper
@@ -263,6 +265,20 @@ class _OneLineParser(argparse.ArgumentParser):
         self.common: Sequence[str] = ()
         self.examples: Sequence[str] = ()
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, and keep the words: a wrong verb may be the value of an unknown option."""
+        self._words: Sequence[str] = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
+    def _first_unknown(self, words: Iterable[str]) -> str:
+        return next((w for w in words if w.startswith("--") and w not in self._option_string_actions), "")
+
+    def unrecognized(self, words: list[str]) -> str:
+        """Say which words are not known, and which option may be meant."""
+        word = next((word for word in words if word.startswith("-")), words[0])
+        near = meant(word.partition("=")[0], (name for action in self._actions for name in _names_of_today(action)))
+        return f"unrecognized arguments: {' '.join(words)}" + (f"; did you mean {near}?" if near else "")
+
     def error(self, message: str) -> NoReturn:
         """One line instead of argparse's usage block; exit code 2 all the same."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -335,6 +351,9 @@ class _OneLineParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
+            before = itertools.takewhile(lambda word: word != value, self._words)
+            if isinstance(action, argparse._SubParsersAction) and (unknown := self._first_unknown(before)):
+                self.error(self.unrecognized([unknown, str(value)]))  # the value of an option that is not known
             offered = self._offered(action)
             near = meant(str(value), offered)
             remedy = f"; did you mean {near}?" if near else f" (choose from {', '.join(offered)})"
@@ -359,7 +378,7 @@ class VerbsParser(_OneLineParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.verbs: dict[str, argparse.ArgumentParser] = {}
+        self.verbs: dict[str, _OneLineParser] = {}
         self._groups = {"": _verbs_of(self, required=True)}
 
     def verb_group(self, name: str) -> "argparse._SubParsersAction[_OneLineParser]":
@@ -376,10 +395,7 @@ class VerbsParser(_OneLineParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown:
             verb = self.verbs.get(getattr(options, "verb", ""), self)
-            word = next((word for word in unknown if word.startswith("-")), unknown[0])
-            names = (name for action in verb._actions for name in _names_of_today(action))
-            near = meant(word.partition("=")[0], names)
-            verb.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near}?" if near else ""))
+            verb.error(verb.unrecognized(unknown))
         return options
 
     def format_help(self) -> str:
