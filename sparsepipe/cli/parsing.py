@@ -392,7 +392,8 @@ class VerbsParser(_OneLineParser):
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """As `parse_args`; words that a verb does not know are told by its own parser, which has their neighbours."""
-        options, unknown = self.parse_known_args(arguments)
+        known: tuple[argparse.Namespace, list[str]] = self.parse_known_args(arguments)
+        options, unknown = known
         if unknown:
             verb = self.verbs.get(getattr(options, "verb", ""), self)
             verb.error(verb.unrecognized(unknown))

@@ -67,7 +67,11 @@ class SpaceParallel(Settings):
         tried = {"one shared stage": [whole], "replicas of the network": [replicas]}
         tried["stages without shared scenes"] = [*_Search(problem, shared=False).plans()]
         tried["stages of any kind"] = [*_Search(problem, shared=True).plans()]
-        best = {name: min(plans, key=_period) for name, known in tried.items() if (plans := _fitting(known, problem))}
+        best = {
+            name: min(plans, key=_period)
+            for name, known in tried.items()
+            if (plans := [plan for plan in known if not beyond_memory(plan, problem.cluster)])
+        }
         if not best:
             return whole
         fastest = min(best, key=lambda name: _period(best[name]))
@@ -101,10 +105,6 @@ def _estimated(stages: Sequence[Stage], problem: Problem) -> Plan:
 def _period(plan: Plan) -> float:
     assert plan.estimate is not None
     return plan.estimate.period_seconds
-
-
-def _fitting(plans: Sequence[Plan], problem: Problem) -> list[Plan]:
-    return [plan for plan in plans if not beyond_memory(plan, problem.cluster)]
 
 
 class DeviceRun(NamedTuple):

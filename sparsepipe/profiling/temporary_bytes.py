@@ -151,7 +151,9 @@ def _on_cpu(work: Callable[[Mark], None]) -> list[Part]:
             pass
 
     # torch.profiler tells the same, and takes ten seconds to begin: it looks for GPUs and their tools first.
-    memory_alone = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _no_experiment())
+    memory_alone = ProfilerConfig(
+        ProfilerState.CPU, False, True, False, False, False, torch._C._profiler._ExperimentalConfig()
+    )
     with _without_warnings():
         _enable_profiler_legacy(memory_alone)
         try:
@@ -180,10 +182,6 @@ def _without_warnings() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
-
-
-def _no_experiment() -> torch._C._profiler._ExperimentalConfig:
-    return torch._C._profiler._ExperimentalConfig()
 
 
 class Temporary(NamedTuple):

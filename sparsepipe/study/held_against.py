@@ -77,7 +77,11 @@ def slow_downs(folder: str = "") -> list[HeldAgainst]:
         split = {Part("launch"): problem.get("launch_slowdown")}
         for category, word in _SPLITS.items():
             theirs = problem.get(f"blocking_decompose_by_{word}", {})
-            split |= {part: theirs[str(part.key)] for part in what_if_found.by if _is_split(part, category, theirs)}
+            split |= {
+                part: theirs[str(part.key)]
+                for part in what_if_found.by
+                if part.category == category and str(part.key) in theirs
+            }
         whole.append(
             _slow_down(f"{job}: {what_if_found.culprit}", problem.get("blocking_slowdown"), what_if_found.slowdown)
         )
@@ -86,10 +90,6 @@ def slow_downs(folder: str = "") -> list[HeldAgainst]:
             for part, theirs in split.items()
         ]
     return [*whole, *parts]
-
-
-def _is_split(part: Part, category: str, theirs: dict[str, Any]) -> bool:
-    return part.category == category and str(part.key) in theirs
 
 
 def _named(job: str, part: Part) -> str:

@@ -63,10 +63,6 @@ def _bottleneck(in_channels: int, inner: int, out_channels: int, stride: int, gr
     )
 
 
-def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(*_normalised(in_channels, out_channels, 1, stride=stride, relu=False))
-
-
 class ResNet(nn.Module):
     """Images [B, in_channels, H, W] -> logits [B, num_classes]."""
 
@@ -103,7 +99,7 @@ class ResNet(nn.Module):
                     after = scaled(base, width)
                     branch = _basic(channels, after, stride)
                 same = stride == 1 and channels == after
-                shortcut = None if same else _projection(channels, after, stride)
+                shortcut = None if same else nn.Sequential(*_normalised(channels, after, 1, stride=stride, relu=False))
                 blocks.append(Residual(branch, shortcut))
                 channels = after
             levels.append(nn.Sequential(*blocks))

@@ -84,7 +84,10 @@ class UserLoss:
                 f"loss {self._name} returns {described(numbers)} in addition to the loss, expected a dict of numbers",
             )
         try:
-            told = {str(name): _number(value) for name, value in numbers.items()}
+            told = {
+                str(name): float(value.detach() if isinstance(value, Tensor) else value)
+                for name, value in numbers.items()
+            }
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
                 "loss.number_malformed",
@@ -123,10 +126,6 @@ class UserLoss:
         details = torch.zeros(_ROOM, dtype=torch.float64)
         details[: len(names)] = torch.tensor([sums[name] for name in names], dtype=torch.float64)
         return names, details
-
-
-def _number(value: Any) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 @dataclass(frozen=True)

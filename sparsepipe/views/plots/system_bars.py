@@ -76,7 +76,12 @@ def system_bars(
         table[_VALUES] = scale * table[_VALUES].astype(float)
     cases, systems = (list(dict.fromkeys(table[column])) for column in ("case", "system"))
     sources = [source for source in _SOURCES if (table.source == source).any()]
-    kinds = [(system, source) for system in systems for source in sources if _any(table, system, source)]
+    kinds = [
+        (system, source)
+        for system in systems
+        for source in sources
+        if bool(((table.system == system) & (table.source == source)).any())
+    ]
     colors = system_places(systems, among)
     step = _GROUP / len(kinds)
     numbers = fitted(table.value, step * _AXIS / len(cases), fewer_digits(table.value))
@@ -134,10 +139,6 @@ def _top(table: pd.DataFrame, numbers: Numbers) -> float:
 
 def _most(table: pd.DataFrame) -> float:
     return float(table[["value", "most"]].astype(float).max().max())
-
-
-def _any(table: pd.DataFrame, system: str, source: str) -> bool:
-    return bool(((table.system == system) & (table.source == source)).any())
 
 
 def _interval(part: pd.DataFrame, color: str) -> dict[str, object]:
