@@ -201,6 +201,7 @@ def test_stages_train_on_clouds_as_one_process_does_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The MinkowskiEngine was compiled")  # Pointcept imports it
 @pytest.mark.parametrize("name", ["PT-v3m1", "SpUNet-v1m1"])
 def test_a_segmentor_of_pointcept_is_the_same_network_when_cut(name, monkeypatch):
     folder = os.environ.get("SPARSEPIPE_POINTCEPT")
