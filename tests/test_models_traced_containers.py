@@ -25,6 +25,7 @@ from sparsepipe.networks.traced.inputs import ForwardInputs
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.util.io.functions import UserFunction
 from sparsepipe.values.plan import Plan, Stage
 
 HERE = Path(__file__).parent
@@ -201,7 +202,6 @@ def test_stages_train_on_clouds_as_one_process_does_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The MinkowskiEngine was compiled")  # Pointcept imports it
 @pytest.mark.parametrize("name", ["PT-v3m1", "SpUNet-v1m1"])
 def test_a_segmentor_of_pointcept_is_the_same_network_when_cut(name, monkeypatch):
     folder = os.environ.get("SPARSEPIPE_POINTCEPT")
@@ -249,9 +249,12 @@ def of_pointcept(folder: Path, name: str, monkeypatch) -> nn.Module:
         stand_in(package, __path__=[path])  # without all that it has
     for home, imported in (("drop", "DropPath"), ("weight_init", "trunc_normal_")):
         setattr(sys.modules["timm.layers"], imported, getattr(importlib.import_module(f"timm.layers.{home}"), imported))
-    homes = {"PT-v3m1": "point_transformer_v3.point_transformer_v3m1_base"}
-    for each in ("default", homes.get(name, "sparse_unet.spconv_unet_v1m1_base")):
-        importlib.import_module(f"pointcept.models.{each}")
+    classes = {
+        "PT-v3m1": ("point_transformer_v3.point_transformer_v3m1_base", "PointTransformerV3"),
+        "SpUNet-v1m1": ("sparse_unet.spconv_unet_v1m1_base", "SpUNetBase"),
+    }
+    for home, defined in (("default", "DefaultSegmentorV2"), classes[name]):
+        UserFunction(f"pointcept.models.{home}", defined).load()  # as a user's file is imported
     backbone = {"type": name, "in_channels": 6}
     if name == "PT-v3m1":
         depths = {"enc_depths": (1, 1, 1), "enc_channels": (16, 32, 64), "enc_num_head": (2, 4, 8)}

@@ -211,19 +211,19 @@ class UserFunction:
 
     def load(self) -> Callable[..., Any]:
         """Import it. Raises InputError if it does not exist, or its file raises as it is imported."""
-        file = self.file()  # says what is missing
-        restore_removed_names()  # the file may import MinkowskiEngine
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The MinkowskiEngine was compiled with CPU_ONLY")  # as it always says
-                warnings.filterwarnings("ignore", ".*custom_(fwd|bwd)", FutureWarning)  # as spconv is imported
+        restore_removed_names()  # the file, or the package that it is in, may import MinkowskiEngine
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The MinkowskiEngine was compiled with CPU_ONLY")  # as it always says
+            warnings.filterwarnings("ignore", ".*custom_(fwd|bwd)", FutureWarning)  # as spconv is imported
+            file = self.file()  # says what is missing
+            try:
                 module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
-        except CODE_FAILURES as error:  # whatever the user's file raises: it is told in a line
-            what = " ".join(str(error).split())
-            raise InputError(
-                "function.module_raises",
-                f"{self}: {file} raises {type(error).__name__} during import ({what}){self.neighbour(error)}",
-            ) from error
+            except CODE_FAILURES as error:  # whatever the user's file raises is reported in a line
+                what = " ".join(str(error).split())
+                raise InputError(
+                    "function.module_raises",
+                    f"{self}: {file} raises {type(error).__name__} during import ({what}){self.neighbour(error)}",
+                ) from error
         repair_spconv()
         found: object = getattr(module, self.name, None)
         if not callable(found):
