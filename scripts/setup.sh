@@ -96,7 +96,7 @@ join_build() { # if all else is installed, and another call's build is at work
     wait_for_build
     exec scripts/setup.sh # a build that was ended is repeated
   fi
-  if is_done; then exit 0; fi # it ended between both looks
+  if is_done; then exit 0; fi # a build has ended since the first check
 }
 join_build
 

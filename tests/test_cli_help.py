@@ -109,6 +109,7 @@ MEANT = [
     ("train x --epoch 3", "sparsepipe train: unrecognized arguments: --epoch 3; did you mean --epochs?"),
     ("train x --epoch=3", "did you mean --epochs? (see sparsepipe train --help)"),
     ("plan --profil x.json", "sparsepipe plan: unrecognized arguments: --profil x.json; did you mean --profile?"),
+    ("plan --devices=2 shw", "sparsepipe plan: argument VERB: invalid choice: 'shw'; did you mean show?"),
     ("runs --foo 1", "sparsepipe runs: unrecognized arguments: --foo 1 (see sparsepipe runs --help)"),
     ("train x --zzz", "sparsepipe train: unrecognized arguments: --zzz (see sparsepipe train --help)"),
     ("replya", "invalid choice: 'replya'; did you mean plan?"),

@@ -4,12 +4,12 @@
 """
 
 import argparse
-import itertools
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from itertools import takewhile
 from textwrap import TextWrapper
 from typing import Any, NoReturn
 
@@ -265,13 +265,10 @@ class _OneLineParser(argparse.ArgumentParser):
         self.common: Sequence[str] = ()
         self.examples: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: object = None) -> Any:
         """As argparse's, and keep the words: a wrong verb may be the value of an unknown option."""
         self._words: Sequence[str] = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
-
-    def _first_unknown(self, words: Iterable[str]) -> str:
-        return next((w for w in words if w.startswith("--") and w not in self._option_string_actions), "")
 
     def unrecognized(self, words: list[str]) -> str:
         """Say which words are not known, and which option may be meant."""
@@ -351,9 +348,11 @@ class _OneLineParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            before = itertools.takewhile(lambda word: word != value, self._words)
-            if isinstance(action, argparse._SubParsersAction) and (unknown := self._first_unknown(before)):
-                self.error(self.unrecognized([unknown, str(value)]))  # the value of an option that is not known
+            if isinstance(action, argparse._SubParsersAction):
+                options = [word for word in takewhile(lambda word: word != value, self._words) if word.startswith("--")]
+                unknown = [word for word in options if word.partition("=")[0] not in self._option_string_actions]
+                if unknown:  # then this is its value
+                    self.error(self.unrecognized([unknown[-1], str(value)]))
             offered = self._offered(action)
             near = meant(str(value), offered)
             remedy = f"; did you mean {near}?" if near else f" (choose from {', '.join(offered)})"

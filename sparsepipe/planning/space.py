@@ -69,8 +69,8 @@ class SpaceParallel(Settings):
         tried["stages of any kind"] = [*_Search(problem, shared=True).plans()]
         best = {
             name: min(plans, key=_period)
-            for name, known in tried.items()
-            if (plans := [plan for plan in known if not beyond_memory(plan, problem.cluster)])
+            for name, every in tried.items()
+            if (plans := [plan for plan in every if not beyond_memory(plan, problem.cluster)])
         }
         if not best:
             return whole

@@ -60,13 +60,17 @@ def translated(message: str, *, peer: int, deadline: float = math.inf) -> Iterat
             raise
         if time.monotonic() >= deadline - 0.01:
             raise DeadlinePassed(message, peer=peer) from error
-        raise lost(peer, (str(error).splitlines() or [type(error).__name__])[0][:200], message) from error
+        raise lost(peer, _first_line(error), message) from error
 
 
 def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
     """Wait for one communication until `deadline` (time.monotonic). Raises DeadlinePassed (`message`) or PeerLost."""
     with translated(message, peer=peer, deadline=deadline):
         work.wait(timedelta(seconds=seconds_left(deadline)))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class PacketMismatch(CodedError, RuntimeError):

@@ -39,9 +39,7 @@ CPU = torch.device("cpu")
 FACTOR = 20  # of the sizes
 SIDE = 32  # of the smallest picture, in pixels
 BLOCKS = 8  # of the controller
-# Of Python, the input, and what libraries and the engine's work space take besides tensors; more of wide layers.
-NOISE_BYTES = {"minkunet14a": 32e6}
-NOISE_OF_OTHERS_BYTES = 16e6
+NOISE_BYTES = 16e6  # of Python, the input, and what libraries take besides tensors
 CLOUDS = {"voxel_size": 0.02, "num_points": 1500}
 
 
@@ -196,7 +194,7 @@ def train(case: Case, way: str, found: Profile, *, count: int, seed: int, share:
     gc.collect()
     limit = -1
     if way in ("limit", "controller", "unprotected"):
-        limit = int(_data_bytes() + limit_bytes + NOISE_BYTES.get(case.model, NOISE_OF_OTHERS_BYTES))
+        limit = int(_data_bytes() + limit_bytes + NOISE_BYTES)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
     row = _steps(case, task, config, plan, [batches[tuple(indices)] for indices in order], memory)
     needed = sum(weight_bytes + memory_of(found, size).held().peak > limit_bytes for size in sorted(set(sizes)))

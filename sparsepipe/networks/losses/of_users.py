@@ -84,7 +84,7 @@ class UserLoss:
                 f"loss {self._name} returns {described(numbers)} in addition to the loss, expected a dict of numbers",
             )
         try:
-            told = {
+            values = {
                 str(name): float(value.detach() if isinstance(value, Tensor) else value)
                 for name, value in numbers.items()
             }
@@ -93,20 +93,20 @@ class UserLoss:
                 "loss.number_malformed",
                 f"loss {self._name} returns {described(numbers)}, expected a number for each name",
             ) from None
-        for name in _OURS & told.keys():
+        for name in _OURS & values.keys():
             raise InputError(
                 "loss.name_reserved",
                 f"loss {self._name} reports {name!r}, which is a reserved name; choose another name",
             )
-        for name, value in told.items():
-            if (not math.isfinite(value) and told.get("counted") != 0) or (
+        for name, value in values.items():
+            if (not math.isfinite(value) and values.get("counted") != 0) or (
                 name in ("counted", "correct") and value < 0
             ):
                 raise InputError(
                     "loss.number_not_finite",
                     f"loss {self._name} reports {name}: {value}, expected a finite number, or a count of 0 or more",
                 )
-        return told
+        return values
 
     def _details(self, sums: Mapping[str, float]) -> tuple[tuple[str, ...], Tensor]:
         names = tuple(sorted(sums))

@@ -276,7 +276,7 @@ def greedy_decode(
         following = next_logits(words).argmax(-1)
         words = torch.cat([words, following[:, None]], 1)
         ended = ended | (following == end)
-    return [(row[: row.index(end)] if end in row else row) for row in words[:, 1:].tolist()]
+    return [row[: row.index(end)] if end in row else row for row in words[:, 1:].tolist()]
 
 
 def _anew(module: nn.Module, source: Tensor, source_mask: Tensor) -> Callable[[Tensor], Tensor]:

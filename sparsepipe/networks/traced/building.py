@@ -57,7 +57,7 @@ def builder(
         args = {**entry.args, **args}
     else:
         function = UserFunction.parse(model)
-    return function, {**{name: facts[name] for name in _parameters(function.load()) if name in facts}, **args}
+    return function, {**_wanted(function.load(), facts), **args}
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -65,6 +65,10 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a class written in C
         return {}
+
+
+def _wanted(function: Callable[..., Any], facts: Mapping[str, object]) -> dict[str, object]:
+    return {name: facts[name] for name in _parameters(function) if name in facts}
 
 
 def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[str, object]) -> None:

@@ -108,7 +108,7 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
         best = _better(best, found)
         if space.complete:
             bound, proven = max(bound, least), True
-        if not proven and not (best is not None and best.latency <= bound * (1 + _ROUNDING)) and space is first:
+        if not proven and not _is_least(best, bound) and space is first:
             best, bound = _by_other_cuts(problem, first, below, best, bound)
         if proven or best and is_close(bound, best.latency):
             break
@@ -157,6 +157,10 @@ def _searched(problem: Problem, space: Space, below: float) -> _Found | None:
 def _better(a: _Found | None, b: _Found | None) -> _Found | None:
     """The one of less latency, the first among equals."""
     return b if a is None or b is not None and b.latency < a.latency else a
+
+
+def _is_least(found: _Found | None, bound: float) -> bool:
+    return found is not None and found.latency <= bound * (1 + _ROUNDING)
 
 
 def _refusal(space: Space) -> str:

@@ -76,12 +76,8 @@ def system_bars(
         table[_VALUES] = scale * table[_VALUES].astype(float)
     cases, systems = (list(dict.fromkeys(table[column])) for column in ("case", "system"))
     sources = [source for source in _SOURCES if (table.source == source).any()]
-    kinds = [
-        (system, source)
-        for system in systems
-        for source in sources
-        if bool(((table.system == system) & (table.source == source)).any())
-    ]
+    present = set(zip(table.system, table.source, strict=True))
+    kinds = [(system, source) for system in systems for source in sources if (system, source) in present]
     colors = system_places(systems, among)
     step = _GROUP / len(kinds)
     numbers = fitted(table.value, step * _AXIS / len(cases), fewer_digits(table.value))
